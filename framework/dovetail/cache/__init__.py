@@ -1,0 +1,1 @@
+"""The KV cache: page pool, page allocator, radix tree of prefixes."""

@@ -1,0 +1,192 @@
+"""What the author of an attention backend implements: `AttentionBackend`, and the batch it is given.
+
+Importing this module does not import torch. Letters used in shapes: B requests in the batch, T tokens in the batch
+(each decode row brings one), Hq and Hk query and KV heads, D head dim, P page size, S device rows.
+
+Tokens of a batch are ordered by request, decode rows first: rows `0 … num_decode-1` bring one token each, then come
+the prefill chunks. Within a request the new tokens are the last `q_len` of its `seq_len` tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dovetail.contracts.model import ModelConfig
+
+
+class Phase(enum.Enum):
+    """Why `plan` is called: for a batch run eagerly, recorded into a graph, or replayed from one."""
+
+    EAGER = "eager"
+    CAPTURE = "capture"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCaps:
+    """What a backend can do. `None` for a set means: any."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    head_dims: frozenset[int] | None = None
+    page_sizes: frozenset[int] | None = None
+    graph: Literal["none", "decode", "mixed"] = "none"
+    batch_invariant: bool = False
+    sliding_window: bool = False
+    sinks: bool = False
+    mla: bool = False
+    needs_cpu_lens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayer:
+    """One attention layer of the model as a backend sees it. Scores are multiplied by `scale`.
+
+    `sliding_window` counts the tokens that a query sees, itself included; `sinks` is `[Hq]` float32 or None.
+    """
+
+    index: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    sinks: Tensor | None = None
+
+
+class KVPool(Protocol):
+    """The paged KV cache. Owned by the engine; a backend reads and writes it and keeps no copy."""
+
+    page_size: int
+    num_pages: int
+
+    def layer(self, index: int) -> Tensor:
+        """Return layer `index`: `[num_pages, 2, P, Hk, D]`, keys at `[:, 0]`, values at `[:, 1]`, contiguous."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBatch:
+    """One step's batch. Tensors live on the model's device and belong to the engine; a backend only reads them.
+
+    Attributes:
+        num_decode: Leading requests that bring exactly one token and are past their prompt.
+        positions: `[T]` int64, absolute position of each new token.
+        kv_slots: `[T]` int64, where each new token's key and value go: `page * P + offset`.
+        rows: `[B]` int64, device row of each request, an index into `page_table`.
+        page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined.
+        seq_lens: `[B]` int32, KV length of each request after this step's tokens are written.
+        q_starts: `[B + 1]` int32, first token of each request in the batch; the last entry is T.
+        seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.
+        q_lens_cpu: New tokens per request, on the host. Empty in a graph.
+        attention: The backend that serves this batch.
+        last_tokens: `[R]` int64, indices of the tokens whose logits are wanted.
+    """
+
+    num_decode: int
+    positions: Tensor
+    kv_slots: Tensor
+    rows: Tensor
+    page_table: Tensor
+    seq_lens: Tensor
+    q_starts: Tensor
+    seq_lens_cpu: list[int]
+    q_lens_cpu: list[int]
+    attention: AttentionBackend
+    last_tokens: Tensor
+
+    @property
+    def num_requests(self) -> int:
+        """B."""
+        return int(self.rows.shape[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.positions.shape[0])
+
+
+class AttentionBackend(ABC):
+    """Computes attention over the paged KV cache. One instance per engine process.
+
+    Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`.
+    """
+
+    caps: AttentionCaps
+
+    @classmethod
+    def why_not(cls, config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
+        """Say in one line why this backend cannot serve the model here, or None. Printed by `auto` and by errors."""
+        caps = cls.caps
+        name = str(dtype).removeprefix("torch.")
+        if device.type not in caps.devices:
+            return f"device {device.type!r} is not supported; it runs on {', '.join(sorted(caps.devices))}"
+        if name not in caps.dtypes:
+            return f"dtype {name} is not supported; possible: {', '.join(sorted(caps.dtypes))}"
+        if caps.head_dims is not None and config.head_dim not in caps.head_dims:
+            return f"head dim {config.head_dim} is not supported; possible: {sorted(caps.head_dims)}"
+        if caps.page_sizes is not None and page_size not in caps.page_sizes:
+            return f"page size {page_size} is not supported; possible: {sorted(caps.page_sizes)}"
+        if config.sliding_window is not None and not caps.sliding_window:
+            return "the model uses a sliding window, which this backend does not support"
+        return None
+
+    @abstractmethod
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        """Keep what is needed; allocate scratch here, not per step."""
+
+    def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
+        """Allocate the stable buffers that captured graphs will read. Called once, before any capture."""
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        """Host-side preparation for a step; may read `*_cpu` fields if `caps.needs_cpu_lens`."""
+
+    def plan_in_graph(self, batch: ForwardBatch) -> None:
+        """Device work that is recorded into the graph before the first layer; no host reads."""
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Write `k`, `v` `[T, Hk, D]` to `batch.kv_slots`. The default serves any device."""
+        kv = self.kv_pool.layer(layer.index)
+        page_size = kv.shape[2]
+        pages, offsets = batch.kv_slots // page_size, batch.kv_slots % page_size
+        kv[pages, 0, offsets] = k
+        kv[pages, 1, offsets] = v
+
+    kv_pool: KVPool
+    """Set by `__init__`; the default `write_kv` uses it."""
+
+    @abstractmethod
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        """Attend prefill chunks, causally, over their cached prefix and themselves.
+
+        Args:
+            q: `[T', Hq, D]`, the tokens of requests `num_decode …`.
+            k: `[T', Hk, D]`, this step's keys of the same tokens; already in the pool.
+            v: As `k`.
+            layer: The layer's facts.
+            batch: The whole batch; `T'` starts at token `num_decode`.
+            out: `[T', Hq, D]`, written in full.
+        """
+
+    @abstractmethod
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        """Attend one new token per request over its pages, for the first `num_decode` requests. Shapes as above."""
+
+    def forward_mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        """Serve decode rows and prefill chunks in one call. The default splits at `num_decode`."""
+        n = batch.num_decode
+        self.forward_decode(q[:n], k[:n], v[:n], layer, batch, out[:n])
+        self.forward_extend(q[n:], k[n:], v[n:], layer, batch, out[n:])

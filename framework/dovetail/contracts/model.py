@@ -1,0 +1,121 @@
+"""What the author of a model architecture implements: `ModelPlugin`, and the facts it is given.
+
+Importing this module does not import torch. A model file subclasses `ModelPlugin`, composes layers from
+`dovetail.layers` (they carry fusing, sharding and loading), and is registered under its Hugging Face architecture
+string in the entry-point group `dovetail.models.v1`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dovetail.contracts.attention import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding, normalised from both spellings of `config.json`.
+
+    `kind` is `default`, `linear`, `llama3` or `yarn`; `params` holds that kind's own numbers under the names
+    transformers uses (`factor`, `low_freq_factor`, `original_max_position_embeddings`, …).
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    params: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What the engine needs to know of an architecture; a plugin makes it from `config.json`.
+
+    Lengths are in tokens. `dtype` is the checkpoint's dtype name (`bfloat16`, `float16`, `float32`).
+    `extra` holds whatever else the architecture's own layers need.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    hidden_act: str
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    dtype: str
+    sliding_window: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """Where and how a model is built. `rank` and `world_size` are those of tensor parallelism."""
+
+    device: torch.device
+    dtype: torch.dtype
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRule:
+    r"""Maps checkpoint tensor names to parameters of the model; rules are tried in order.
+
+    Args:
+        pattern: Regular expression that must match the whole checkpoint name.
+        target: Parameter name; may use the pattern's groups (`\1`). An empty target means: known and not needed.
+        slot: Part of a fused parameter (`q`, `k`, `v`, `gate`, `up`), or None for a whole parameter.
+    """
+
+    pattern: str
+    target: str
+    slot: str | None = None
+
+
+class CausalLM(Protocol):
+    """A built model, in practice a `torch.nn.Module`. T tokens in the batch, H hidden size, V vocabulary size."""
+
+    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map token ids `[T]` int64 to final hidden states `[T, H]` (after the last norm)."""
+        ...
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Map hidden states `[R, H]` to logits `[R, V]` in the model's dtype."""
+        ...
+
+
+class ModelPlugin(ABC):
+    """One model family. Subclass it, name the class in an entry point of `dovetail.models.v1`."""
+
+    architectures: ClassVar[Sequence[str]]
+    """Hugging Face architecture strings that this class serves."""
+
+    @classmethod
+    @abstractmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        """Translate the parsed `config.json`.
+
+        Raises:
+            ModelError: A value that the architecture cannot serve, naming the key and what is possible.
+        """
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
+        """Build the module with uninitialised parameters on `ctx.device` in `ctx.dtype`."""
+
+    @classmethod
+    @abstractmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        """Ordered rules from checkpoint names to parameters."""

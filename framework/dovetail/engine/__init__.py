@@ -1,0 +1,1 @@
+"""The engine: requests, scheduling, the loop, and the client that reaches it."""

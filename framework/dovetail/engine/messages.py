@@ -1,0 +1,160 @@
+"""What travels between an engine and its client: msgpack structs, never pickle.
+
+Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Ready` or `Failed` once, then `Tick`s and
+`ControlReply`s. Lengths are in tokens, times in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens. Values are checked by whoever accepts them from outside; the engine trusts them.
+
+    Stop *strings* are not here: they are matched on decoded content by the output processor, which then aborts.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    logprobs: int | None = None
+    """None: none; n: the chosen token's log probability and those of the n most likely tokens."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the prompt's tokens."""
+    prompt_logprobs_start: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A new request. `rid` is unique among live requests. Higher `priority` goes first."""
+
+    rid: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    """Requests with different salts never share cached pages."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request, at any stage. Unknown ids are ignored: it may just have finished."""
+
+    rid: str
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A command outside the request stream, answered by a `ControlReply` with the same id."""
+
+    id: int
+    op: Literal["flush_cache", "stats", "shutdown"]
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One candidate token."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token's natural-log probability and its most likely rivals, best first."""
+
+    token_id: int
+    logprob: float | None
+    """None for the first prompt token, which nothing predicts."""
+    top: list[TopLogprob]
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`."""
+
+    reason: Literal["stop", "length", "abort"]
+    matched: int | None = None
+    message: str | None = None
+
+
+class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New tokens of one request. The matched stop token is included in `ids`, as the last one."""
+
+    rid: str
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Sent once, with the first token."""
+    prompt_tokens: int = 0
+    """Sent with every delta, as is `cached_tokens`."""
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    finish: Finish | None = None
+
+
+class Tick(msgspec.Struct, kw_only=True, tag=True):
+    """All deltas of one engine step. `step` is the step counter, the engine's heartbeat."""
+
+    step: int
+    deltas: list[TokenDelta]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a started engine."""
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    context_len: int
+    max_total_tokens: int
+    max_running_requests: int
+    page_size: int
+    attention_backend: str
+    weight_bytes: int
+    kv_bytes: int
+    load_s: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine has started."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, or died. `user_error` marks a `ConfigError`: print the message, no traceback."""
+
+    message: str
+    user_error: bool
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine's load."""
+
+    step: int
+    num_running: int
+    num_queued: int
+    num_used_tokens: int
+    num_cached_tokens: int
+    max_total_tokens: int
+    gen_throughput: float
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to a `Control`; `stats` carries a `Stats` in builtin types, other commands `{"ok": bool}`."""
+
+    id: int
+    result: dict[str, Any]
+
+
+ToEngine = Submit | Abort | Control
+FromEngine = Ready | Failed | Tick | ControlReply

@@ -1,0 +1,63 @@
+"""Every error Dovetail raises on purpose, in one tree.
+
+```
+DovetailError
+├── ConfigError            a flag, a setting, a model folder or a plugin is wrong; the command line exits with code 2
+│   ├── ModelError         config.json, weights or tokenizer cannot be used
+│   └── PluginError        a plugin is unknown, incompatible or broken
+├── RequestError           one request is wrong (HTTP 4xx); carries `param` and `code`
+├── UnsupportedError       a component was asked for something outside its declared capabilities
+└── EngineError            the engine failed or is gone
+    └── EngineDeadError    no further request can succeed
+```
+
+A message says what was given, what is possible and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DovetailError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(DovetailError):
+    """A flag, setting, file or plugin is wrong. The command line prints it on one line and exits with code 2."""
+
+
+class ModelError(ConfigError):
+    """A model folder cannot be served: config, weights or tokenizer."""
+
+
+class PluginError(ConfigError):
+    """A plugin that was asked for is unknown, incompatible or broken."""
+
+
+class RequestError(DovetailError):
+    """One request is wrong. The server turns it into an OpenAI error body; neighbours are not affected.
+
+    Args:
+        message: What was given, what is possible, what to do.
+        param: Name of the field at fault, as the client wrote it.
+        code: Stable machine-readable code (`context_length_exceeded`, `model_not_found`, …).
+        status: HTTP status, 4xx.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class UnsupportedError(DovetailError):
+    """A component was asked for something outside its declared capabilities."""
+
+
+class EngineError(DovetailError):
+    """The engine could not do what was asked."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone; no further request can succeed until it is restarted."""

@@ -1,0 +1,1 @@
+"""Tensor operations behind the layers: the torch reference, and faster versions beside it."""

@@ -1,0 +1,1 @@
+"""Running a model: device state, runner, sampler, weight loading."""

@@ -1,0 +1,122 @@
+"""Settings of the engine: one field per flag, documented where it is defined.
+
+The server's settings class extends this one; the offline `LLM` takes the same names as keyword arguments. A field's
+`json_schema_extra` may carry `aliases` (other peers' flag names) and `common` (shown by `--help` without `=all`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def parse_tokens(value: object) -> object:
+    """Accept `32k` and `1m` (powers of 1024) beside plain numbers for a length in tokens."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)([kKmM])", value.strip())):
+        return int(match[1]) * (1024 if match[2] in "kK" else 1024 * 1024)
+    return value
+
+
+Tokens = Annotated[int, BeforeValidator(parse_tokens)]
+
+
+def flag(*aliases: str, common: bool = False) -> dict[str, Any]:
+    """Return the `json_schema_extra` of a field: other flag names, and whether plain `--help` shows it."""
+    return {"aliases": list(aliases), "common": common}
+
+
+class EngineSettings(BaseModel):
+    """What an engine is started with."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+    model_path: str | None = Field(
+        None,
+        description="Folder with config.json, safetensors and tokenizer; the bundled demo model if not given.",
+        json_schema_extra=flag("model", common=True),
+    )
+    tokenizer_path: str | None = Field(
+        None,
+        description="Folder with the tokenizer; the model's own if not given.",
+        json_schema_extra=flag("tokenizer"),
+    )
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+        "auto",
+        description="`dummy` fills the weights with small random numbers: for benchmarks without a checkpoint.",
+        json_schema_extra=flag(),
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="Where the model runs; `auto` takes CUDA if there is one.",
+        json_schema_extra=flag(common=True),
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto",
+        description="Weights and activations; `auto` takes the checkpoint's.",
+        json_schema_extra=flag(common=True),
+    )
+    context_length: Tokens | None = Field(
+        None,
+        ge=1,
+        description="Longest prompt plus output, in tokens (`32k` works); the model's own if not given.",
+        json_schema_extra=flag("max-model-len", common=True),
+    )
+    attention_backend: str = Field(
+        "auto", description="Attention backend by plugin name.", json_schema_extra=flag(common=True)
+    )
+    page_size: int = Field(
+        16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
+    )
+    max_total_tokens: Tokens | None = Field(
+        None,
+        ge=1,
+        description="Size of the KV cache in tokens; from free memory if not given.",
+        json_schema_extra=flag(),
+    )
+    mem_fraction_static: float = Field(
+        0.88,
+        gt=0,
+        lt=1,
+        description="Share of device memory for weights and KV cache together (CUDA); on CPU, half of free memory "
+        "up to 4 GiB goes to the KV cache.",
+        json_schema_extra=flag(common=True),
+    )
+    max_running_requests: int = Field(
+        256,
+        ge=1,
+        le=65536,
+        description="Requests decoded at once.",
+        json_schema_extra=flag("max-num-seqs", common=True),
+    )
+    max_queued_requests: int = Field(
+        4096, ge=1, description="Requests waiting; beyond it a request gets 429.", json_schema_extra=flag()
+    )
+    chunked_prefill_size: Tokens = Field(
+        2048, ge=1, description="Most prompt tokens of one request in one step.", json_schema_extra=flag(common=True)
+    )
+    max_prefill_tokens: Tokens = Field(
+        16384, ge=1, description="Most prompt tokens of all requests in one step.", json_schema_extra=flag()
+    )
+    schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
+        "fcfs",
+        description="Order of waiting requests: first come, longest cached prefix, or priority.",
+        json_schema_extra=flag(common=True),
+    )
+    disable_radix_cache: bool = Field(
+        False, description="Do not reuse cached prefixes.", json_schema_extra=flag(common=True)
+    )
+    random_seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="Seed for requests without one; random if not given.",
+        json_schema_extra=flag("seed"),
+    )
+    decode_log_interval: int = Field(
+        40, ge=1, description="Decode steps between two log lines.", json_schema_extra=flag()
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads of the engine; all cores if not given.", json_schema_extra=flag()
+    )

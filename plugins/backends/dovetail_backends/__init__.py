@@ -1,0 +1,1 @@
+"""Built-in attention backends, registered by entry point."""

@@ -1,0 +1,1 @@
+"""Built-in grammar backends, registered by entry point."""

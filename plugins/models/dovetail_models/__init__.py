@@ -1,0 +1,1 @@
+"""Built-in model architectures, one file each, registered by entry point."""

@@ -1,0 +1,1 @@
+"""The server: command line, HTTP routes, OpenAI schemas."""
