@@ -1,0 +1,234 @@
+"""What the author of a grammar backend implements: `GrammarBackend`, and the small objects it returns.
+
+Importing this module imports neither torch nor numpy. A backend is made once per process for one vocabulary; it turns
+a `GrammarSpec` into a `CompiledGrammar`, and that into one `GrammarMatcher` per request. Letters: R rows of the mask,
+V tokens of the vocabulary (the logits' width), W = ceil(V / 32).
+
+A mask is a host array `[R, W]` of int32: bit `t % 32` of word `t // 32` is 1 where token `t` is allowed. It belongs
+to the engine (a view of pinned memory); a backend writes the rows it is given and keeps no reference.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Mask = NDArray[np.int32]
+
+
+class Kind(enum.StrEnum):
+    """The languages that a grammar can be written in."""
+
+    JSON = "json"
+    """A JSON Schema, as JSON text."""
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the source is empty."""
+    REGEX = "regex"
+    """A regular expression that the whole text matches."""
+    EBNF = "ebnf"
+    """A grammar in the EBNF dialect of GBNF, start rule `root`."""
+    LARK = "lark"
+    """A grammar in Lark's dialect, start rule `start`."""
+    CHOICE = "choice"
+    """One of several strings, as a JSON array."""
+    STRUCTURAL = "structural"
+    """Free text with constrained parts between tags, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """What a text must match. Equal specs share one compiled grammar.
+
+    Attributes:
+        kind: The language of `source`.
+        source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`.
+        strict: The request insists on every keyword; an approximation is refused rather than reported.
+        max_whitespace: Most whitespace characters in a row between JSON tokens; None leaves it to the backend.
+    """
+
+    kind: Kind
+    source: str
+    strict: bool = False
+    max_whitespace: int | None = None
+
+
+class SupportLevel(enum.Enum):
+    """How faithfully a backend enforces a grammar."""
+
+    FULL = "full"
+    APPROXIMATE = "approximate"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A backend's answer to `supports`.
+
+    Attributes:
+        level: How faithfully the grammar would be enforced.
+        ignored: For APPROXIMATE, the parts not enforced, as JSON pointers or keywords (`/properties/a/not`).
+        reason: For NONE, why, in one line.
+    """
+
+    level: SupportLevel
+    ignored: tuple[str, ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def full(cls) -> Support:
+        """Return: enforced exactly."""
+        return cls(SupportLevel.FULL)
+
+    @classmethod
+    def approximate(cls, ignored: Sequence[str]) -> Support:
+        """Return: enforced except for `ignored`."""
+        return cls(SupportLevel.APPROXIMATE, tuple(ignored))
+
+    @classmethod
+    def no(cls, reason: str) -> Support:
+        """Return: not supported, for a reason of one line."""
+        return cls(SupportLevel.NONE, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarLimits:
+    """Bounds for one compilation. The core enforces time and memory from outside; a backend may stop earlier.
+
+    Attributes:
+        max_source_bytes: Size of the source.
+        max_nesting: Depth of a JSON source.
+        timeout_s: Time for `compile`.
+        max_bytes: Size of the compiled grammar.
+    """
+
+    max_source_bytes: int = 512 * 1024
+    max_nesting: int = 64
+    timeout_s: float = 5.0
+    max_bytes: int = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens that a backend builds its masks over.
+
+    Attributes:
+        tokens: Bytes of each token id; empty for ids that stand for no text (special tokens, padding of the logits).
+        size: V, the logits' width; ids from `len(tokens)` on stand for no text.
+        eos_ids: Ids that end a text. All are allowed exactly where the grammar accepts.
+        special_ids: Ids that never match text, `eos_ids` included.
+        fingerprint: Equal for equal vocabularies, also across processes.
+    """
+
+    tokens: Sequence[bytes]
+    size: int
+    eos_ids: frozenset[int]
+    special_ids: frozenset[int]
+    fingerprint: str
+
+    @property
+    def mask_words(self) -> int:
+        """W, words of int32 per row of a mask."""
+        return (self.size + 31) // 32
+
+
+class GrammarMatcher(Protocol):
+    """The state of one request in its grammar. Methods never raise: a failure is reported in `error`."""
+
+    @property
+    def terminated(self) -> bool:
+        """The end token has been accepted; nothing may follow."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """The text so far is complete: the end token is allowed next."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why the matcher cannot go on, or None. The core ends the request with it."""
+        ...
+
+    def fill(self, mask: Mask, row: int) -> bool:
+        """Write the allowed next tokens to `mask[row]`, all W words. False: everything is allowed, nothing written."""
+        ...
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance over tokens and return how many were accepted; the first refused one and the rest are not taken."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens, an end token included."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Return the token ids that must follow because nothing else may; empty where there is a choice."""
+        ...
+
+    def fork(self) -> GrammarMatcher:
+        """Return an independent copy of the state."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar ready for use; immutable, shared by requests."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, for the cache's bound; an estimate is enough."""
+        ...
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a matcher at the start of the text."""
+        ...
+
+
+class GrammarBackend(ABC):
+    """Compiles grammars. Subclass it, name the class in an entry point of `dovetail.grammar_backends.v1`.
+
+    One instance per process and vocabulary. `compile` may run in a process that is killed at the time limit: what it
+    returns as bytes is brought back with `load` in the engine.
+    """
+
+    kinds: frozenset[Kind]
+    """The languages that this backend reads."""
+
+    @abstractmethod
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Build what all grammars share."""
+
+    @abstractmethod
+    def supports(self, spec: GrammarSpec) -> Support:
+        """Say how faithfully `spec` would be enforced: a cheap walk over the source, no compilation, no exception.
+
+        A keyword that would be ignored must be named: text must never be under-constrained without a word.
+        """
+
+    @abstractmethod
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """Compile a grammar. Return bytes where the result can travel between processes.
+
+        Raises:
+            RequestError: The source is wrong or too large; the message names the place.
+        """
+
+    def load(self, blob: bytes) -> CompiledGrammar:
+        """Bring back what `compile` returned as bytes, in a process with the same vocabulary.
+
+        Raises:
+            UnsupportedError: This backend compiles to objects only.
+        """
+        raise UnsupportedError(f"{type(self).__name__}.compile returns objects, not bytes; there is nothing to load")
+
+    def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
+        """Fill one row per matcher in one call and return what `fill` returned for each. Override where faster."""
+        return [matcher.fill(mask, row) for matcher, row in zip(matchers, rows, strict=True)]

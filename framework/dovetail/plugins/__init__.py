@@ -1,0 +1,77 @@
+"""The plugin core: names, metadata scan, registry, plan, loader and hooks.
+
+```python
+registry = Registry.scan()                                   # metadata only
+plan = make_plan(registry, model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
+loaded = load(plan, "engine")                                # in each process, with its role
+backend_class = loaded.all("attention_backend")[0][1]
+```
+
+Importing this package imports no plugin, no torch and no pydantic; what it offers is imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.plugins.contexts import (
+        CliCommands,
+        ConfigDraft,
+        HealthCheck,
+        ProcessContext,
+        RouteSet,
+    )
+    from dovetail.plugins.hookspecs import hookimpl
+    from dovetail.plugins.loader import LoadedPlugins, load
+    from dovetail.plugins.manager import HookManager
+    from dovetail.plugins.names import KINDS, ROLES
+    from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
+    from dovetail.plugins.registry import PluginRecord, Registry, State
+
+__all__ = [
+    "KINDS",
+    "ROLES",
+    "CliCommands",
+    "ConfigDraft",
+    "HealthCheck",
+    "HookManager",
+    "LoadedPlugins",
+    "PlannedPlugin",
+    "PluginPlan",
+    "PluginRecord",
+    "ProcessContext",
+    "Registry",
+    "RouteSet",
+    "State",
+    "hookimpl",
+    "load",
+    "make_plan",
+]
+
+_HOME = {
+    "CliCommands": "contexts",
+    "ConfigDraft": "contexts",
+    "HealthCheck": "contexts",
+    "ProcessContext": "contexts",
+    "RouteSet": "contexts",
+    "hookimpl": "hookspecs",
+    "LoadedPlugins": "loader",
+    "load": "loader",
+    "HookManager": "manager",
+    "KINDS": "names",
+    "ROLES": "names",
+    "PlannedPlugin": "plan",
+    "PluginPlan": "plan",
+    "make_plan": "plan",
+    "PluginRecord": "registry",
+    "Registry": "registry",
+    "State": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

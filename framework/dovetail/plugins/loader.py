@@ -1,0 +1,187 @@
+"""Loading a plan in one process: imports exactly what the process's role needs, and discovers nothing.
+
+Every failure is a `PluginError` that names the plugin, its distribution and version, the reason and the fix. Only a
+candidate of `auto` may fail: a warning is logged and the next candidate is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.plan import PlannedPlugin, PluginPlan
+from dovetail.plugins.registry import State
+
+logger = logging.getLogger("dovetail.plugins")
+
+
+def load(plan: PluginPlan, role: str) -> LoadedPlugins:
+    """Import what `plan` holds for `role`. The first thing that every process does.
+
+    Plugins asked for by name are imported now; candidates of `auto` when `candidates`, `get` or `all` come to them.
+
+    Args:
+        plan: As made by the main process.
+        role: `api`, `engine`, `worker` or `compiler`.
+
+    Raises:
+        PluginError: A plugin cannot be imported, has no such attribute, does not implement the contract, or is not
+            the version that was planned.
+    """
+    if role not in ROLES:
+        raise PluginError(f"role {role!r}: unknown; possible: {', '.join(ROLES)}")
+    return LoadedPlugins(plan, role)
+
+
+class LoadedPlugins:
+    """The plugins of one process."""
+
+    def __init__(self, plan: PluginPlan, role: str) -> None:
+        """Import every plugin of the role that was asked for by name."""
+        self.plan = plan
+        self.role = role
+        self.failures: dict[tuple[str, str], str] = {}
+        """Why a candidate of `auto` was passed over, by (kind, qualified name)."""
+        self._objects: dict[tuple[str, str], Any] = {}
+        self._planned = plan.for_role(role)
+        for planned in self._planned:
+            if planned.requested:
+                self._object(planned)
+
+    def get(self, kind: str, name: str) -> Any:
+        """Return the class (or, for hooks, the object) that a plugin's entry point names.
+
+        Args:
+            kind: A key of `KINDS`.
+            name: Its name as planned, bare or as `distribution:name`.
+
+        Raises:
+            PluginError: The plan holds no such plugin for this role, or a candidate of `auto` cannot be imported.
+        """
+        _, bare = split_qualified(name)
+        for planned in self._of_kind(kind):
+            same = normalise(kind, planned.name) == normalise(kind, bare)
+            if same and (bare == name or planned.qualified == name):
+                return self._object(planned)
+        held = ", ".join(planned.name for planned in self._of_kind(kind)) or "none"
+        raise PluginError(f"{kind} {name!r}: not in the plan of the {self.role} process, which holds: {held}")
+
+    def candidates(self, kind: str) -> Iterator[tuple[PlannedPlugin, Any]]:
+        """Yield (planned, object) in the plan's order, importing each only when it is reached.
+
+        A candidate of `auto` that cannot be imported is passed over with a warning.
+
+        Raises:
+            PluginError: The plan holds plugins of this kind, and none of them can be imported.
+        """
+        planned_of_kind = self._of_kind(kind)
+        usable = 0
+        for planned in planned_of_kind:
+            try:
+                loaded = self._object(planned)
+            except PluginError as error:
+                if planned.requested:
+                    raise
+                if (kind, planned.qualified) not in self.failures:
+                    self.failures[kind, planned.qualified] = str(error)
+                    logger.warning("auto passes over a candidate: %s", error)
+                continue
+            usable += 1
+            yield planned, loaded
+        if planned_of_kind and not usable:
+            reasons = "; ".join(self.failures[kind, planned.qualified] for planned in planned_of_kind)
+            raise PluginError(f"{KINDS[kind].label} 'auto': every candidate failed: {reasons}")
+
+    def all(self, kind: str) -> list[tuple[PlannedPlugin, Any]]:
+        """Return every usable (planned, object) of `kind` in the plan's order; `candidates` in one go."""
+        return list(self.candidates(kind))
+
+    def states(self) -> list[tuple[str, str, str, str]]:
+        """Return (kind, qualified name, state, reason) of everything tried here: arguments of `Registry.mark`."""
+        loaded = [(kind, name, State.LOADED.value, "") for kind, name in self._objects]
+        return loaded + [(kind, name, State.FAILED.value, why) for (kind, name), why in self.failures.items()]
+
+    def _of_kind(self, kind: str) -> list[PlannedPlugin]:
+        return [planned for planned in self._planned if planned.kind == kind]
+
+    def _object(self, planned: PlannedPlugin) -> Any:
+        key = (planned.kind, planned.qualified)
+        if key not in self._objects:
+            self._objects[key] = import_planned(planned)
+        return self._objects[key]
+
+
+def import_planned(planned: PlannedPlugin) -> Any:
+    """Import one plugin and check it against the plan and its kind's contract.
+
+    Raises:
+        PluginError: See `load`.
+    """
+    _check_version(planned)
+    loaded = _import_target(planned)
+    contract = KINDS[planned.kind].contract
+    if contract is not None:
+        module, attr = contract.split(":")
+        _check_contract(planned, loaded, getattr(import_module(module), attr))
+    return loaded
+
+
+def _check_version(planned: PlannedPlugin) -> None:
+    if not planned.distribution:
+        return
+    try:
+        found = installed_version(planned.distribution)
+    except PackageNotFoundError:
+        raise _error(
+            planned, "its distribution is not installed in this process's environment", "reinstall it"
+        ) from None
+    if found != planned.version:
+        raise _error(planned, f"version {found} is installed now", "restart the server so that it plans anew")
+
+
+def _import_target(planned: PlannedPlugin) -> Any:
+    module_name, _, path = planned.target.partition(":")
+    try:
+        loaded: Any = import_module(module_name)
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
+        reason = f"importing {module_name} raised {type(error).__name__}: {error}"
+        raise _error(planned, reason, _import_fix(planned, error)) from error
+    for attr in path.split("."):
+        try:
+            loaded = getattr(loaded, attr)
+        except AttributeError:
+            fix = "correct the entry point and reinstall the package"
+            raise _error(planned, f"{module_name} has no attribute {path!r}", fix) from None
+    return loaded
+
+
+def _import_fix(planned: PlannedPlugin, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        top = error.name.partition(".")[0]
+        if top != planned.target.partition(":")[0].partition(".")[0]:
+            if top in sys.modules:
+                return f"install versions of {planned.distribution} and {top} that fit each other"
+            return f"install the package that provides {top!r}, which {planned.distribution} needs"
+        return f"reinstall {planned.distribution}: its entry point names a module that it does not contain"
+    return f"upgrade {planned.distribution} or report this to its author"
+
+
+def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None:
+    if not isinstance(loaded, type) or not issubclass(loaded, contract):
+        what = f"{planned.target} is not a subclass of {contract.__module__}.{contract.__qualname__}"
+        raise _error(planned, what, "subclass it, or correct the entry point")
+    missing = sorted(getattr(loaded, "__abstractmethods__", ()))
+    if missing:
+        raise _error(planned, f"{loaded.__qualname__} does not implement {', '.join(missing)}", "implement them")
+
+
+def _error(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
+    package = f"{planned.distribution} {planned.version}".strip() or "no package"
+    return PluginError(f"{planned.kind} {planned.name!r} of {package}: {reason}; {fix}")

@@ -1,0 +1,185 @@
+"""Calling hooks: the enabled hook plugins of one process, each implementation in its own try.
+
+```python
+hooks = HookManager.enable(registry, ["acme"])     # main process: import, then let them register plugins
+plan = make_plan(registry, hooks=["acme"], select=hooks.select, ...)
+hooks = HookManager(load(plan, "api").all("hooks"))  # in every process
+hooks.start("api")
+```
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import pluggy
+
+from dovetail.errors import PluginError
+from dovetail.plugins import hookspecs
+from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import PlannedPlugin, make_plan
+from dovetail.plugins.registry import Registry
+
+logger = logging.getLogger("dovetail.plugins")
+
+REGISTRATION_HOOKS = {
+    "model": "dovetail_models",
+    "attention_backend": "dovetail_attention_backends",
+    "reasoning_parser": "dovetail_reasoning_parsers",
+    "tool_parser": "dovetail_tool_parsers",
+    "grammar_backend": "dovetail_grammar_backends",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HookResult:
+    """What one implementation of a hook returned."""
+
+    plugin: PlannedPlugin
+    value: Any
+
+
+Arguments = Callable[[PlannedPlugin], Mapping[str, Any]]
+"""Makes the arguments of a hook for one plugin, so that each is told its own name and options."""
+
+
+class HookManager:
+    """The enabled hook plugins of one process, first enabled first."""
+
+    def __init__(self, plugins: Iterable[tuple[PlannedPlugin, Any]] = ()) -> None:
+        """Register loaded hook plugins.
+
+        Args:
+            plugins: Pairs as from `LoadedPlugins.all("hooks")`.
+
+        Raises:
+            PluginError: An implementation's name or arguments fit no hook, or the object cannot hold hooks.
+        """
+        self._pm = pluggy.PluginManager(hookspecs.PROJECT)
+        self._pm.add_hookspecs(hookspecs)
+        self._planned: dict[str, PlannedPlugin] = {}
+        for planned, plugin in reversed(list(plugins)):  # pluggy calls the last registered first
+            self._register(planned, plugin)
+
+    @classmethod
+    def enable(cls, registry: Registry, names: Sequence[str]) -> HookManager:
+        """Import the named hook plugins and let them register further plugins. For the main process.
+
+        Raises:
+            PluginError: A name cannot be used, or a plugin fails to import, to fit the hooks or to register.
+        """
+        plan = make_plan(registry, hooks=names)
+        manager = cls((planned, import_planned(planned)) for planned in plan.of_kind("hooks"))
+        for kind, hook in REGISTRATION_HOOKS.items():
+            manager.collect(hook, _with_registry(registry, kind))
+        return manager
+
+    def collect(self, hook: str, arguments: Arguments, *, strict: bool = True) -> list[HookResult]:
+        """Call every implementation of a hook, each in its own try, and return what is not None.
+
+        Args:
+            hook: Its name in `hookspecs`.
+            arguments: Makes the arguments for one plugin.
+            strict: Raise once all have been called, if any failed; otherwise failures are only logged.
+
+        Raises:
+            PluginError: An implementation raised, and `strict`. Names each plugin that did.
+        """
+        results: list[HookResult] = []
+        failures: list[str] = []
+        for impl in reversed(getattr(self._pm.hook, hook).get_hookimpls()):
+            planned = self._planned[impl.plugin_name]
+            given = arguments(planned)
+            try:
+                value = impl.function(*(given[name] for name in impl.argnames))
+            except Exception as error:  # a stranger's code may raise anything; it is reported, below
+                logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
+                failures.append(_hook_failure(planned, hook, error))
+                continue
+            if value is not None:
+                results.append(HookResult(planned, value))
+        if failures and strict:
+            raise PluginError("; ".join(failures))
+        for failure in failures:
+            logger.warning("%s", failure)
+        return results
+
+    def select(self, kind: str, facts: Mapping[str, str]) -> str | None:
+        """Return the first answer to `auto`, or None. Pass it to `make_plan`."""
+        results = self.collect("dovetail_select", lambda planned: {"kind": kind, "facts": dict(facts)})
+        return next((str(result.value) for result in results), None)
+
+    def settings(self) -> list[HookResult]:
+        """Return the plugins' settings classes."""
+        return self.collect("dovetail_settings", lambda planned: {})
+
+    def configure(self, draft: ConfigDraft, facts: Mapping[str, Any]) -> None:
+        """Let the plugins propose defaults; read them from `draft` afterwards."""
+        self.collect(
+            "dovetail_configure", lambda planned: {"draft": draft.for_plugin(planned.name), "facts": dict(facts)}
+        )
+
+    def cli_commands(self, commands: CliCommands) -> None:
+        """Let the plugins add sub-commands; read them from `commands` afterwards."""
+        self.collect("dovetail_cli_commands", lambda planned: {"commands": commands.for_plugin(planned.name)})
+
+    def start(self, role: str, rank: int = 0) -> None:
+        """Call `dovetail_process_start`.
+
+        Raises:
+            PluginError: A plugin failed; the process must not go on.
+        """
+        self.collect("dovetail_process_start", _with_context(role, rank))
+
+    def stop(self, role: str, rank: int = 0) -> None:
+        """Call `dovetail_process_stop`; failures are logged."""
+        self.collect("dovetail_process_stop", _with_context(role, rank), strict=False)
+
+    def in_process(self, hook: str, role: str, rank: int = 0) -> list[HookResult]:
+        """Call `dovetail_routes`, `dovetail_request_observers`, `dovetail_stat_loggers` or `dovetail_health`."""
+        return self.collect(hook, _with_context(role, rank))
+
+    def _register(self, planned: PlannedPlugin, plugin: Any) -> None:
+        if isinstance(plugin, type):
+            raise _unfit(planned, f"{planned.target} is a class", "name a module or an instance")
+        try:
+            self._pm.register(plugin, name=planned.qualified)
+            self._pm.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise _unfit(planned, _one_line(error), self._fix()) from error
+        self._planned[planned.qualified] = planned
+        for caller in self._pm.get_hookcallers(plugin) or ():
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin and (impl.wrapper or impl.hookwrapper):
+                    raise _unfit(planned, f"{caller.name} is a hook wrapper", "write a plain implementation")
+
+    def _fix(self) -> str:
+        known = [name for name in vars(hookspecs) if name.startswith("dovetail_")]
+        unknown = [name for name in vars(self._pm.hook) if name.startswith("dovetail_") and name not in known]
+        close = get_close_matches(unknown[0], known, n=1) if unknown else []
+        return f"did you mean {close[0]}?" if close else "see dovetail/plugins/hookspecs.py for hooks and arguments"
+
+
+def _with_registry(registry: Registry, kind: str) -> Arguments:
+    return lambda p: {"registry": registry.for_kind(kind, p.distribution, p.version)}
+
+
+def _with_context(role: str, rank: int) -> Arguments:
+    return lambda p: {"ctx": ProcessContext(role=role, rank=rank, plugin=p.name, options=p.options)}
+
+
+def _hook_failure(planned: PlannedPlugin, hook: str, error: Exception) -> str:
+    return f"hooks {planned.name!r} of {planned.distribution} {planned.version}: {hook} raised {_one_line(error)}"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _unfit(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
+    return PluginError(f"hooks {planned.name!r} of {planned.distribution} {planned.version}: {reason}; {fix}")

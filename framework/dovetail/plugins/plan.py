@@ -1,0 +1,238 @@
+"""The plugin plan: what every process loads. Made once by the main process, frozen, and passed on at spawn.
+
+`make_plan` turns the names a user gave, and `auto`, into plugins, on metadata alone. It travels as msgpack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import PluginError
+from dovetail.plugins.names import KINDS
+from dovetail.plugins.registry import PluginRecord, Registry, State
+
+AUTO = "auto"
+
+Select = Callable[[str, Mapping[str, str]], str | None]
+"""Answers `auto` for (kind, facts) with a name, or None to leave the choice to the manifests."""
+
+
+class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin of a plan.
+
+    Attributes:
+        kind: A key of `KINDS`.
+        name: The name it is registered under.
+        target: `module:attr`.
+        distribution: The package that registers it; "" for one added without a package.
+        version: That package's version; checked again before loading.
+        api: The API version it is written for.
+        roles: The processes that import it.
+        options: Its settings, plain values.
+        requested: Asked for by name. False for a candidate of `auto`, whose failure passes to the next one.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+    api: int
+    roles: tuple[str, ...]
+    options: dict[str, Any] = {}
+    requested: bool = True
+
+    @property
+    def qualified(self) -> str:
+        """`distribution:name`."""
+        return f"{self.distribution}:{self.name}"
+
+
+class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Every plugin that may be loaded, in order; candidates of `auto` best first."""
+
+    plugins: tuple[PlannedPlugin, ...] = ()
+
+    def of_kind(self, kind: str) -> tuple[PlannedPlugin, ...]:
+        """Return the plugins of one kind, in order."""
+        return tuple(plugin for plugin in self.plugins if plugin.kind == kind)
+
+    def for_role(self, role: str) -> tuple[PlannedPlugin, ...]:
+        """Return what a process of this role loads, in order."""
+        return tuple(plugin for plugin in self.plugins if role in plugin.roles)
+
+    def encode(self) -> bytes:
+        """Return the plan as msgpack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> PluginPlan:
+        """Read what `encode` wrote.
+
+        Raises:
+            PluginError: The bytes are not a plan.
+        """
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise PluginError(f"plugin plan: cannot be read: {error}; start all processes from one release") from error
+
+
+def make_plan(
+    registry: Registry,
+    *,
+    model: str | None = None,
+    attention_backend: str | None = None,
+    reasoning_parser: str | None = None,
+    tool_parser: str | None = None,
+    grammar_backend: str | None = None,
+    hooks: Sequence[str] = (),
+    device: str = AUTO,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    select: Select | None = None,
+) -> PluginPlan:
+    """Choose the plugins of a server and mark them `selected` in the registry. Imports none of them.
+
+    Args:
+        registry: What is installed.
+        model: Hugging Face architecture string.
+        attention_backend: A name, or `auto`; None selects none. The same holds for the next three.
+        reasoning_parser: As above.
+        tool_parser: As above.
+        grammar_backend: As above.
+        hooks: Names of the enabled hook plugins.
+        device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
+        options: Settings by plugin name, plain values.
+        select: Asked first for every `auto`; usually the `dovetail_select` hook.
+
+    Raises:
+        PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
+    """
+    asked = {
+        "model": model,
+        "attention_backend": attention_backend,
+        "reasoning_parser": reasoning_parser,
+        "tool_parser": tool_parser,
+        "grammar_backend": grammar_backend,
+    }
+    facts = {"device": device, "architecture": model or ""}
+    planned: list[PlannedPlugin] = []
+    for kind, name in asked.items():
+        if name == AUTO and kind != "model":
+            planned += _answer_auto(registry, kind, facts, select, options or {})
+        elif name is not None:
+            planned.append(_by_name(registry, kind, name, device, options or {}))
+    for name in dict.fromkeys(hooks):
+        planned.append(_by_name(registry, "hooks", name, device, options or {}))
+    return PluginPlan(plugins=tuple(planned))
+
+
+def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[PluginRecord]:
+    """Return the plugins of `kind` that `auto` may take, best first, by their manifests' facts.
+
+    A plugin takes part when its manifest has `matches`, every fact in it fits, its devices include this one, and the
+    packages it needs are installed. The one that constrains more facts goes first, then exact values before patterns,
+    then built-ins, then by name.
+
+    Args:
+        registry: What is installed.
+        kind: A key of `KINDS`.
+        facts: What is known: `device`, `architecture`. An unknown fact is `auto` or "" and fits every pattern.
+    """
+    fitting = [r for r in registry.of_kind(kind) if r.usable and _fits(r, facts)]
+    return sorted(fitting, key=_specificity)
+
+
+def _answer_auto(
+    registry: Registry,
+    kind: str,
+    facts: Mapping[str, str],
+    select: Select | None,
+    options: Mapping[str, Mapping[str, Any]],
+) -> list[PlannedPlugin]:
+    """Return the candidates for `auto`, a hook's answer first; it is the user's plugin's choice, so it must exist."""
+    chosen: list[PluginRecord] = []
+    if select is not None and (answer := select(kind, facts)) is not None:
+        chosen.append(registry.resolve(kind, answer))
+    chosen += [record for record in candidates(registry, kind, facts) if record not in chosen]
+    if not chosen and kind == "attention_backend":
+        raise PluginError(
+            f"{KINDS[kind].label} 'auto': no installed backend says in its manifest that it serves device "
+            f"{facts['device']!r}; installed: {', '.join(registry.names(kind)) or 'none'}; name one of them"
+        )
+    return [_planned(registry, record, options, requested=False) for record in chosen]
+
+
+def _by_name(
+    registry: Registry, kind: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
+) -> PlannedPlugin:
+    record = registry.resolve(kind, name)
+    why_not = _why_not(record, device)
+    if why_not is not None:
+        raise PluginError(
+            f"{KINDS[kind].label} {name!r}: {record.name} of {record.distribution} {record.version} "
+            f"cannot be used: {why_not}"
+        )
+    return _planned(registry, record, options, requested=True)
+
+
+def _planned(
+    registry: Registry, record: PluginRecord, options: Mapping[str, Mapping[str, Any]], *, requested: bool
+) -> PlannedPlugin:
+    kind = KINDS[record.kind]
+    if requested:
+        registry.mark(record.kind, record.qualified, State.SELECTED)
+    return PlannedPlugin(
+        kind=record.kind,
+        name=record.name,
+        target=record.target,
+        distribution=record.distribution,
+        version=record.version,
+        api=record.api or kind.api,
+        roles=record.facts.roles or kind.roles,
+        options=dict(options.get(record.name, {})),
+        requested=requested,
+    )
+
+
+def _why_not(record: PluginRecord, device: str) -> str | None:
+    """Say why the manifest's facts rule a plugin out here, with the fix, or None."""
+    devices = record.facts.devices
+    if devices and device not in (AUTO, *devices):
+        return f"it runs on {', '.join(devices)}, not on {device}; choose another, or --device {devices[0]}"
+    missing = [package for package in record.facts.packages if not _is_installed(package)]
+    if missing:
+        return f"it needs {', '.join(missing)}; run: pip install {' '.join(missing)}"
+    return None
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        installed_version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _fits(record: PluginRecord, facts: Mapping[str, str]) -> bool:
+    matches = record.facts.matches
+    if matches is None or _why_not(record, facts.get("device", AUTO)) is not None:
+        return False
+    return all(
+        value in ("", AUTO) or any(fnmatchcase(value, pattern) for pattern in patterns)
+        for patterns, value in ((patterns, facts.get(fact, "")) for fact, patterns in matches.items())
+    )
+
+
+def _specificity(record: PluginRecord) -> tuple[int, int, bool, str]:
+    """Sort key: most constrained facts, then most exact values, then built-in, then name."""
+    matches = record.facts.matches or {}
+    narrow = [patterns for patterns in matches.values() if "*" not in patterns]
+    exact = sum(not any(char in pattern for char in "*?[") for patterns in narrow for pattern in patterns)
+    return -len(narrow), -min(exact, len(narrow)), not record.builtin, record.name

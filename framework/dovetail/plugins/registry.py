@@ -1,0 +1,398 @@
+"""The registry: one record per installed plugin, and the rules that turn a name into one of them.
+
+A built-in wins its bare name, with one warning that names the third party. Two third parties on one bare name are an
+error when that name is used. `distribution:name` always works. A name that cannot be used is an error that says why
+and what to do; nothing ever falls back to something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.plugins.names import (
+    BUILTIN_DISTRIBUTION,
+    KINDS,
+    Kind,
+    normalise,
+    normalise_distribution,
+    split_group,
+    split_qualified,
+)
+from dovetail.plugins.scan import NO_FACTS, EntryPoint, Facts, Installed, parse_facts, scan
+
+
+class State(enum.StrEnum):
+    """What became of a plugin. The first four are known from metadata, the others follow from use."""
+
+    FOUND = "found"
+    BLOCKED = "blocked"
+    INCOMPATIBLE = "incompatible"
+    SHADOWED = "shadowed"
+    SELECTED = "selected"
+    LOADED = "loaded"
+    FAILED = "failed"
+    ACTIVE = "active"
+
+
+UNUSABLE = frozenset({State.BLOCKED, State.INCOMPATIBLE, State.SHADOWED})
+"""States that a plugin never leaves: it is listed and refused."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PluginRecord:
+    """One plugin of one installed distribution.
+
+    `kind` is a key of `KINDS`, or the middle of an entry-point group that this Dovetail does not know. `api` is None
+    where the group carries no version. `reason` says why the state is what it is, or what to know about the name.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+    api: int | None
+    state: State = State.FOUND
+    reason: str = ""
+    facts: Facts = NO_FACTS
+    location: str = ""
+
+    @property
+    def qualified(self) -> str:
+        """`distribution:name`, which is unambiguous."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it comes with Dovetail."""
+        return normalise_distribution(self.distribution) == BUILTIN_DISTRIBUTION
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be selected."""
+        return self.state not in UNUSABLE
+
+    def answers_to(self, name: str) -> bool:
+        """Whether its name or an alias equals the bare `name`."""
+        key = normalise(self.kind, name)
+        return any(normalise(self.kind, own) == key for own in (self.name, *self.facts.aliases))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: what `dovetail plugin list --json` and `GET /v1/plugins` show."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "state": self.state.value,
+            "reason": self.reason,
+            "distribution": self.distribution,
+            "version": self.version,
+            "api": self.api,
+            "target": self.target,
+            "aliases": list(self.facts.aliases),
+            "devices": list(self.facts.devices),
+            "packages": list(self.facts.packages),
+            "location": self.location,
+        }
+
+
+@dataclass(slots=True)
+class Registry:
+    """All plugins known to this process. Make one with `Registry.scan()`.
+
+    Attributes:
+        records: In the order found.
+        problems: Manifests that could not be used, one line each.
+    """
+
+    records: list[PluginRecord] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    _warned: set[tuple[str, str]] = field(default_factory=set)
+
+    @classmethod
+    def scan(cls, *, deny: Collection[str] = (), path: list[str] | None = None) -> Registry:
+        """Read the metadata of everything installed; import nothing.
+
+        Args:
+            deny: Distributions, or `distribution:name`, that must not be used.
+            path: Folders to search instead of `sys.path`.
+        """
+        registry = cls()
+        denied = {_deny_key(item) for item in deny}
+        for installed in scan(path):
+            registry.problems += [f"{installed.name} {installed.version}: {line}" for line in installed.problems]
+            for entry in installed.entry_points:
+                registry.records.append(_record(installed, entry, denied))
+        _note_taken_names(registry.records)
+        return registry
+
+    def of_kind(self, kind: str) -> list[PluginRecord]:
+        """Return the records of one kind, unusable ones included."""
+        return [record for record in self.records if record.kind == kind]
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of `kind` that can be used, sorted; qualified where a bare one would be ambiguous."""
+        usable = [record for record in self.of_kind(kind) if record.usable]
+        shown = set()
+        for record in usable:
+            rivals = [other for other in usable if other is not record and other.answers_to(record.name)]
+            clear = record.builtin or not rivals
+            shown.add(record.name if clear else record.qualified)
+        return sorted(shown)
+
+    def resolve(self, kind: str, name: str) -> PluginRecord:
+        """Return the plugin that `name` means.
+
+        Args:
+            kind: A key of `KINDS`.
+            name: A bare name, an alias, or `distribution:name`.
+
+        Raises:
+            PluginError: The name is unknown, ambiguous, or its plugin is blocked, incompatible or shadowed.
+        """
+        distribution, bare = split_qualified(name)
+        matching = [record for record in self.of_kind(kind) if record.answers_to(bare)]
+        if distribution is not None:
+            matching = [r for r in matching if normalise_distribution(r.distribution) == distribution]
+        usable = [record for record in matching if record.usable]
+        if not usable:
+            raise PluginError(_unusable(name, matching) if matching else self._unknown(kind, name))
+        builtin = [record for record in usable if record.builtin]
+        chosen = _own_name_first(builtin or usable, bare)
+        if len(chosen) > 1:
+            raise PluginError(_ambiguous(name, chosen))
+        if builtin and len(usable) > len(builtin):
+            self._warn_taken(chosen[0], [record for record in usable if not record.builtin])
+        return chosen[0]
+
+    def add(
+        self, kind: str, name: str, target: str, *, distribution: str = "", version: str = "", **facts: Any
+    ) -> PluginRecord:
+        """Register a plugin that entry points cannot list statically. Hooks use `for_kind`.
+
+        Args:
+            kind: A key of `KINDS`.
+            name: Its name.
+            target: `module:attr`, a string so that the plan can carry it to other processes.
+            distribution: The package that registers it.
+            version: That package's version.
+            **facts: As in a manifest: `aliases`, `devices`, `packages`, `roles`, `matches`.
+
+        Raises:
+            PluginError: The kind is unknown, the target is not `module:attr`, a fact is wrong, or this distribution
+                already has that name with another target.
+        """
+        who = f"{distribution or 'registry.add'}: {kind} {name!r}"
+        if kind not in KINDS:
+            raise PluginError(f"{who}: unknown kind; possible: {', '.join(KINDS)}")
+        if not _is_target(target):
+            raise PluginError(f"{who}: target {target!r} is not of the form 'module:attr'")
+        try:
+            checked = parse_facts(facts)
+        except ValueError as error:
+            raise PluginError(f"{who}: {error}") from error
+        record = PluginRecord(
+            kind=kind,
+            name=name,
+            target=target,
+            distribution=distribution,
+            version=version,
+            api=KINDS[kind].api,
+            facts=checked,
+        )
+        for other in self.of_kind(kind):
+            same = normalise(kind, other.name) == normalise(kind, name) and other.distribution == distribution
+            if same and other.usable:
+                if other.target == target:
+                    return other
+                raise PluginError(f"{who}: already registered as {other.target!r}; give the second one another name")
+        self.records.append(record)
+        _note_taken_names(self.records)
+        return record
+
+    def for_kind(self, kind: str, distribution: str = "", version: str = "") -> KindRegistry:
+        """Return what a registration hook is given: an object with `add(name, target, **facts)`."""
+        return KindRegistry(self, kind, distribution, version)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Return all records as plain JSON values, sorted by kind and name: `data` of `GET /v1/plugins`."""
+        return [record.as_dict() for record in sorted(self.records, key=_listing_order)]
+
+    def mark(self, kind: str, qualified: str, state: str, reason: str = "") -> None:
+        """Note what became of a plugin, for the listing.
+
+        Args:
+            kind: Its kind.
+            qualified: Its `distribution:name`, as in `PlannedPlugin.qualified`.
+            state: The new state, a value of `State`.
+            reason: Why; "" leaves the old one.
+        """
+        for record in self.of_kind(kind):
+            if record.qualified == qualified and record.usable:
+                record.state, record.reason = State(state), reason or record.reason
+
+    def _unknown(self, kind: str, name: str) -> str:
+        installed = self.names(kind)
+        known = [own for record in self.of_kind(kind) if record.usable for own in (record.name, *record.facts.aliases)]
+        keys = {normalise(kind, own): own for own in known}
+        close = difflib.get_close_matches(normalise(kind, split_qualified(name)[1]), keys, n=2, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(keys[key] for key in close)}?" if close else ""
+        label = KINDS[kind].label if kind in KINDS else kind
+        return (
+            f"{label} {name!r}: not installed; installed: {', '.join(installed) or 'none'}{hint}"
+            f"; to add one, pip install a package that provides it (`dovetail plugin list` shows what is there)"
+        )
+
+    def _warn_taken(self, chosen: PluginRecord, others: list[PluginRecord]) -> None:
+        key = (chosen.kind, normalise(chosen.kind, chosen.name))
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        import logging  # only here: importing it would cost `dovetail plugin list` 10 ms
+
+        logging.getLogger("dovetail.plugins").warning(
+            "%s %r is the built-in of %s %s; %s has the same name and is reached as %s",
+            KINDS[chosen.kind].label,
+            chosen.name,
+            chosen.distribution,
+            chosen.version,
+            " and ".join(f"{other.distribution} {other.version}" for other in others),
+            " or ".join(other.qualified for other in others),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KindRegistry:
+    """What a registration hook is given. Everything it adds belongs to one kind and one distribution."""
+
+    registry: Registry
+    kind: str
+    distribution: str
+    version: str
+
+    def add(self, name: str, target: str, **facts: Any) -> None:
+        """Register `name` as `module:attr`; facts as in a manifest.
+
+        Raises:
+            PluginError: The target or a fact is wrong, or the name is taken within the distribution.
+        """
+        self.registry.add(self.kind, name, target, distribution=self.distribution, version=self.version, **facts)
+
+
+def _deny_key(item: str) -> tuple[str, str]:
+    distribution, bare = split_qualified(item)
+    if distribution is None:
+        return normalise_distribution(item), ""
+    return distribution, normalise("", bare)
+
+
+def _is_target(target: str) -> bool:
+    module, colon, attr = target.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attr.split(".")))
+
+
+def _record(installed: Installed, entry: EntryPoint, denied: set[tuple[str, str]]) -> PluginRecord:
+    """Make the record of one entry point, with the state that metadata alone determines."""
+    kind, api = split_group(entry.group)
+    name = kind.name if kind else entry.group.removeprefix("dovetail.").rpartition(".v")[0] or entry.group
+    state, reason = _static_state(installed, entry, kind, api, denied)
+    return PluginRecord(
+        kind=name,
+        name=entry.name,
+        target=entry.target,
+        distribution=installed.name,
+        version=installed.version,
+        api=api,
+        state=state,
+        reason=reason,
+        facts=_facts_of(installed.facts, name, entry.name),
+        location=installed.location,
+    )
+
+
+def _facts_of(facts: Mapping[tuple[str, str], Facts], kind: str, name: str) -> Facts:
+    key = normalise(kind, name)
+    return next((f for (k, n), f in facts.items() if k == kind and normalise(kind, n) == key), NO_FACTS)
+
+
+def _static_state(
+    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, denied: set[tuple[str, str]]
+) -> tuple[State, str]:
+    distribution = normalise_distribution(installed.name)
+    if installed.shadowed_by is not None:
+        return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
+    if kind is None:
+        return State.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {', '.join(_groups())}"
+    if api is None:
+        return State.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
+    if not kind.speaks(api):
+        fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
+        return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
+    if not _is_target(entry.target):
+        return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
+    if {(distribution, ""), (distribution, normalise("", entry.name))} & denied:
+        return State.BLOCKED, f"on the deny list; take {installed.name} off it to use it"
+    return State.FOUND, ""
+
+
+def _groups() -> Iterable[str]:
+    return (kind.entry_point_group for kind in KINDS.values())
+
+
+def _span(kind: Kind) -> str:
+    return str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"
+
+
+def _note_taken_names(records: list[PluginRecord]) -> None:
+    """Say at each third-party plugin whose bare name does not reach it how to reach it."""
+    by_key: dict[tuple[str, str], list[PluginRecord]] = {}
+    for record in records:
+        if record.usable:
+            for own in {normalise(record.kind, own) for own in (record.name, *record.facts.aliases)}:
+                by_key.setdefault((record.kind, own), []).append(record)
+    for record in records:
+        if record.usable and not record.builtin and not record.reason:
+            rivals = [r for r in by_key[record.kind, normalise(record.kind, record.name)] if r is not record]
+            if rivals:
+                owner = next((r for r in rivals if r.builtin), rivals[0])
+                record.reason = f"{owner.qualified} has this name too; use {record.qualified}"
+
+
+def _own_name_first(records: list[PluginRecord], bare: str) -> list[PluginRecord]:
+    """Within one distribution a plugin's name wins over another's alias; between distributions nothing wins."""
+    if len({normalise_distribution(record.distribution) for record in records}) > 1:
+        return records
+    key = normalise(records[0].kind, bare)
+    return [record for record in records if normalise(record.kind, record.name) == key] or records
+
+
+def _ambiguous(name: str, records: list[PluginRecord]) -> str:
+    label = KINDS[records[0].kind].label
+    names = sorted({record.qualified for record in records})
+    if len(names) > 1:
+        return f"{label} {name!r}: provided by {len(records)} packages; choose one: {' or '.join(names)}"
+    targets = " and ".join(sorted(record.target for record in records))
+    owner = records[0]
+    return (
+        f"{label} {name!r}: {owner.distribution} {owner.version} registers it twice, as {targets}; "
+        f"remove one of the entry points and reinstall it"
+    )
+
+
+def _unusable(name: str, records: list[PluginRecord]) -> str:
+    label = KINDS[records[0].kind].label
+    causes = "; ".join(f"{r.distribution} {r.version} is {r.state.value}: {r.reason}" for r in records)
+    return f"{label} {name!r}: installed but not usable: {causes}"
+
+
+def _listing_order(record: PluginRecord) -> tuple[int, str, str]:
+    kinds = list(KINDS)
+    return (
+        kinds.index(record.kind) if record.kind in kinds else len(kinds),
+        normalise(record.kind, record.name),
+        record.distribution,
+    )

@@ -1,0 +1,221 @@
+"""What is installed, read from distribution metadata alone: nothing is imported.
+
+`scan()` walks `importlib.metadata.distributions()`, which unlike `entry_points()` also shows an install that another
+one of the same name hides. Static facts come from JSON manifests (`dovetail-plugins.json`); see `docs/plugins.md`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, distributions
+from typing import Any, NamedTuple
+
+from dovetail.plugins.names import MANIFEST_GROUP, normalise_distribution
+
+MANIFEST_FILE = "dovetail-plugins.json"
+MANIFEST_VERSION = 1
+_LIST_FACTS = ("aliases", "devices", "packages", "roles")
+
+
+class EntryPoint(NamedTuple):
+    """One line of an `entry_points.txt`. `target` is `module:attr`."""
+
+    group: str
+    name: str
+    target: str
+
+
+class Facts(NamedTuple):
+    """Static facts of one plugin, from its package's manifest.
+
+    Attributes:
+        aliases: Further names.
+        devices: Device types that it runs on; empty for any.
+        packages: Distributions that it needs beyond its own requirements.
+        roles: Processes that import it; empty for the kind's own.
+        matches: For `auto`: patterns by fact (`device`, `architecture`, …); None for never chosen by `auto`.
+    """
+
+    aliases: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    matches: dict[str, tuple[str, ...]] | None = None
+
+
+NO_FACTS = Facts()
+
+
+class Installed(NamedTuple):
+    """A distribution that registers something with Dovetail.
+
+    Attributes:
+        name: As its metadata writes it.
+        version: Its version.
+        location: The folder on `sys.path` where it is installed.
+        entry_points: Those in `dovetail.` groups, manifests excluded.
+        facts: By (kind, name as the manifest writes it).
+        problems: What is wrong with its manifest, one line each.
+        shadowed_by: `version at location` of the same distribution found earlier on `sys.path`, or None.
+    """
+
+    name: str
+    version: str
+    location: str
+    entry_points: tuple[EntryPoint, ...]
+    facts: dict[tuple[str, str], Facts]
+    problems: tuple[str, ...]
+    shadowed_by: str | None
+
+
+def scan(path: list[str] | None = None) -> Iterator[Installed]:
+    """Yield the distributions that name a `dovetail.` entry-point group, in the order of `sys.path`.
+
+    Args:
+        path: Folders to search instead of `sys.path`.
+    """
+    first_seen: dict[str, tuple[str, str]] = {}
+    done: set[tuple[str, str, str]] = set()
+    for dist in distributions() if path is None else distributions(path=path):
+        entry_points = tuple(_parse_entry_points(_read(dist, "entry_points.txt")))
+        if not entry_points:
+            continue
+        name, version = _name_and_version(dist)
+        location = str(dist.locate_file(""))
+        key = normalise_distribution(name)
+        if (key, version, location) in done:  # one folder can stand twice on sys.path
+            continue
+        done.add((key, version, location))
+        if key not in first_seen:
+            first_seen[key] = _first_install(name, path) or (version, location)
+        winner = first_seen[key]
+        shadowed = winner != (version, location)
+        facts, problems = ({}, ()) if shadowed else _manifests(entry_points)
+        yield Installed(
+            name=name,
+            version=version,
+            location=location,
+            entry_points=tuple(e for e in entry_points if e.group != MANIFEST_GROUP),
+            facts=facts,
+            problems=problems,
+            shadowed_by=f"{winner[0]} at {winner[1]}" if shadowed else None,
+        )
+
+
+def _first_install(name: str, path: list[str] | None) -> tuple[str, str] | None:
+    """Return version and location of the install of `name` that Python imports: it need not have entry points."""
+    for dist in distributions(name=name) if path is None else distributions(name=name, path=path):
+        return _name_and_version(dist)[1], str(dist.locate_file(""))
+    return None
+
+
+def _parse_entry_points(text: str) -> Iterator[EntryPoint]:
+    """Read the lines of `dovetail.` groups. An INI file, but configparser takes longer than the whole scan."""
+    if "dovetail." not in text:
+        return
+    group = ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+        elif group.startswith("dovetail.") and line and line[0] not in "#;":
+            name, equals, target = line.partition("=")
+            if equals:
+                yield EntryPoint(group, name.strip(), target.partition("[")[0].strip())
+
+
+def _read(dist: Distribution, file: str) -> str:
+    """Return a metadata file, or "" where it is absent or unreadable: a damaged install registers nothing."""
+    try:
+        return dist.read_text(file) or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    """Read two headers. `dist.metadata` would parse the whole file, long description included."""
+    text = _read(dist, "METADATA") or _read(dist, "PKG-INFO")
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            break
+        header, _, value = line.partition(":")
+        found.setdefault(header.lower(), value.strip())
+    return found.get("name", "(unnamed)"), found.get("version", "0")
+
+
+def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str], Facts], tuple[str, ...]]:
+    """Read the manifests named by a distribution's entry points."""
+    facts: dict[tuple[str, str], Facts] = {}
+    problems: list[str] = []
+    for entry in entry_points:
+        if entry.group != MANIFEST_GROUP:
+            continue
+        try:
+            facts.update(read_manifest(entry.target))
+        except (OSError, ValueError) as error:
+            problems.append(f"manifest of {entry.target!r} ignored: {error}")
+    return facts, tuple(problems)
+
+
+def read_manifest(package: str) -> dict[tuple[str, str], Facts]:
+    """Read `dovetail-plugins.json` of a top-level package without importing it.
+
+    Raises:
+        ValueError: The package cannot be found or the file does not have the documented form.
+        OSError: The file cannot be read.
+    """
+    if not package.isidentifier():
+        raise ValueError("a manifest entry point names a top-level package")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"package {package!r} is not installed")
+    folder = next(iter(spec.submodule_search_locations))
+    with open(os.path.join(folder, MANIFEST_FILE), encoding="utf-8") as file:
+        return parse_manifest(json.load(file))
+
+
+def parse_manifest(data: Any) -> dict[tuple[str, str], Facts]:
+    """Turn a manifest's JSON into facts by (kind, name).
+
+    Raises:
+        ValueError: It does not have the documented form; the message names the place.
+    """
+    if not isinstance(data, dict) or data.get("manifest") != MANIFEST_VERSION:
+        raise ValueError(f'expected {{"manifest": {MANIFEST_VERSION}, "plugins": …}}')
+    found: dict[tuple[str, str], Facts] = {}
+    for kind, plugins in _object(data.get("plugins"), "plugins").items():
+        for name, facts in _object(plugins, f"plugins.{kind}").items():
+            found[kind, name] = parse_facts(_object(facts, f"plugins.{kind}.{name}"))
+    return found
+
+
+def parse_facts(facts: dict[str, Any]) -> Facts:
+    """Check the facts of one plugin, from a manifest or from `registry.add(…, **facts)`.
+
+    Raises:
+        ValueError: An unknown fact, or one of the wrong type.
+    """
+    unknown = set(facts) - {*_LIST_FACTS, "matches"}
+    if unknown:
+        raise ValueError(f"unknown fact {sorted(unknown)[0]!r}; possible: {', '.join((*_LIST_FACTS, 'matches'))}")
+    matches = facts.get("matches")
+    if matches is not None:
+        matches = {fact: _strings(value, f"matches.{fact}") for fact, value in _object(matches, "matches").items()}
+    lists = {fact: _strings(facts.get(fact, ()), fact) for fact in _LIST_FACTS}
+    return Facts(lists["aliases"], lists["devices"], lists["packages"], lists["roles"], matches)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object")
+    return value
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{where}: expected a list of strings")
+    return tuple(value)
