@@ -1,0 +1,162 @@
+"""What the author of a reasoning parser implements: `ReasoningParser`, and what an output parser is.
+
+Importing this module imports neither torch nor a tokenizer. A parser declares where the format's markers stand; the
+core derives the incremental machine from the declaration:
+
+```python
+class AcmeR2(ReasoningParser):
+    def spec(self, tokenizer, template, request):
+        return FormatSpec(reasoning=Markers("<r>", "</r>"))
+```
+
+The class is named in the entry-point group `dovetail.reasoning_parsers.v1`. Whether the model starts inside thinking
+is never declared: it is read from what the chat template appended to the prompt.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolFormat, ToolStart
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
+    """More reasoning text, from `num_tokens` tokens (0 where they were counted with an earlier delta)."""
+
+    text: str
+    num_tokens: int = 0
+
+
+class ContentDelta(msgspec.Struct, frozen=True, gc=False):
+    """More of the answer."""
+
+    text: str
+
+
+Event = ReasoningDelta | ContentDelta | ToolStart | ToolArgs | ToolEnd | Malformed
+
+
+class State(enum.Enum):
+    """Where a reply stands with respect to thinking."""
+
+    OPEN = "open"
+    """Not thinking; the model may begin to."""
+    IN = "in"
+    """Thinking."""
+    OUT = "out"
+    """Thinking is over; later markers of it are literal text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    r"""Where reasoning stands in the output.
+
+    A marker that is one added token of the vocabulary is matched by that token only: spelled out in other tokens it
+    is text. Any other marker is matched in the text, wherever tokens cut it.
+
+    Args:
+        start: Opens reasoning.
+        end: Closes it.
+        after_start: What the template writes between `start` and the reasoning. Of the text there, the longest part
+            that agrees with it is dropped, so that history renders back to the same tokens.
+        before_end: As `after_start`, between the reasoning and `end`: newlines.
+        after_end: As `after_start`, between `end` and the answer.
+        ended_by_tools: Whether a tool call's start marker ends reasoning that was not closed.
+    """
+
+    start: str
+    end: str
+    after_start: str = "\n"
+    before_end: str = "\n"
+    after_end: str = "\n\n"
+    ended_by_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatSpec:
+    """A model's output format. `initial` is the state for text that comes without a prompt to read it from."""
+
+    reasoning: Markers | None = None
+    tools: ToolFormat | None = None
+    initial: State = State.OPEN
+
+
+class TokenizerView(Protocol):
+    """What a parser may ask of the model's tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the tokenizer knows, added tokens included."""
+        ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Added tokens, special or not, and their ids."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; empty for an id outside the vocabulary."""
+        ...
+
+
+class TemplateView(Protocol):
+    """What a parser may ask of the model's chat template."""
+
+    @property
+    def source(self) -> str:
+        """The template's text, empty if the model has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserRequest:
+    """What a parser may know of the request. New fields arrive with defaults."""
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template_kwargs` as sent."""
+
+
+class ReasoningParser(ABC):
+    """One reasoning format. Made once per process without arguments; keeps no per-request state."""
+
+    @abstractmethod
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the format for one request."""
+
+    def detect(self, template: TemplateView) -> float:
+        """Say how surely a model with this template writes this format, 0 to 1; for `--reasoning-parser auto`."""
+        return 0.0
+
+
+class OutputParser(Protocol):
+    """Turns one choice's output into events. The same output gives the same folded result however it is cut."""
+
+    reasoning_tokens: int
+    """Tokens generated inside thinking so far, markers excluded."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as known."""
+        ...
+
+    def prime(self, prompt_tail: str) -> State:
+        """Take what the template appended to the prompt; its output is discarded. Called once, before `feed`."""
+        ...
+
+    def feed(self, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
+        """Take new tokens, or, where there are no ids, text (pass no ids then)."""
+        ...
+
+    def finish(self, reason: str) -> list[Event]:
+        """The output is over: give out what was held back."""
+        ...
