@@ -218,9 +218,17 @@ class Registry:
         """Return what a registration hook is given: an object with `add(name, target, **facts)`."""
         return KindRegistry(self, kind, distribution, version)
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Return all records as plain JSON values, sorted by kind and name: `data` of `GET /v1/plugins`."""
-        return [record.as_dict() for record in sorted(self.records, key=_listing_order)]
+    def sorted(self) -> list[PluginRecord]:
+        """Return all records by kind, name and distribution."""
+        return sorted(self.records, key=_listing_order)
+
+    def listing(self) -> dict[str, Any]:
+        """Return plain JSON values: the body of `GET /v1/plugins` and of `dovetail plugin list --json`."""
+        return {
+            "object": "list",
+            "data": [record.as_dict() for record in self.sorted()],
+            "problems": list(self.problems),
+        }
 
     def mark(self, kind: str, qualified: str, state: str, reason: str = "") -> None:
         """Note what became of a plugin, for the listing.
