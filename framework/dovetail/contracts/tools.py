@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 if TYPE_CHECKING:
+    from dovetail.contracts.grammar import GrammarSpec
     from dovetail.contracts.reasoning import FormatSpec, TemplateView
 
 
@@ -120,7 +121,9 @@ class ToolParser(ABC):
             tools: The request's tools as OpenAI writes them: `{"type": "function", "function": {...}}`.
         """
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool) -> Any | None:
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
         """Describe the calls that `tool_choice` allows, in the model's own format, or None: not constrained."""
         return None
 

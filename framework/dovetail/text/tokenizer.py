@@ -1,0 +1,183 @@
+"""`Tokenizer`: a model's vocabulary, special tokens and chat templates, on the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from dovetail.errors import RequestError
+from dovetail.text.tokenizer_files import TokenizerFiles, load_backend
+from dovetail.text.vocabulary import VocabularyBytes
+
+_SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class _Bytes(dict[int, bytes]):
+    """Token bytes by id, computed at first use."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, added: Mapping[int, str]) -> None:
+        self._backend = backend
+        self._added = added
+        self._convert = VocabularyBytes(backend)
+        self.strips_leading_space = self._convert.strips_leading_space
+
+    def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < 1 << 32:
+            return b""
+        if token_id in self._added:
+            value = self._added[token_id].encode()
+        else:
+            token = self._backend.id_to_token(token_id)
+            value = b"" if token is None else self._convert(token)
+        self[token_id] = value
+        return value
+
+
+class _Pieces(dict[int, str | None]):
+    """Token text by id where the bytes are whole characters, else None. Computed at first use."""
+
+    def __init__(self, table: _Bytes) -> None:
+        self._table = table
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            value: str | None = self._table[token_id].decode()
+        except UnicodeDecodeError:
+            value = None
+        self[token_id] = value
+        return value
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to share between threads; `encode` releases the GIL.
+
+    Attributes:
+        vocab_size: Number of ids, added tokens included. A model's logits may be wider (padding).
+        eos_token_ids: Ids that end a reply.
+        added_tokens: Added tokens and their ids, special or not.
+        special_ids: Ids that `skip_special_tokens` drops.
+        special_tokens: `bos_token`, `eos_token`, … as templates read them; unset ones are absent.
+        chat_templates: Template sources by name; `default` is the usual one.
+        default_sampling: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` where generation_config
+            sets them; `do_sample: false` gives temperature 0.
+        adds_bos: Whether raw text gets a BOS token in front.
+        strips_leading_space: Whether a text decoded from its start loses one leading space (sentencepiece).
+        pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
+        bytes_table: Bytes of a token by id. For hot loops.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles | None = None) -> None:
+        files = files or TokenizerFiles()
+        self._backend = backend
+        self._add_configured_tokens(files.tokenizer_config.get("added_tokens_decoder") or {})
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
+        self.special_tokens: Mapping[str, str] = files.special_tokens()
+        named = {*self.special_tokens.values(), *files.extra_special_tokens()}
+        self.special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special or token.content in named
+        )
+        self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
+        self.chat_templates: Mapping[str, str] = files.chat_templates
+        self.eos_token_ids = self._find_eos(files)
+        self.default_sampling = _default_sampling(files.generation_config)
+        self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})
+        self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)
+        self.strips_leading_space = self.bytes_table.strips_leading_space
+        self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
+        self._add_bos = files.tokenizer_config.get("add_bos_token")
+        probe = self.encode("a", add_special_tokens=True)
+        self.adds_bos = self._bos_id is not None and probe[:1] == [self._bos_id]
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder.
+
+        Raises:
+            ModelError: There is none, or a file cannot be read; the message names the file and the fix.
+        """
+        return cls(load_backend(folder), TokenizerFiles.read(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize. Give False for text rendered by a chat template, True for raw prompts.
+
+        Raises:
+            RequestError: The text holds a lone surrogate or a NUL character.
+        """
+        check_text(text)
+        # `encode` holds the GIL, `encode_batch_fast` does not.
+        ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if add_special_tokens and self._add_bos is not None and self._bos_id is not None:
+            has_bos = ids[:1] == [self._bos_id]
+            if self._add_bos and not has_bos:
+                ids.insert(0, self._bos_id)
+            elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
+                del ids[0]
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
+        skip = self.special_ids if skip_special_tokens else ()
+        table = self.bytes_table
+        text = b"".join([table[token_id] for token_id in ids if token_id not in skip]).decode(errors="replace")
+        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; empty for an id outside the vocabulary."""
+        return self.bytes_table[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's text on its own, as log probabilities show it. Cut characters become U+FFFD."""
+        return self.bytes_table[token_id].decode(errors="replace")
+
+    def _add_configured_tokens(self, configured: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add tokens that only tokenizer_config.json lists, where they get the id that it says."""
+        for key, entry in sorted(configured.items(), key=lambda item: int(item[0])):
+            known = self._backend.token_to_id(entry["content"]) is not None
+            if known or int(key) != self._backend.get_vocab_size():
+                continue
+            options = {name: bool(entry.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            token = tokenizers.AddedToken(entry["content"], special=bool(entry.get("special")), **options)
+            self._backend.add_tokens([token])
+
+    def _find_eos(self, files: TokenizerFiles) -> tuple[int, ...]:
+        """Join the configured ids and the tokenizer's own eos_token: chat models often name it only there."""
+        own = self._id_of(self.special_tokens.get("eos_token"))
+        return tuple(dict.fromkeys([*files.eos_token_ids(), *([] if own is None else [own])]))
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def check_text(text: str, *, param: str | None = None) -> None:
+    """Refuse text that is not Unicode text.
+
+    Raises:
+        RequestError: The text holds a lone surrogate or a NUL character; the message says where.
+    """
+    if "\0" in text:
+        raise RequestError(f"text holds a NUL character at position {text.index(chr(0))}; remove it", param=param)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"text holds a lone surrogate (half of a UTF-16 pair) at position {error.start}; send whole characters",
+            param=param,
+        ) from error
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float | int]:
+    """Take the sampling defaults that are set and finite."""
+    found: dict[str, float | int] = {}
+    for name in _SAMPLING_NAMES:
+        value = generation.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            found[name] = value
+    if generation.get("do_sample") is False:
+        found = {name: value for name, value in found.items() if name == "repetition_penalty"}
+        found["temperature"] = 0.0
+    return found
