@@ -7,9 +7,12 @@ The server's settings class extends this one; the offline `LLM` takes the same n
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from dovetail.demo import MODEL_DIR
 
 
 def parse_tokens(value: object) -> object:
@@ -120,3 +123,8 @@ class EngineSettings(BaseModel):
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads of the engine; all cores if not given.", json_schema_extra=flag()
     )
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder; the bundled demo model's if none was given."""
+        return Path(self.model_path) if self.model_path is not None else MODEL_DIR

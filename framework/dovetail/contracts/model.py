@@ -54,18 +54,22 @@ class ModelConfig:
     tie_word_embeddings: bool
     rope: RopeConfig
     dtype: str
-    sliding_window: int | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    """Sliding window of each layer, None for full attention; empty: full attention everywhere."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The widest sliding window of any layer, None if there is none."""
+        return max((window for window in self.layer_windows if window is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Where and how a model is built. `rank` and `world_size` are those of tensor parallelism."""
+    """Where and how a model is built."""
 
     device: torch.device
     dtype: torch.dtype
-    rank: int = 0
-    world_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)

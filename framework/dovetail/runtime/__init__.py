@@ -1,1 +1,1 @@
-"""Running a model: device state, runner, sampler, weight loading."""
+"""Running a model: config, weights, device state, batches, sampler. Importing the package does not import torch."""

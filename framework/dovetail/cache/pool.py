@@ -1,0 +1,43 @@
+"""The paged KV cache in device memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.model import ModelConfig
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    return config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class PagedKVPool:
+    """Keys and values of all layers: `[L, num_pages, 2, P, Hk, D]`, keys at index 0 of the third axis.
+
+    Zero at the start: attention multiplies masked positions by zero, so what it reads there must be finite.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Allocate `num_pages` pages, page 0 (the null page) included."""
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shape = (config.num_layers, num_pages, 2, page_size, config.num_kv_heads, config.head_dim)
+        self._kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = list(self._kv.unbind(0))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return self._kv.numel() * self._kv.element_size()
+
+    def layer(self, index: int) -> Tensor:
+        """Return layer `index`: `[num_pages, 2, P, Hk, D]`."""
+        return self._layers[index]
+
+    def scrub(self, pages: list[int]) -> None:
+        """Zero pages whose contents may not be finite, before anyone else reads them."""
+        self._kv[:, pages] = 0

@@ -1,0 +1,195 @@
+"""The engine without any transport: takes messages, makes steps, returns deltas."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import msgspec
+
+from dovetail.engine.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    EngineInfo,
+    Finish,
+    Stats,
+    Submit,
+    Tick,
+    ToEngine,
+    TokenDelta,
+)
+from dovetail.engine.pages import PageBook
+from dovetail.engine.policy import POLICIES
+from dovetail.engine.report import Report
+from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.random import derive_seed
+from dovetail.runtime.runner import ModelRunner, StepResult
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Scheduler, cache and runner in one thread. Not thread-safe: whoever drives it calls everything."""
+
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
+        """Load the model and allocate the cache.
+
+        Raises:
+            ConfigError: The settings, the model or a plugin is at fault.
+        """
+        self.settings = settings
+        self.runner = ModelRunner(settings, plugins)
+        self.pages = PageBook(self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache)
+        self.scheduler = Scheduler(
+            self.pages,
+            POLICIES[settings.schedule_policy](),
+            Limits(
+                max_running_requests=settings.max_running_requests,
+                chunked_prefill_size=settings.chunked_prefill_size,
+                max_prefill_tokens=settings.max_prefill_tokens,
+            ),
+        )
+        self.report = Report(settings.decode_log_interval)
+        self.step_count = 0
+        self._arrivals = 0
+        self._seed = settings.random_seed if settings.random_seed is not None else secrets.randbits(63)
+        self._ended: list[TokenDelta] = []
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts for the client."""
+        runner = self.runner
+        return EngineInfo(
+            architecture=runner.config.architecture,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            device=str(runner.device),
+            vocab_size=runner.config.vocab_size,
+            context_len=runner.context_len,
+            max_total_tokens=(runner.pool.num_pages - 1) * runner.pool.page_size,
+            max_running_requests=self.settings.max_running_requests,
+            page_size=runner.pool.page_size,
+            attention_backend=runner.attention_name,
+            weight_bytes=runner.weight_bytes,
+            kv_bytes=runner.pool.num_bytes,
+            load_s=runner.load_s,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to say."""
+        return self.scheduler.has_work or bool(self._ended)
+
+    def handle(self, message: ToEngine) -> ControlReply | None:
+        """Take one message."""
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            self._abort(message.rid)
+        else:
+            return self._control(message)
+        return None
+
+    def step(self) -> Tick:
+        """Schedule, compute and account for one step."""
+        plan = self.scheduler.schedule()
+        deltas, self._ended = self._ended, []
+        if plan.decode or plan.chunks:
+            self.report.planned(plan, self.scheduler, self.pages)
+            result = self.runner.run(plan)
+            deltas += self._apply(plan, result)
+            self.report.finished(result)
+        self.step_count += 1
+        return Tick(step=self.step_count, deltas=deltas)
+
+    def _submit(self, message: Submit) -> None:
+        self._arrivals += 1
+        seed = derive_seed(self._seed, self._arrivals)
+        request = Request.from_submit(message, seed=seed, arrival=self._arrivals, eos_ids=self.runner.eos_ids)
+        room = self.runner.context_len - request.num_prompt
+        why = None
+        if request.num_prompt == 0:
+            why = "the prompt is empty"
+        elif room < 1:
+            why = f"the prompt has {request.num_prompt} tokens, the context length is {self.runner.context_len}"
+        elif max(message.prompt_ids) >= self.runner.config.vocab_size or min(message.prompt_ids) < 0:
+            why = "the prompt holds a token id outside the vocabulary"
+        if why is not None:
+            self._ended.append(_ending(request, why))
+            return
+        request.max_tokens = min(message.params.max_tokens, room)
+        self.scheduler.waiting.append(request)
+
+    def _abort(self, rid: str) -> None:
+        request = self.scheduler.remove(rid)
+        if request is not None:
+            self._ended.append(_ending(request, "aborted"))
+
+    def _control(self, message: Control) -> ControlReply:
+        if message.op == "flush_cache":
+            return ControlReply(id=message.id, result={"ok": True, "num_pages": self.pages.flush()})
+        return ControlReply(id=message.id, result=msgspec.structs.asdict(self.stats()))
+
+    def stats(self) -> Stats:
+        """A snapshot of the load, in tokens."""
+        size = self.pages.page_size
+        return Stats(
+            step=self.step_count,
+            num_running=len(self.scheduler.running),
+            num_queued=len(self.scheduler.waiting),
+            num_used_tokens=self.pages.num_used * size,
+            num_cached_tokens=self.pages.tree.num_evictable * size,
+            max_total_tokens=self.pages.allocator.num_pages * size,
+            gen_throughput=self.report.throughput,
+        )
+
+    def _apply(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        """Move every request of the step forward and say what is new."""
+        for request in plan.decode:
+            request.computed_len += 1
+        for chunk in plan.chunks:
+            chunk.request.computed_len += chunk.num_new
+            self.pages.share(chunk.request)
+        logprobs = result.outcome.logprobs if result.outcome is not None else []
+        deltas = []
+        for request, token, logprob in zip(result.sampled, result.tokens, logprobs, strict=True):
+            deltas.append(self._take_token(request, token))
+            if logprob is not None:
+                deltas[-1].logprobs = [logprob]
+        return deltas
+
+    def _take_token(self, request: Request, token: int | None) -> TokenDelta:
+        first = request.num_output == 0
+        if token is None:
+            request.finish = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
+        else:
+            request.take(token)
+            request.on_device = True
+        delta = TokenDelta(
+            rid=request.rid,
+            ids=[] if token is None else [token],
+            prompt_tokens=request.num_prompt,
+            cached_tokens=request.cached_len,
+            num_retractions=request.num_retractions,
+            finish=request.finish,
+        )
+        if first and request.prompt_logprobs is not None:
+            delta.prompt_logprobs = request.prompt_logprobs
+        if request.finish is not None:
+            self.scheduler.running.remove(request)
+            self.pages.release(request, scrub=token is None)
+        return delta
+
+
+def _ending(request: Request, message: str) -> TokenDelta:
+    return TokenDelta(
+        rid=request.rid,
+        ids=[],
+        prompt_tokens=request.num_prompt,
+        cached_tokens=max(request.cached_len, 0),
+        num_retractions=request.num_retractions,
+        finish=Finish("abort", None, message),
+    )

@@ -1,0 +1,77 @@
+"""The client of an engine in a thread of this process: for the offline `LLM` and for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+from dovetail.engine.loop import ClosedError, run_loop
+from dovetail.engine.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
+from dovetail.engine.streams import StreamClient
+from dovetail.errors import ConfigError
+from dovetail.plugins import PluginPlan, load
+from dovetail.settings import EngineSettings
+
+
+class InProcessClient(StreamClient):
+    """Runs the same loop as the engine process, with queues for a socket."""
+
+    def __init__(self, settings: EngineSettings, plan: PluginPlan) -> None:
+        super().__init__()
+        self._settings, self._plan = settings, plan
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> EngineInfo:
+        """See `EngineClient.start`."""
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="dovetail-engine", daemon=True)
+        self._thread.start()
+        return await self._started
+
+    async def close(self) -> None:
+        """See `EngineClient.close`."""
+        if self._thread is not None and self._thread.is_alive():
+            self._send(Control(id=0, op="shutdown"))
+            await asyncio.to_thread(self._thread.join)
+        self._lost("the engine was closed")
+
+    def poll(self, timeout_s: float) -> list[ToEngine]:
+        """See `Transport.poll`; called by the engine's thread."""
+        messages: list[ToEngine] = []
+        try:
+            if timeout_s > 0:
+                messages.append(self._inbox.get(timeout=timeout_s))
+            while True:
+                messages.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def send(self, message: FromEngine) -> None:
+        """See `Transport.send`; called by the engine's thread."""
+        if self._loop is None or self._loop.is_closed():
+            raise ClosedError("the event loop is closed")
+        try:
+            self._loop.call_soon_threadsafe(self._receive, message)
+        except RuntimeError as error:  # closed between the check and the call
+            raise ClosedError(str(error)) from None
+
+    def _send(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    def _run(self) -> None:
+        try:
+            plugins = load(self._plan, "engine")
+            from dovetail.engine.core import EngineCore  # imports torch
+
+            core = EngineCore(self._settings, plugins)
+            self.send(Ready(core.info))
+            run_loop(core, self)
+        except ConfigError as error:
+            self.send(Failed(str(error), user_error=True))
+        except Exception as error:
+            # The last resort of the thread: whoever waits for the engine must hear of it.
+            self.send(Failed(f"{type(error).__name__}: {error}", user_error=False))

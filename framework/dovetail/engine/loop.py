@@ -1,0 +1,53 @@
+"""The engine's loop: drain messages, step, send; the same over any transport."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from dovetail.engine.core import EngineCore
+from dovetail.engine.messages import Control, FromEngine, ToEngine
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 1.0
+
+
+class ClosedError(Exception):
+    """The other end of a transport is gone."""
+
+
+class Transport(Protocol):
+    """Carries messages between the loop and its client."""
+
+    def poll(self, timeout_s: float) -> list[ToEngine]:
+        """Return what has arrived; wait up to `timeout_s` for the first message, not at all for 0.
+
+        Raises:
+            ClosedError: The client is gone.
+        """
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Send one message.
+
+        Raises:
+            ClosedError: The client is gone.
+        """
+        ...
+
+
+def run_loop(core: EngineCore, transport: Transport) -> None:
+    """Serve until a `shutdown` message or until the client is gone."""
+    try:
+        while True:
+            for message in transport.poll(0 if core.has_work else IDLE_POLL_S):
+                if isinstance(message, Control) and message.op == "shutdown":
+                    return
+                reply = core.handle(message)
+                if reply is not None:
+                    transport.send(reply)
+            if core.has_work:
+                transport.send(core.step())
+    except ClosedError:
+        logger.debug("the engine's client is gone; stopping")

@@ -1,0 +1,54 @@
+"""The engine process: `python -m dovetail.engine.main SOCKET`. Started by `ProcessClient`, never by hand."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from dovetail import log
+from dovetail.engine.loop import ClosedError, run_loop
+from dovetail.engine.messages import Failed, Ready
+from dovetail.engine.wire import SocketTransport, Start
+from dovetail.errors import ConfigError
+from dovetail.plugins import load
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger("dovetail.engine")
+
+
+def main(argv: list[str]) -> int:
+    """Connect, load the plan, build the engine, serve; returns the exit code."""
+    # Ctrl-C reaches the whole process group; the parent decides when the engine stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    transport = SocketTransport(Path(argv[0]))
+    try:
+        serve(transport, transport.receive_start())
+    except ClosedError:
+        return 0
+    except ConfigError as error:
+        transport.send(Failed(str(error), user_error=True))
+        return 2
+    except Exception as error:
+        # The last resort of the process: whatever it was, the parent must hear of it.
+        logger.critical("the engine stopped\n%s", traceback.format_exc())
+        transport.send(Failed(f"{type(error).__name__}: {error}", user_error=False))
+        return 1
+    return 0
+
+
+def serve(transport: SocketTransport, start: Start) -> None:
+    """Start the engine and run its loop."""
+    log.setup(start.log_level)
+    plugins = load(start.plan, "engine")
+    from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
+
+    core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
+    transport.send(Ready(core.info))
+    run_loop(core, transport)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""The engine's log lines, word for word those that dashboards of SGLang read."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from dovetail.engine.pages import PageBook
+from dovetail.engine.request import StepPlan
+from dovetail.engine.scheduler import Scheduler
+from dovetail.runtime.runner import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class Report:
+    """Logs prefill steps, and every `interval`-th decode step with the throughput since the last such line."""
+
+    def __init__(self, interval: int) -> None:
+        self.throughput = 0.0
+        self._interval = interval
+        self._num_decode_steps = 0
+        self._num_tokens = 0
+        self._since = time.perf_counter()
+
+    def planned(self, plan: StepPlan, scheduler: Scheduler, pages: PageBook) -> None:
+        """Log the step that is about to run, if its kind and turn ask for it."""
+        usage = pages.num_used / pages.allocator.num_pages
+        if plan.chunks:
+            logger.info(
+                "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
+                "#running-req: %d, #queue-req: %d,",
+                plan.num_new_requests,
+                plan.num_prefill_tokens,
+                plan.num_cached_tokens,
+                usage,
+                len(plan.decode),
+                len(scheduler.waiting),
+            )
+            return
+        self._num_decode_steps += 1
+        if self._num_decode_steps % self._interval == 0:
+            self._measure()
+            logger.info(
+                "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+                "gen throughput (token/s): %.2f, #queue-req: %d,",
+                len(plan.decode),
+                sum(len(r.ids) for r in plan.decode),
+                usage,
+                False,
+                self.throughput,
+                len(scheduler.waiting),
+            )
+
+    def finished(self, result: StepResult) -> None:
+        """Count the step's tokens."""
+        self._num_tokens += len(result.tokens)
+
+    def _measure(self) -> None:
+        now = time.perf_counter()
+        self.throughput = self._num_tokens / (now - self._since) if now > self._since else 0.0
+        self._num_tokens, self._since = 0, now

@@ -1,0 +1,113 @@
+"""One request inside the engine, and one step's plan."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from dovetail.cache.radix import Node
+from dovetail.engine.messages import Finish, SamplingParams, Submit, TokenLogprob
+from dovetail.runtime.sampler import SampleRow
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of a request from submission to release. Lengths are in tokens.
+
+    Attributes:
+        ids: Prompt and output so far.
+        arrival: Sequence number of its submission; a retracted request keeps it.
+        row: Device row, -1 while waiting.
+        pages: Pages in order of position; the first `num_tree_pages` belong to the radix tree, the rest to it.
+        node: Node of the tree whose path it has locked.
+        computed_len: Leading tokens whose keys and values are in its pages.
+        on_device: Its next token is in its device row, so that it can decode.
+        cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
+        max_tokens: Most tokens it may generate, what its context leaves included.
+    """
+
+    rid: str
+    ids: array[int]
+    num_prompt: int
+    params: SamplingParams
+    sample: SampleRow
+    priority: int
+    cache_salt: str
+    arrival: int
+    max_tokens: int
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    num_tree_pages: int = 0
+    node: Node | None = None
+    computed_len: int = 0
+    on_device: bool = False
+    cached_len: int = -1
+    num_retractions: int = 0
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+
+    @classmethod
+    def from_submit(cls, message: Submit, *, seed: int, arrival: int, eos_ids: tuple[int, ...]) -> Request:
+        """Take a message; `seed` is used if the request brings none."""
+        params = message.params
+        stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+        return cls(
+            rid=message.rid,
+            ids=array("i", message.prompt_ids),
+            num_prompt=len(message.prompt_ids),
+            params=params,
+            sample=SampleRow(params, params.seed if params.seed is not None else seed, stops, message.prompt_ids),
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            arrival=arrival,
+            max_tokens=params.max_tokens,
+            prompt_logprobs=[] if params.prompt_logprobs is not None else None,
+        )
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens whose keys and values are still to be computed."""
+        return len(self.ids) - self.computed_len
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that it may still generate."""
+        return self.max_tokens - self.num_output
+
+    def take(self, token: int) -> None:
+        """Append a sampled token and decide whether the request has ended."""
+        self.ids.append(token)
+        if token in self.sample.stop_ids and self.num_output >= self.params.min_tokens:
+            self.finish = Finish("stop", token)
+        elif self.num_output >= self.max_tokens:
+            self.finish = Finish("length")
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A request's share of a step: its tokens `start … start + num_new - 1`; `samples` if a token follows them."""
+
+    request: Request
+    start: int
+    num_new: int
+    samples: bool
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """What one step computes: decode rows, then prefill chunks. The counts are those of the log line."""
+
+    decode: list[Request]
+    chunks: list[Chunk]
+    num_new_requests: int = 0
+    num_cached_tokens: int = 0
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Prompt tokens computed in this step."""
+        return sum(chunk.num_new for chunk in self.chunks)

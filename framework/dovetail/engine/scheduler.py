@@ -1,0 +1,195 @@
+"""Decides what each step computes: admits, chunks prompts, mixes them with decode rows, retracts when the pool is full.
+
+Host side only; it never touches a tensor. Page ownership is in `engine/pages.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from dovetail.engine.pages import PageBook
+from dovetail.engine.policy import SchedulePolicy
+from dovetail.engine.request import Chunk, Request, StepPlan
+
+logger = logging.getLogger(__name__)
+
+PageKey = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of a step, in requests and tokens."""
+
+    max_running_requests: int
+    chunked_prefill_size: int
+    max_prefill_tokens: int
+
+
+class NewTokenRatio:
+    """Share of its remaining `max_tokens` a request is expected to use: falls while all is well, rises on retraction.
+
+    The reserve it stands for lets far more requests in than reserving `max_tokens` in full. Idea and constants: SGLang.
+    """
+
+    start = 0.7
+    floor = 0.098
+    decay = (start - floor) / 600
+
+    def __init__(self) -> None:
+        self.value = self.start
+
+    def step(self) -> None:
+        """One decode step went well."""
+        self.value = max(self.floor, self.value - self.decay)
+
+    def retracted(self, running: list[Request]) -> None:
+        """Requests were retracted: learn from how much the others have used."""
+        used = sum(r.num_output for r in running) + 20 * len(running)
+        allowed = sum(r.max_tokens for r in running)
+        self.value = min(1.0, used / (allowed + 1))
+
+
+class Scheduler:
+    """Continuous batching over a paged cache.
+
+    `waiting` has no pages or row; `running` has both, whether in prefill or decode.
+    """
+
+    def __init__(self, pages: PageBook, policy: SchedulePolicy, limits: Limits) -> None:
+        self.pages = pages
+        self.policy = policy
+        self.limits = limits
+        self.ratio = NewTokenRatio()
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self.waiting or self.running)
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step."""
+        decode = self._decode_rows()
+        plan = StepPlan(decode, [])
+        budget = self.limits.max_prefill_tokens
+        for request in self.running:
+            if not request.on_device and budget > 0:
+                budget -= self._add_chunk(plan, request, budget)
+        if self.waiting and budget > 0:
+            self._admit(plan, budget)
+        if plan.decode and not plan.chunks:
+            self.ratio.step()
+        return plan
+
+    def remove(self, rid: str) -> Request | None:
+        """Take a request out, waiting or running; its pages and row are released."""
+        for index, request in enumerate(self.waiting):
+            if request.rid == rid:
+                return self.waiting.pop(index)
+        for request in self.running:
+            if request.rid == rid:
+                self.release(request)
+                return request
+        return None
+
+    def release(self, request: Request) -> None:
+        """The one way out of `running`."""
+        self.running.remove(request)
+        self.pages.release(request)
+
+    def _decode_rows(self) -> list[Request]:
+        """Running requests that decode, each with room for its next token; retracts until there is."""
+        retracted: list[Request] = []
+        while True:
+            decode = [r for r in self.running if r.on_device]
+            growing = [r for r in decode if self.pages.needs_page(r)]
+            if self.pages.make_room(len(growing)):
+                break
+            retracted.append(self._retract(decode))
+        for request in growing:
+            self.pages.grow(request)
+        if retracted:
+            before = self.ratio.value
+            self.ratio.retracted(self.running)
+            logger.info(
+                "KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: %.4f -> %.4f",
+                len(retracted),
+                before,
+                self.ratio.value,
+            )
+        return decode
+
+    def _retract(self, candidates: list[Request]) -> Request:
+        """Send one request back to the queue: the lowest priority, then the latest arrival."""
+        victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
+        self.release(victim)
+        victim.num_retractions += 1
+        self.waiting.append(victim)
+        return victim
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        """Move waiting requests to `running` while rows, pages and the token budget last."""
+        prefixes = self._prefixes_in_flight()
+        for request in self.policy.order(self.waiting, self.pages.tree):
+            if budget <= 0:
+                break
+            self.pages.match(request)
+            key = self._next_page(request)
+            if key is not None and key in prefixes:
+                self.pages.unmatch(request)  # another request is computing this very page: wait for it and share
+                continue
+            if not self._make_space(plan, request):
+                self.pages.unmatch(request)
+                break
+            self.waiting.remove(request)
+            self.running.append(request)
+            self.pages.admit(request)
+            plan.num_new_requests += 1
+            plan.num_cached_tokens += request.computed_len
+            budget -= self._add_chunk(plan, request, budget)
+            if key is not None:
+                prefixes.add(key)
+
+    def _make_space(self, plan: StepPlan, request: Request) -> bool:
+        """Whether `request` fits beside the running ones, after retracting lower priorities if the policy does that."""
+        while not self._fits(request):
+            busy = {id(chunk.request) for chunk in plan.chunks}
+            victims = [r for r in self.running if r.priority < request.priority and id(r) not in busy]
+            if not self.policy.preempts or not victims:
+                return False
+            victim = self._retract(victims)
+            plan.decode = [r for r in plan.decode if r is not victim]
+        return True
+
+    def _fits(self, request: Request) -> bool:
+        """Whether there is a row, and room for the prompt and for what all are expected to generate."""
+        if len(self.running) >= self.limits.max_running_requests:
+            return False
+        need = self.pages.pages_to_compute(request)
+        if self.running:
+            need += sum(self._expected_pages(r) for r in self.running) + self._expected_pages(request)
+        return need <= self.pages.num_available
+
+    def _expected_pages(self, request: Request) -> int:
+        return self.pages.pages_for(int(request.remaining_tokens * self.ratio.value))
+
+    def _prefixes_in_flight(self) -> set[PageKey]:
+        """First page that each prefilling request is about to add to the tree."""
+        keys = (self._next_page(r) for r in self.running if not r.on_device)
+        return {key for key in keys if key is not None}
+
+    def _next_page(self, request: Request) -> PageKey | None:
+        """Where in the tree, and with which tokens, the next full page of `request` will go."""
+        size = self.pages.page_size
+        start = request.num_tree_pages * size
+        if request.node is None or start + size > len(request.ids) - 1:
+            return None
+        return id(request.node), tuple(request.ids[start : start + size])
+
+    def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
+        """Plan the next chunk of a prompt; returns its length."""
+        num = min(request.num_pending, self.limits.chunked_prefill_size, budget)
+        plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))
+        return num

@@ -1,0 +1,136 @@
+"""What both clients share: which request's tokens go to which iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dovetail.engine.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    EngineInfo,
+    Failed,
+    FromEngine,
+    Ready,
+    Submit,
+    Tick,
+    ToEngine,
+    TokenDelta,
+)
+from dovetail.errors import ConfigError, EngineDeadError, EngineError
+
+
+class StreamClient:
+    """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_lost`."""
+
+    def __init__(self) -> None:
+        self._info: EngineInfo | None = None
+        self._step = 0
+        self._dead: str | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None
+        self._streams: dict[str, asyncio.Queue[TokenDelta | EngineDeadError]] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._ids = itertools.count(1)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine; available once `start` has returned."""
+        if self._info is None:
+            raise EngineError("the engine has not been started")
+        return self._info
+
+    @property
+    def step(self) -> int:
+        """The last step counter heard from the engine."""
+        return self._step
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is gone, or None while it lives."""
+        return self._dead
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, request: Submit) -> AsyncIterator[TokenDelta]:
+        """See `EngineClient.submit`."""
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        if request.rid in self._streams:
+            raise EngineError(f"request id {request.rid!r} is in use")
+        queue: asyncio.Queue[TokenDelta | EngineDeadError] = asyncio.Queue()
+        self._streams[request.rid] = queue
+        self._send(request)
+        return self._iterate(request.rid, queue)
+
+    async def _iterate(self, rid: str, queue: asyncio.Queue[TokenDelta | EngineDeadError]) -> AsyncIterator[TokenDelta]:
+        finished = False
+        try:
+            while not finished:
+                item = await queue.get()
+                if isinstance(item, EngineDeadError):
+                    finished = True
+                    raise item
+                finished = item.finish is not None
+                yield item
+        finally:
+            self._streams.pop(rid, None)
+            if not finished and self._dead is None:
+                self._send(Abort(rid))
+
+    def abort(self, rid: str) -> None:
+        """See `EngineClient.abort`."""
+        if rid in self._streams and self._dead is None:
+            self._send(Abort(rid))
+
+    async def control(self, op: str) -> dict[str, Any]:
+        """See `EngineClient.control`."""
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        number = next(self._ids)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._send(Control(id=number, op=op))  # type: ignore[arg-type]  # the engine checks it
+        try:
+            result: dict[str, Any] = await reply
+            return result
+        finally:
+            self._replies.pop(number, None)
+
+    def _send(self, message: ToEngine) -> None:
+        raise NotImplementedError
+
+    def _receive(self, message: FromEngine) -> None:
+        """Take one message from the engine, on the event loop."""
+        if isinstance(message, Tick):
+            self._step = message.step
+            for delta in message.deltas:
+                if (queue := self._streams.get(delta.rid)) is not None:
+                    queue.put_nowait(delta)
+        elif isinstance(message, ControlReply):
+            reply = self._replies.get(message.id)
+            if reply is not None and not reply.done():
+                reply.set_result(message.result)
+        elif isinstance(message, Ready):
+            self._info = message.info
+            if self._started is not None and not self._started.done():
+                self._started.set_result(message.info)
+        elif isinstance(message, Failed):
+            self._lost(message.message, user_error=message.user_error)
+
+    def _lost(self, why: str, *, user_error: bool = False) -> None:
+        """The engine is gone: end everything that waits for it. The first reason is kept."""
+        if self._dead is not None:
+            return
+        self._dead = why
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
+        for queue in self._streams.values():
+            queue.put_nowait(EngineDeadError(why))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineDeadError(why))

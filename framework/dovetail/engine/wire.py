@@ -1,0 +1,100 @@
+"""Frames on the Unix socket between client and engine: a 4-byte big-endian length, then msgpack."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.engine.loop import ClosedError
+from dovetail.engine.messages import FromEngine, ToEngine
+from dovetail.plugins import PluginPlan
+
+HEADER = struct.Struct(">I")
+MAX_FRAME = 1 << 30
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """First frame to an engine process: everything it is started with."""
+
+    settings: dict[str, Any]
+    plan: PluginPlan
+    log_level: str
+
+
+def frame(payload: bytes) -> bytes:
+    """Put the length in front."""
+    return HEADER.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes and return the frames that are complete.
+
+        Raises:
+            ValueError: A frame is longer than 1 GiB.
+        """
+        self._buffer += data
+        frames, at = [], 0
+        while len(self._buffer) - at >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer, at)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME} are allowed")
+            end = at + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[at + HEADER.size : end]))
+            at = end
+        del self._buffer[:at]
+        return frames
+
+
+class SocketTransport:
+    """The engine's side of the socket; a closed socket means that the client died."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._reader = FrameReader()
+        self._frames: list[bytes] = []
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive_start(self) -> Start:
+        """Wait for the first frame."""
+        while not self._frames:
+            self._read()
+        return msgspec.msgpack.decode(self._frames.pop(0), type=Start)
+
+    def poll(self, timeout_s: float) -> list[ToEngine]:
+        """See `Transport.poll`."""
+        ready, _, _ = select.select([self._socket], [], [], 0 if self._frames else timeout_s)
+        if ready:
+            self._read()
+        frames, self._frames = self._frames, []
+        return [self._decoder.decode(data) for data in frames]
+
+    def send(self, message: FromEngine) -> None:
+        """See `Transport.send`."""
+        try:
+            self._socket.sendall(frame(self._encoder.encode(message)))
+        except OSError as error:
+            raise ClosedError(str(error)) from None
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 20)
+        except OSError as error:
+            raise ClosedError(str(error)) from None
+        if not data:
+            raise ClosedError("the socket was closed")
+        self._frames += self._reader.feed(data)

@@ -1,0 +1,47 @@
+"""Tensor operations in plain torch: the reference that faster versions must equal, on any device.
+
+Rounding follows transformers (normalise in float32, round to the model's dtype, then multiply by the weight), so that
+greedy tokens agree. Letters: T tokens, H hidden size, D head dim, N heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis; `weight` broadcasts.
+
+    Source: arXiv:1910.07467.
+    """
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+    return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add `x` to the residual stream and normalise the sum.
+
+    Returns:
+        The normalised sum and the sum, both `[T, H]`. Without a residual, `x` starts the stream.
+    """
+    residual = x if residual is None else residual + x
+    return rms_norm(residual, weight, eps), residual
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for `[T, 2F]` holding gate and up side by side; returns `[T, F]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves layout. `x` is `[T, N, D]`, `cos` and `sin` are `[T, 1, D]` in its dtype.
+
+    Source: RoFormer, arXiv:2104.09864, in GPT-NeoX's layout.
+    """
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin

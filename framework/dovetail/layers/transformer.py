@@ -1,0 +1,103 @@
+"""The two halves of a dense decoder layer, as most architectures have them: grouped-head attention and a gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.model import BuildContext, ModelConfig
+from dovetail.errors import ModelError
+from dovetail.layers import ops
+from dovetail.layers.attention import attend
+from dovetail.layers.linear import Linear
+from dovetail.layers.norm import QKNorm, RMSNorm
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with grouped key/value heads and rotary positions.
+
+    Args:
+        config: The model's.
+        index: Layer number.
+        ctx: Device and dtype.
+        qkv_bias: Bias on the query, key and value projections.
+        out_bias: Bias on the output projection.
+        qk_norm: RMS norm on each query and key head before rotation.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ctx: BuildContext,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        hq, hk, d = config.num_qo_heads, config.num_kv_heads, config.head_dim
+        self.hq, self.hk, self.d = hq, hk, d
+        self.qkv = Linear(config.hidden_size, {"q": hq * d, "k": hk * d, "v": hk * d}, ctx, bias=qkv_bias)
+        self.out = Linear(hq * d, config.hidden_size, ctx, bias=out_bias)
+        self.qk_norm = QKNorm(hq, hk, d, config.norm_eps, ctx) if qk_norm else None
+        self.layer = AttentionLayer(
+            index=index,
+            num_qo_heads=hq,
+            num_kv_heads=hk,
+            head_dim=d,
+            scale=d**-0.5,
+            sliding_window=config.layer_windows[index] if config.layer_windows else None,
+        )
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Map `[T, H]` to `[T, H]`; `rope` is the step's cosine and sine."""
+        hq, hk = self.hq, self.hk
+        qkv = self.qkv(x).view(-1, hq + 2 * hk, self.d)
+        qk = qkv[:, : hq + hk]
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        qk = ops.rotate(qk, *rope)
+        attended = attend(self.layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)
+        out: Tensor = self.out(attended.view(-1, hq * self.d))
+        return out
+
+
+class GatedMLP(nn.Module):
+    """`down(act(gate(x)) * up(x))`, gate and up fused."""
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext, *, bias: bool = False) -> None:
+        super().__init__()
+        if config.hidden_act not in ("silu", "swish"):
+            raise ModelError(f"config.json: hidden_act {config.hidden_act!r} is not supported; possible: silu")
+        inner = config.intermediate_size
+        self.gate_up = Linear(config.hidden_size, {"gate": inner, "up": inner}, ctx, bias=bias)
+        self.down = Linear(inner, config.hidden_size, ctx, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[T, H]` to `[T, H]`."""
+        out: Tensor = self.down(ops.silu_and_mul(self.gate_up(x)))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm decoder layer with a residual stream carried beside the activations.
+
+    Built from parts, so that an architecture chooses its own attention and MLP.
+    """
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        self.mlp = mlp
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output and the residual stream to which the next norm adds it, both `[T, H]`."""
+        x, residual = self.attention_norm(x, residual)
+        x = self.attention(x, rope, batch)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp(x), residual

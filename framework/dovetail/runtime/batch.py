@@ -1,0 +1,96 @@
+"""Turns a step's plan into device tensors: one host array per field, one copy each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch
+from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.runtime.device_state import DeviceState
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A step ready to run.
+
+    Attributes:
+        ids: `[T]` int64 input tokens.
+        batch: What model and attention backend see.
+        sampled: Requests that get a token, in the order of `batch.last_tokens`.
+        sampled_rows: `[R]` int64, their device rows.
+    """
+
+    ids: Tensor
+    batch: ForwardBatch
+    sampled: list[Request]
+    sampled_rows: Tensor
+
+
+def prepare(plan: StepPlan, state: DeviceState, attention: AttentionBackend, page_size: int) -> Prepared:
+    """Build a step's tensors on the state's device."""
+    device = state.device
+    n = len(plan.decode)
+    chunks = plan.chunks
+    requests = plan.decode + [chunk.request for chunk in chunks]
+    seq_lens = [r.computed_len + 1 for r in plan.decode] + [c.start + c.num_new for c in chunks]
+    q_lens = [1] * n + [c.num_new for c in chunks]
+    starts = np.zeros(len(requests) + 1, dtype=np.int32)
+    np.cumsum(q_lens, out=starts[1:])
+    positions, slots = _places(plan, page_size)
+    rows = _to(np.fromiter((r.row for r in requests), np.int64, len(requests)), device)
+    wants = [True] * n + [c.samples for c in chunks]
+    last = np.flatnonzero(wants)
+    batch = ForwardBatch(
+        num_decode=n,
+        positions=_to(positions, device),
+        kv_slots=_to(slots, device),
+        rows=rows,
+        page_table=state.page_table,
+        seq_lens=_to(np.array(seq_lens, dtype=np.int64), device),
+        q_starts=_to(starts, device),
+        seq_lens_cpu=seq_lens,
+        q_lens_cpu=q_lens,
+        attention=attention,
+        last_tokens=_to((starts[1:][last] - 1).astype(np.int64), device),
+    )
+    sampled_rows = rows if len(last) == len(requests) else rows[_to(last.astype(np.int64), device)]
+    sampled = [requests[i] for i in last]
+    return Prepared(_input_ids(plan, state, rows[:n]), batch, sampled, sampled_rows)
+
+
+def _places(plan: StepPlan, page_size: int) -> tuple[Ints, Ints]:
+    """Absolute position and KV slot of every new token."""
+    positions = [np.fromiter((r.computed_len for r in plan.decode), np.int64, len(plan.decode))]
+    pages = [np.fromiter((r.pages[r.computed_len // page_size] for r in plan.decode), np.int64, len(plan.decode))]
+    for chunk in plan.chunks:
+        places = np.arange(chunk.start, chunk.start + chunk.num_new)
+        positions.append(places)
+        pages.append(np.array(chunk.request.pages, dtype=np.int64)[places // page_size])
+    all_positions = np.concatenate(positions)
+    return all_positions, np.concatenate(pages) * page_size + all_positions % page_size
+
+
+def _input_ids(plan: StepPlan, state: DeviceState, decode_rows: Tensor) -> Tensor:
+    """Decode rows read what the sampler wrote on the device; prompts come from the host."""
+    decode = state.next_ids[decode_rows] if plan.decode else None
+    if not plan.chunks:
+        return decode if decode is not None else torch.empty(0, dtype=torch.int64, device=state.device)
+    prompt = np.concatenate([_tokens(chunk) for chunk in plan.chunks])
+    ids = _to(prompt, state.device)
+    return ids if decode is None else torch.cat((decode, ids))
+
+
+def _tokens(chunk: Chunk) -> Ints:
+    return np.array(chunk.request.ids[chunk.start : chunk.start + chunk.num_new], dtype=np.int64)
+
+
+def _to(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,135 @@
+"""Reads `config.json` and `generation_config.json` as transformers 4 and 5 write them. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.errors import ModelError
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parse `config.json` of a model folder.
+
+    Raises:
+        ModelError: No such folder, no `config.json`, or it is not a JSON object.
+    """
+    if not folder.is_dir():
+        raise ModelError(
+            f"model path {str(folder)!r}: no such folder; give a local folder with config.json, *.safetensors and "
+            "tokenizer.json (models are not downloaded)"
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"model path {str(folder)!r}: there is no config.json in it; give a Hugging Face model folder")
+    return _read_object(path)
+
+
+def architecture(hf: Mapping[str, Any], folder: Path) -> str:
+    """The Hugging Face architecture string of a config.
+
+    Raises:
+        ModelError: `architectures` is missing or empty.
+    """
+    names = hf.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError(
+            f"{folder / 'config.json'}: 'architectures' must name the model class, as in [\"Qwen3ForCausalLM\"]"
+        )
+    return names[0]
+
+
+def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a request: those of `generation_config.json`, else of `config.json`."""
+    path = folder / "generation_config.json"
+    generation = _read_object(path) if path.is_file() else {}
+    value = generation.get("eos_token_id", hf.get("eos_token_id"))
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def dense_config(hf: Mapping[str, Any], **extra: Any) -> ModelConfig:
+    """Translate the config of a dense decoder (Llama and its relatives).
+
+    Args:
+        hf: Parsed `config.json`.
+        extra: What the architecture's layers need to know beyond the common fields.
+
+    Raises:
+        ModelError: A needed key is missing or a value is not supported.
+    """
+    try:
+        heads = int(hf["num_attention_heads"])
+        hidden = int(hf["hidden_size"])
+        if hf.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError("config.json: partial_rotary_factor other than 1 is not supported for this architecture")
+        return ModelConfig(
+            architecture=str(hf["architectures"][0]),
+            vocab_size=int(hf["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(hf["intermediate_size"]),
+            num_layers=int(hf["num_hidden_layers"]),
+            num_qo_heads=heads,
+            num_kv_heads=int(hf.get("num_key_value_heads") or heads),
+            head_dim=int(hf.get("head_dim") or hidden // heads),
+            norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+            hidden_act=str(hf.get("hidden_act", "silu")),
+            max_position_embeddings=int(hf["max_position_embeddings"]),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            rope=rope_config(hf),
+            dtype=checkpoint_dtype(hf),
+            layer_windows=layer_windows(hf),
+            extra=extra,
+        )
+    except KeyError as missing:
+        raise ModelError(f"config.json: the key {missing} is missing") from None
+
+
+def rope_config(hf: Mapping[str, Any]) -> RopeConfig:
+    """Normalise `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
+    given = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ModelError("config.json: rope parameters per layer type are not supported for this architecture")
+    theta = given.get("rope_theta", hf.get("rope_theta", 10000.0))
+    kind = str(given.get("rope_type", given.get("type", "default")))
+    skip = {"rope_theta", "rope_type", "type"}
+    params = {key: float(value) for key, value in given.items() if key not in skip and value is not None}
+    return RopeConfig(theta=float(theta), kind=kind, params=params)
+
+
+def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
+    """The checkpoint's dtype name from `dtype` or `torch_dtype`; float32 if neither is there, as in transformers."""
+    name = str(hf.get("dtype") or hf.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelError(f"config.json: dtype {name!r} is not supported; possible: {', '.join(DTYPES)}")
+    return name
+
+
+def layer_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Sliding window by layer, from `layer_types` or Qwen's `max_window_layers`; empty if no layer has one."""
+    window = hf.get("sliding_window")
+    if window is None or not hf.get("use_sliding_window", "layer_types" in hf):
+        return ()
+    num = int(hf["num_hidden_layers"])
+    types = hf.get("layer_types")
+    if types is None:
+        first = int(hf.get("max_window_layers", 0))
+        types = ["sliding_attention" if index >= first else "full_attention" for index in range(num)]
+    windows = tuple(int(window) if kind == "sliding_attention" else None for kind in types)
+    return windows if any(w is not None for w in windows) else ()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: a JSON object is expected")
+    return value

@@ -1,0 +1,206 @@
+"""Owns the model on the device: builds it, sizes the cache, runs steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.cache.pool import PagedKVPool, page_bytes
+from dovetail.contracts.attention import AttentionBackend, Phase
+from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelPlugin
+from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.batch import Prepared, prepare
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.hf_config import eos_token_ids, read_config
+from dovetail.runtime.sampler import Sampled, rank_logprobs, sample
+from dovetail.runtime.weights import fill_dummy, load_weights
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+LOGIT_ROWS = 256
+"""Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
+MAX_CPU_KV_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Tokens of a step: `sampled[i]` got `tokens[i]`; None where its logits were not finite."""
+
+    sampled: list[Request]
+    tokens: list[int | None]
+    outcome: Sampled | None
+
+
+class ModelRunner:
+    """One model, its KV pool and device state, and the attention backend that serves it."""
+
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
+        """Build and load.
+
+        Raises:
+            ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
+        """
+        started = time.perf_counter()
+        self.device = _device(settings.device)
+        if self.device.type == "cpu" and settings.num_threads:
+            torch.set_num_threads(settings.num_threads)
+        folder = settings.folder
+        hf = read_config(folder)
+        plugin = _model_plugin(plugins)
+        self.config = plugin.config_from_hf(hf)
+        self.eos_ids = eos_token_ids(folder, hf)
+        self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
+        backend, self.attention_name = _attention_backend(plugins, self.config, self.device, self.dtype, settings)
+        self.model, self.weight_bytes = self._load(plugin, settings, folder)
+        self.context_len = settings.context_length or self.config.max_position_embeddings
+        self.pool = self._make_pool(settings)
+        # The pool bounds what one request can hold; the last token of a request needs no page.
+        self.context_len = min(self.context_len, (self.pool.num_pages - 1) * settings.page_size)
+        max_pages = -(-self.context_len // settings.page_size)
+        self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
+        self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
+        self.load_s = time.perf_counter() - started
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step and read its tokens back."""
+        ready = prepare(plan, self.state, self.attention, self.pool.page_size)
+        self.attention.plan(ready.batch, Phase.EAGER)
+        self.attention.plan_in_graph(ready.batch)
+        hidden = self.model.forward(ready.ids, ready.batch)
+        if any(chunk.request.prompt_logprobs is not None for chunk in plan.chunks):
+            self._prompt_logprobs(plan, hidden)
+        if not ready.sampled:
+            return StepResult(sampled=[], tokens=[], outcome=None)
+        logits = self.model.lm_head(hidden[ready.batch.last_tokens])
+        outcome = sample(logits, [r.sample for r in ready.sampled])
+        self.state.set_next(ready.sampled_rows, outcome.ids)
+        return self._read_back(ready, outcome)
+
+    def _read_back(self, ready: Prepared, outcome: Sampled) -> StepResult:
+        """The step's one wait for the device."""
+        ids, broken = outcome.ids.tolist(), outcome.broken.tolist()
+        tokens = [None if bad else token for token, bad in zip(ids, broken, strict=True)]
+        return StepResult(sampled=ready.sampled, tokens=tokens, outcome=outcome)
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
+        """Append the log probabilities of each chunk's successors within its prompt."""
+        at = len(plan.decode)
+        for chunk in plan.chunks:
+            if chunk.request.prompt_logprobs is not None:
+                self._chunk_logprobs(chunk, hidden[at : at + chunk.num_new])
+            at += chunk.num_new
+
+    def _chunk_logprobs(self, chunk: Chunk, hidden: Tensor) -> None:
+        """`hidden` `[num_new, H]`: the state at position p gives the log probability of token p + 1."""
+        request = chunk.request
+        wanted, found = request.params.prompt_logprobs, request.prompt_logprobs
+        if wanted is None or found is None:
+            return
+        first = max(chunk.start, request.params.prompt_logprobs_start - 1)
+        last = min(chunk.start + chunk.num_new, request.num_prompt - 1)
+        for begin in range(first, last, LOGIT_ROWS):
+            end = min(begin + LOGIT_ROWS, last)
+            logits = self.model.lm_head(hidden[begin - chunk.start : end - chunk.start])
+            chosen = list(request.ids[begin + 1 : end + 1])
+            found += rank_logprobs(logits, chosen, [wanted] * len(chosen))
+
+    def _load(self, plugin: type[ModelPlugin], settings: EngineSettings, folder: Path) -> tuple[CausalLM, int]:
+        with torch.inference_mode():
+            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype))
+            if not isinstance(model, nn.Module):
+                raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
+            model.eval()
+            size = sum(p.numel() * p.element_size() for p in model.parameters())
+            if settings.load_format == "dummy":
+                fill_dummy(model)
+            else:
+                load_weights(model, plugin.weight_map(self.config), folder)
+        return model, size
+
+    def _make_pool(self, settings: EngineSettings) -> PagedKVPool:
+        """Allocate the KV pool: as many tokens as asked for, else as memory and use allow."""
+        size = settings.page_size
+        per_page = page_bytes(self.config, size, self.dtype)
+        useful = settings.max_running_requests * -(-self.context_len // size)
+        if settings.max_total_tokens is not None:
+            num = -(-settings.max_total_tokens // size)
+        else:
+            num = min(useful, _kv_budget(settings, self.device) // per_page)
+        if num < 2:
+            raise ConfigError(
+                f"no memory for the KV cache: one page of {size} tokens takes {per_page / 2**20:.1f} MiB; lower "
+                "--page-size or raise --mem-fraction-static"
+            )
+        try:
+            return PagedKVPool(self.config, num + 1, size, self.dtype, self.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the KV cache of {num * size} tokens ({num * per_page / 2**30:.1f} GiB) cannot be allocated: lower "
+                f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
+            ) from None
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _kv_budget(settings: EngineSettings, device: torch.device) -> int:
+    """Bytes for the KV cache, weights already loaded."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - total * (1 - settings.mem_fraction_static)))
+    return min(_free_host_bytes() // 2, MAX_CPU_KV_BYTES)
+
+
+def _free_host_bytes() -> int:
+    """Memory that the host can give without swapping; Linux's own estimate."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        logger.debug("no /proc/meminfo; assuming 2 GiB of free memory")
+    return 2 << 30
+
+
+def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:
+    planned = plugins.plan.of_kind("model")
+    if len(planned) != 1:
+        raise ModelError(f"the plugin plan must hold one model, it holds {len(planned)}")
+    found: type[ModelPlugin] = plugins.get("model", planned[0].qualified)
+    return found
+
+
+def _attention_backend(
+    plugins: LoadedPlugins, config: ModelConfig, device: torch.device, dtype: torch.dtype, settings: EngineSettings
+) -> tuple[type[AttentionBackend], str]:
+    """The first planned backend that can serve the model here.
+
+    Raises:
+        PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
+    """
+    reasons: list[str] = []
+    for planned, backend in plugins.candidates("attention_backend"):
+        reason = backend.why_not(config, device, dtype, settings.page_size)
+        if reason is None:
+            if not planned.requested:
+                refused = f" ({'; '.join(reasons)})" if reasons else ""
+                logger.info("Attention backend not given; using %s.%s", planned.name, refused)
+            return backend, planned.name
+        reasons.append(f"{planned.name}: {reason}")
+    raise PluginError(
+        f"--attention-backend {settings.attention_backend!r} cannot serve this model: {'; '.join(reasons)}"
+    )

@@ -1,0 +1,205 @@
+"""Chooses tokens from logits: penalties, bias, filters, seeded draws, log probabilities; vectorised over rows.
+
+R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: penalties and
+bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log probabilities are those of the
+model itself, before any of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
+from dovetail.runtime.random import exponentials, row_key
+
+CANDIDATES = 1024
+"""Rows whose filters leave at most this many tokens are never sorted in full."""
+
+
+@dataclass(slots=True, eq=False)
+class SampleRow:
+    """One request's state as the sampler needs it.
+
+    `counts` holds how often each token was generated, `prompt_seen` which tokens the prompt has; both `[V]` on the
+    device, made on first use by requests with penalties and kept up to date here.
+    """
+
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    prompt_ids: list[int] = field(default_factory=list)
+    num_output: int = 0
+    counts: Tensor | None = None
+    prompt_seen: Tensor | None = None
+
+    @property
+    def penalized(self) -> bool:
+        """Whether any penalty is on."""
+        p = self.params
+        return p.frequency_penalty != 0 or p.presence_penalty != 0 or p.repetition_penalty != 1
+
+
+@dataclass(slots=True, eq=False)
+class Sampled:
+    """Outcome of a step. `ids` is `[R]` int64 on the device; `broken` rows had logits that are not finite."""
+
+    ids: Tensor
+    broken: Tensor
+    logprobs: list[TokenLogprob | None]
+
+
+def sample(logits: Tensor, rows: list[SampleRow]) -> Sampled:
+    """Choose one token per row.
+
+    Args:
+        logits: `[R, V]`, any float dtype; not changed.
+        rows: One entry per row.
+    """
+    raw = logits.float()
+    top, greedy = raw.max(dim=-1)
+    broken = ~torch.isfinite(top)
+    adjusted = adjust(raw, rows)
+    if adjusted is not raw:
+        greedy = adjusted.argmax(dim=-1)
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    ids = greedy
+    if drawn:
+        index = torch.tensor(drawn, device=raw.device)
+        ids = greedy.index_copy(0, index, draw(adjusted[index], [rows[i] for i in drawn]))
+    _count(ids, rows)
+    return Sampled(ids, broken, token_logprobs(raw, ids, rows))
+
+
+def adjust(raw: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Apply penalties, bias and minimum length; returns `raw` itself if no row asks for any."""
+    out = raw
+    for i, row in enumerate(rows):
+        p = row.params
+        bans = row.num_output < p.min_tokens and row.stop_ids
+        if not (row.penalized or p.logit_bias or bans):
+            continue
+        if out is raw:
+            out = raw.clone()
+        if row.penalized:
+            _penalize(out[i], row)
+        if p.logit_bias:
+            where = torch.tensor(list(p.logit_bias), device=raw.device)
+            out[i, where] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=raw.device)
+        if bans:
+            out[i, list(row.stop_ids)] = float("-inf")
+    return out
+
+
+def _penalize(logits: Tensor, row: SampleRow) -> None:
+    """Frequency and presence over the output; repetition (arXiv:1909.05858) over prompt and output. In place, `[V]`."""
+    p = row.params
+    if row.counts is None or row.prompt_seen is None:
+        row.counts = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
+        row.prompt_seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        row.prompt_seen[torch.tensor(row.prompt_ids, device=logits.device)] = True
+    if p.repetition_penalty != 1:
+        seen = row.prompt_seen | (row.counts > 0)
+        scaled = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+        torch.where(seen, scaled, logits, out=logits)
+    logits -= p.frequency_penalty * row.counts + p.presence_penalty * (row.counts > 0)
+
+
+def _count(ids: Tensor, rows: list[SampleRow]) -> None:
+    for i, row in enumerate(rows):
+        row.num_output += 1
+        if row.counts is not None:
+            row.counts[ids[i]] += 1
+
+
+def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64."""
+    device = logits.device
+    temperature = torch.tensor([row.params.temperature for row in rows], device=device)
+    keys = torch.tensor([row_key(row.seed, row.num_output) for row in rows], dtype=torch.int32, device=device)
+    # The maximum is taken off first: a tiny temperature must not overflow to infinity.
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature[:, None]
+    if any(_filtered(row.params) for row in rows):
+        return _draw_filtered(logits, keys, rows)
+    tokens = torch.arange(logits.shape[-1], dtype=torch.int32, device=device)
+    return race(logits, keys, tokens)
+
+
+def race(logits: Tensor, keys: Tensor, tokens: Tensor) -> Tensor:
+    """Draw from the softmax of `logits` by the exponential race; `-inf` never wins. Returns positions `[R]`."""
+    return (logits.softmax(dim=-1) / exponentials(keys, tokens)).argmax(dim=-1)
+
+
+def _filtered(p: SamplingParams) -> bool:
+    return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+
+
+def _draw_filtered(logits: Tensor, keys: Tensor, rows: list[SampleRow]) -> Tensor:
+    """As `draw`, over the best `CANDIDATES` tokens where they provably hold all that the filters leave."""
+    probs = logits.softmax(dim=-1)
+    width = min(CANDIDATES, logits.shape[-1])
+    best, tokens = probs.topk(width, dim=-1)
+    if width < logits.shape[-1] and not _enough(best, rows):
+        best, tokens = probs.sort(dim=-1, descending=True)
+    kept = keep_mask(best, rows)
+    chosen = race(torch.where(kept, best.log(), float("-inf")), keys, tokens.to(torch.int32))
+    return tokens.gather(1, chosen[:, None])[:, 0]
+
+
+def _enough(best: Tensor, rows: list[SampleRow]) -> bool:
+    """Whether for every row the filters cut within `best` `[R, K]`, sorted descending."""
+    mass, last, first = best.sum(-1).tolist(), best[:, -1].tolist(), best[:, 0].tolist()
+    for i, row in enumerate(rows):
+        p = row.params
+        by_k = 0 < p.top_k <= best.shape[1]
+        by_p = p.top_p < 1 and mass[i] >= p.top_p + 1e-4
+        by_min = p.min_p > 0 and last[i] < p.min_p * first[i]
+        if not (by_k or by_p or by_min):
+            return False
+    return True
+
+
+def keep_mask(best: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Which of the sorted probabilities `[R, K]` survive top-k, then top-p of what is left, then min-p.
+
+    The most likely token always survives. Top-p keeps the smallest set whose mass reaches `top_p` of what top-k left.
+    """
+    device, width = best.device, best.shape[1]
+    p = [row.params for row in rows]
+    top_k = torch.tensor([x.top_k if x.top_k > 0 else width for x in p], device=device)[:, None]
+    top_p = torch.tensor([x.top_p for x in p], device=device)[:, None]
+    min_p = torch.tensor([x.min_p for x in p], device=device)[:, None]
+    kept = torch.arange(width, device=device) < top_k
+    left = torch.where(kept, best, 0.0)
+    before = left.cumsum(-1) - left
+    total = torch.where(top_k < width, left.sum(-1, keepdim=True), 1.0)
+    kept &= (top_p >= 1) | (before < top_p * total)
+    kept &= best >= min_p * best[:, :1]
+    kept[:, 0] = True
+    return kept
+
+
+def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> list[TokenLogprob | None]:
+    """Log probabilities of the chosen tokens and their rivals, for the rows that want them."""
+    out: list[TokenLogprob | None] = [None] * len(rows)
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if wanted:
+        index = torch.tensor(wanted, device=raw.device)
+        nums = [rows[i].params.logprobs or 0 for i in wanted]
+        for i, item in zip(wanted, rank_logprobs(raw[index], ids[index].tolist(), nums), strict=True):
+            out[i] = item
+    return out
+
+
+def rank_logprobs(logits: Tensor, chosen: list[int], nums: list[int]) -> list[TokenLogprob]:
+    """Log probability of `chosen[i]` and the `nums[i]` most likely tokens in row i of `[R, V]` logits."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
+    width = min(max(nums, default=0), logits.shape[-1])
+    values, tokens = (x.tolist() for x in logprobs.topk(width, dim=-1)) if width else ([[]] * len(nums),) * 2
+    return [
+        TokenLogprob(token, logprob, [TopLogprob(t, v) for t, v in zip(tokens[i][:n], values[i][:n], strict=True)])
+        for i, (token, logprob, n) in enumerate(zip(chosen, picked, nums, strict=True))
+    ]

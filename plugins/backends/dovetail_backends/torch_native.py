@@ -1,0 +1,146 @@
+"""Attention in plain torch on any device: pages gathered, then scaled-dot-product attention. The reference.
+
+B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.model import ModelConfig
+
+
+class TorchNativeBackend(AttentionBackend):
+    """Gathers each request's pages into a dense block and calls `scaled_dot_product_attention`."""
+
+    caps = AttentionCaps(
+        devices=frozenset({"cpu", "cuda"}),
+        dtypes=frozenset({"bfloat16", "float16", "float32"}),
+        sliding_window=True,
+        sinks=True,
+        needs_cpu_lens=True,
+    )
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+        self.device = device
+        self._decode_pages = torch.empty(0)
+        self._bias: dict[int | None, Tensor | None] = {}
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        """Choose the page columns of the decode rows; masks are made by the first layer that needs them."""
+        n = batch.num_decode
+        self._bias = {}
+        if n:
+            longest = max(batch.seq_lens_cpu[:n])
+            num_pages = -(-longest // self.kv_pool.page_size)
+            self._decode_pages = batch.page_table[batch.rows[:n], :num_pages].long()
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        """All decode rows at once, padded to the longest; a group's query heads stand as G rows over one KV head."""
+        n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
+        keys, values = self._gather(layer, self._decode_pages)
+        mask = self._decode_mask(layer.sliding_window, n, keys.shape[2], batch)
+        if layer.sinks is None:
+            grouped = q.view(n, hk, -1, d)
+            attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
+        else:
+            attended = attend_with_sinks(q.view(n, -1, 1, d), keys, values, mask, layer.scale, layer.sinks)
+        out.copy_(attended.reshape(n, -1, d))
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        """Prefill chunks one by one, each over its cached prefix and itself."""
+        start = 0
+        for index in range(batch.num_decode, batch.num_requests):
+            num_new, num_all = batch.q_lens_cpu[index], batch.seq_lens_cpu[index]
+            end = start + num_new
+            self._extend_one(q[start:end], k[start:end], v[start:end], layer, batch, index, num_all, out[start:end])
+            start = end
+
+    def _extend_one(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        index: int,
+        num_all: int,
+        out: Tensor,
+    ) -> None:
+        num_new = q.shape[0]
+        if num_new == num_all:
+            keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+        else:
+            num_pages = -(-num_all // self.kv_pool.page_size)
+            pages = batch.page_table[batch.rows[index], :num_pages].long()[None]
+            keys, values = (x[:, :, :num_all] for x in self._gather(layer, pages))
+        queries = q.transpose(0, 1)[None]
+        plain_causal = num_new == num_all and layer.sliding_window is None and layer.sinks is None
+        mask = None if plain_causal else self._extend_mask(num_new, num_all, layer.sliding_window)
+        if layer.sinks is None:
+            attended = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=plain_causal, scale=layer.scale, enable_gqa=True
+            )
+        else:
+            attended = attend_with_sinks(queries, keys, values, mask, layer.scale, layer.sinks)
+        out.copy_(attended[0].transpose(0, 1))
+
+    def _gather(self, layer: AttentionLayer, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Collect `pages` `[B, N]` into keys and values `[B, Hk, N * P, D]`."""
+        kv = self.kv_pool.layer(layer.index)[pages]  # [B, N, 2, P, Hk, D]
+        b, n, _, p, hk, d = kv.shape
+        keys = kv[:, :, 0].reshape(b, n * p, hk, d)
+        values = kv[:, :, 1].reshape(b, n * p, hk, d)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _decode_mask(self, window: int | None, n: int, num_keys: int, batch: ForwardBatch) -> Tensor | None:
+        """Boolean mask `[B, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
+        if window not in self._bias:
+            lens = batch.seq_lens[:n, None]
+            places = torch.arange(num_keys, device=self.device)
+            seen = places < lens
+            if window is not None:
+                seen &= places >= lens - window
+            full = window is None and all(length == num_keys for length in batch.seq_lens_cpu[:n])
+            self._bias[window] = None if full else seen[:, None, None]
+        return self._bias[window]
+
+    def _extend_mask(self, num_new: int, num_all: int, window: int | None) -> Tensor:
+        """Boolean mask `[num_new, num_all]`: causal, within the window."""
+        places = torch.arange(num_all, device=self.device)
+        queries = places[num_all - num_new :, None]
+        seen = places <= queries
+        return seen if window is None else seen & (places > queries - window)
+
+
+def attend_with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """Attention whose softmax has one more, valueless key per query head, with logit `sinks`.
+
+    Args:
+        q: `[B, Hq, T, D]`.
+        keys: `[B, Hk, L, D]`.
+        values: `[B, Hk, L, D]`.
+        mask: True where a key is seen, broadcastable to the scores; None for all.
+        scale: Factor of the scores.
+        sinks: `[Hq]`.
+
+    Source: gpt-oss model card, arXiv:2508.10925.
+    """
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = (q.float() @ keys.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    extra = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, extra), dim=-1).softmax(-1)[..., :-1]
+    return (weights @ values).to(q.dtype)

@@ -1,0 +1,91 @@
+"""Llama 2 and 3: pre-norm decoder, grouped key/value heads, rotary positions, gated MLP, no biases by default.
+
+Weights: as `LlamaForCausalLM` of transformers writes them. Source: arXiv:2307.09288, arXiv:2407.21783.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.layers.embedding import Embedding, LMHead
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.rotary import Rotary
+from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
+from dovetail.runtime.hf_config import dense_config
+
+LAYER = r"model\.layers\.(\d+)\."
+RULES = (
+    WeightRule(r"model\.embed_tokens\.weight", "embed.weight"),
+    WeightRule(LAYER + r"self_attn\.([qkv])_proj\.(weight|bias)", r"layers.\1.attention.qkv.\3", r"\2"),
+    WeightRule(LAYER + r"self_attn\.o_proj\.(weight|bias)", r"layers.\1.attention.out.\2"),
+    WeightRule(LAYER + r"self_attn\.([qk])_norm\.weight", r"layers.\1.attention.qk_norm.weight", r"\2"),
+    WeightRule(LAYER + r"mlp\.(gate|up)_proj\.(weight|bias)", r"layers.\1.mlp.gate_up.\3", r"\2"),
+    WeightRule(LAYER + r"mlp\.down_proj\.(weight|bias)", r"layers.\1.mlp.down.\2"),
+    WeightRule(LAYER + r"input_layernorm\.weight", r"layers.\1.attention_norm.weight"),
+    WeightRule(LAYER + r"post_attention_layernorm\.weight", r"layers.\1.mlp_norm.weight"),
+    WeightRule(r"model\.norm\.weight", "norm.weight"),
+    WeightRule(r".*rotary_emb\.inv_freq", ""),
+)
+
+
+class DenseDecoder(nn.Module):
+    """A stack of decoder layers between embedding and output head; what differs comes from `config.extra`."""
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        extra = config.extra
+        self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings, ctx)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                config,
+                ctx,
+                SelfAttention(
+                    config,
+                    index,
+                    ctx,
+                    qkv_bias=extra.get("qkv_bias", False),
+                    out_bias=extra.get("out_bias", False),
+                    qk_norm=extra.get("qk_norm", False),
+                ),
+                GatedMLP(config, ctx, bias=extra.get("mlp_bias", False)),
+            )
+            for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.lm_head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
+
+    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map token ids `[T]` to final hidden states `[T, H]`."""
+        x, residual = self.embed(ids), None
+        rope = self.rotary(batch.positions)
+        for layer in self.layers:
+            x, residual = layer(x, residual, rope, batch)
+        hidden: Tensor = self.norm(x, residual)[0]
+        return hidden
+
+
+class Llama(ModelPlugin):
+    """Serves `LlamaForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("LlamaForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        bias = bool(hf.get("attention_bias", False))
+        return dense_config(hf, qkv_bias=bias, out_bias=bias, mlp_bias=bool(hf.get("mlp_bias", False)))
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
+        return DenseDecoder(config, ctx)
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        head = WeightRule(r"lm_head\.weight", "" if config.tie_word_embeddings else "lm_head.weight")
+        return (*RULES, head)

@@ -1,0 +1,24 @@
+"""Qwen3, dense: Llama with an RMS norm on every query and key head, and a head dim of its own.
+
+Source: arXiv:2505.09388.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.runtime.hf_config import dense_config
+from dovetail_models.llama import Llama
+
+
+class Qwen3(Llama):
+    """Serves `Qwen3ForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("Qwen3ForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        bias = bool(hf.get("attention_bias", False))
+        return dense_config(hf, qk_norm=True, qkv_bias=bias, out_bias=bias)
