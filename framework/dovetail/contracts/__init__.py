@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         GrammarLimits,
         GrammarMatcher,
         GrammarSpec,
+        Kind,
         Support,
         SupportLevel,
         Vocabulary,
@@ -35,6 +36,30 @@ if TYPE_CHECKING:
         RopeConfig,
         WeightRule,
     )
+    from dovetail.contracts.reasoning import (
+        ContentDelta,
+        Event,
+        FormatSpec,
+        Markers,
+        OutputParser,
+        ParserRequest,
+        ReasoningDelta,
+        ReasoningParser,
+        State,
+        TemplateView,
+        TokenizerView,
+    )
+    from dovetail.contracts.tools import (
+        Malformed,
+        NewCall,
+        ToolArgs,
+        ToolBody,
+        ToolEnd,
+        ToolEvent,
+        ToolFormat,
+        ToolParser,
+        ToolStart,
+    )
 
 __all__ = [
     "AttentionBackend",
@@ -43,29 +68,89 @@ __all__ = [
     "BuildContext",
     "CausalLM",
     "CompiledGrammar",
+    "ContentDelta",
+    "Event",
+    "FormatSpec",
     "ForwardBatch",
     "GrammarBackend",
     "GrammarLimits",
     "GrammarMatcher",
     "GrammarSpec",
     "KVPool",
+    "Kind",
+    "Malformed",
+    "Markers",
     "ModelConfig",
     "ModelPlugin",
+    "NewCall",
+    "OutputParser",
+    "ParserRequest",
     "Phase",
+    "ReasoningDelta",
+    "ReasoningParser",
     "RopeConfig",
+    "State",
     "Support",
     "SupportLevel",
+    "TemplateView",
+    "TokenizerView",
+    "ToolArgs",
+    "ToolBody",
+    "ToolEnd",
+    "ToolEvent",
+    "ToolFormat",
+    "ToolParser",
+    "ToolStart",
     "Vocabulary",
     "WeightRule",
 ]
 
-_MODULES = ("model", "attention", "grammar")
+_HOME = {
+    "BuildContext": "model",
+    "CausalLM": "model",
+    "ModelConfig": "model",
+    "ModelPlugin": "model",
+    "RopeConfig": "model",
+    "WeightRule": "model",
+    "AttentionBackend": "attention",
+    "AttentionCaps": "attention",
+    "AttentionLayer": "attention",
+    "ForwardBatch": "attention",
+    "KVPool": "attention",
+    "Phase": "attention",
+    "ContentDelta": "reasoning",
+    "Event": "reasoning",
+    "FormatSpec": "reasoning",
+    "Markers": "reasoning",
+    "OutputParser": "reasoning",
+    "ParserRequest": "reasoning",
+    "ReasoningDelta": "reasoning",
+    "ReasoningParser": "reasoning",
+    "State": "reasoning",
+    "TemplateView": "reasoning",
+    "TokenizerView": "reasoning",
+    "Malformed": "tools",
+    "NewCall": "tools",
+    "ToolArgs": "tools",
+    "ToolBody": "tools",
+    "ToolEnd": "tools",
+    "ToolEvent": "tools",
+    "ToolFormat": "tools",
+    "ToolParser": "tools",
+    "ToolStart": "tools",
+    "CompiledGrammar": "grammar",
+    "GrammarBackend": "grammar",
+    "GrammarLimits": "grammar",
+    "GrammarMatcher": "grammar",
+    "GrammarSpec": "grammar",
+    "Kind": "grammar",
+    "Support": "grammar",
+    "SupportLevel": "grammar",
+    "Vocabulary": "grammar",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            contract = import_module(f"{__name__}.{module}")
-            if getattr(contract.__dict__.get(name), "__module__", None) == contract.__name__:
-                return contract.__dict__[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

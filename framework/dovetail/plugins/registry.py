@@ -245,15 +245,28 @@ class Registry:
 
     def _unknown(self, kind: str, name: str) -> str:
         installed = self.names(kind)
-        known = [own for record in self.of_kind(kind) if record.usable for own in (record.name, *record.facts.aliases)]
-        keys = {normalise(kind, own): own for own in known}
-        close = difflib.get_close_matches(normalise(kind, split_qualified(name)[1]), keys, n=2, cutoff=0.7)
-        hint = f"; did you mean {' or '.join(keys[key] for key in close)}?" if close else ""
+        close = self._close_names(kind, split_qualified(name)[1])
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
         label = KINDS[kind].label if kind in KINDS else kind
         return (
             f"{label} {name!r}: not installed; installed: {', '.join(installed) or 'none'}{hint}"
             f"; to add one, pip install a package that provides it (`dovetail plugin list` shows what is there)"
         )
+
+    def _close_names(self, kind: str, name: str) -> list[str]:
+        """Return names and aliases like `name`, the closest first, one per plugin."""
+        owners = {
+            normalise(kind, own): (own, record.qualified)
+            for record in self.of_kind(kind)
+            if record.usable
+            for own in (*record.facts.aliases, record.name)
+        }
+        close = difflib.get_close_matches(normalise(kind, name), owners, n=4, cutoff=0.7)
+        best: dict[str, str] = {}
+        for key in close:
+            own, plugin = owners[key]
+            best.setdefault(plugin, own)
+        return list(best.values())[:2]
 
     def _warn_taken(self, chosen: PluginRecord, others: list[PluginRecord]) -> None:
         key = (chosen.kind, normalise(chosen.kind, chosen.name))
@@ -380,9 +393,10 @@ def _own_name_first(records: list[PluginRecord], bare: str) -> list[PluginRecord
 
 def _ambiguous(name: str, records: list[PluginRecord]) -> str:
     label = KINDS[records[0].kind].label
-    names = sorted({record.qualified for record in records})
-    if len(names) > 1:
-        return f"{label} {name!r}: provided by {len(records)} packages; choose one: {' or '.join(names)}"
+    packages = {normalise_distribution(record.distribution) for record in records}
+    if len(packages) > 1:
+        names = sorted(record.qualified for record in records)
+        return f"{label} {name!r}: provided by {len(packages)} packages; choose one: {' or '.join(names)}"
     targets = " and ".join(sorted(record.target for record in records))
     owner = records[0]
     return (

@@ -1,0 +1,94 @@
+"""`dovetail plugin list`: what it prints and what it must not import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import PluginError
+from dovetail.plugins.registry import Registry
+from dovetail.testing.site import FakeSite
+from dovetail_server.cli import plugin
+
+HEAVY = ("torch", "pydantic", "fastapi", "transformers", "numpy", "pluggy", "rich")
+BUILTIN_PACKAGES = ("dovetail_models", "dovetail_parsers", "dovetail_backends", "dovetail_grammar")
+
+
+def run(code: str) -> str:
+    """Run Python code in a fresh process and return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_list_imports_no_plugin_and_nothing_heavy() -> None:
+    """The command lists the built-ins without importing torch, pydantic, fastapi or any plugin."""
+    out = run(
+        "import sys\nfrom dovetail_server.cli import main\nmain(['plugin', 'list'])\n"
+        f"print('IMPORTED', sorted(set({(*HEAVY, *BUILTIN_PACKAGES)!r}) & set(sys.modules)))"
+    )
+    assert "qwen3" in out
+    assert out.splitlines()[-1] == "IMPORTED []"
+
+
+def test_table_has_one_aligned_line_per_plugin(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kind, name, state, distribution, version, and aliases or the reason, in columns."""
+    site.add(
+        "acme",
+        "2.0",
+        {"dovetail.tool_parsers.v1": {"t1": "a:B"}},
+        manifest={"tool_parser": {"t1": {"aliases": ["t-one"]}}},
+    )
+    site.add("old-acme", "0.1", {"dovetail.models.v0": {"OldForCausalLM": "a:B"}})
+    print(plugin.table(Registry.scan(path=[str(site.root)]).sorted()))
+    assert capsys.readouterr().out.splitlines() == [
+        "KIND         NAME            STATE         DISTRIBUTION  VERSION  NOTES",
+        "model        OldForCausalLM  incompatible  old-acme      0.1      made for API 0 of model; "
+        "this dovetail speaks 1; upgrade old-acme",
+        "tool_parser  t1              found         acme          2.0      also: t-one",
+    ]
+
+
+def test_json_is_the_registry_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` prints what GET /v1/plugins returns, built-ins included."""
+    assert plugin.main(["list", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing == Registry.scan().listing()
+    assert {"qwen3", "deepseek-r1"} <= {item["name"] for item in listing["data"]}
+
+
+def test_manifest_problems_go_to_stderr(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that cannot be used is a warning beside the table."""
+    site.add("acme", entry_points={"dovetail.manifest": {"acme": "no_such_package"}})
+    assert plugin.main(["list"]) == 0
+    assert "warning: acme 1.0: manifest of 'no_such_package' ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["lst"], ["list", "--jsn"]])
+def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong arguments print usage and exit with code 2."""
+    with pytest.raises(SystemExit) as caught:
+        plugin.main(argv)
+    assert caught.value.code == 2
+    assert "usage: dovetail plugin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "name"), [(r.kind, r.name) for r in Registry.scan().records if r.builtin])
+def test_every_builtin_can_be_removed(tmp_path: Path, kind: str, name: str) -> None:
+    """With its entry point gone a built-in is "not installed; installed: …": nothing else knows its name."""
+    distribution = importlib.metadata.distribution("dovetail")
+    ours = Path(str(distribution.locate_file(""))) / f"dovetail-{distribution.version}.dist-info"
+    copy = tmp_path / ours.name
+    shutil.copytree(ours, copy)
+    lines = (ours / "entry_points.txt").read_text().splitlines()
+    copy.joinpath("entry_points.txt").write_text("\n".join(ln for ln in lines if not ln.startswith(f"{name} =")))
+    rest = sorted(r.name for r in Registry.scan().of_kind(kind) if r.builtin and r.name != name)
+    with pytest.raises(PluginError) as caught:
+        Registry.scan(path=[str(tmp_path)]).resolve(kind, name)
+    assert f"{name!r}: not installed; installed: {', '.join(rest) or 'none'}; " in str(caught.value)
