@@ -1,0 +1,253 @@
+"""`ChatTemplate`: a conversation to prompt text, through the model's or the operator's Jinja template."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.text.chat_messages import ContentFormat, template_messages
+from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
+from dovetail.text.tokenizer import Tokenizer
+
+# fmt: off
+_RESERVED = frozenset((
+    "messages", "conversation", "tools", "documents", "chat_template", "tokenize", "tokenizer_kwargs",
+    "add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "raise_exception", "strftime_now", "bos_token", "eos_token",
+))
+# fmt: on
+_SENTINEL = "\ue000dovetail\ue001"
+"""Text that no conversation holds, to find a place in rendered text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A rendered conversation.
+
+    Attributes:
+        text: The prompt. Tokenize it with `add_special_tokens=False`.
+        tail: What the template appended after the conversation, for priming the output parser: the generation prompt,
+            or the assistant's header and partial message when continuing one.
+    """
+
+    text: str
+    tail: str
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once. Safe to share between threads.
+
+    Attributes:
+        source: The template's text; empty if the model has none.
+        origin: Where it comes from, for logs.
+        content_format: `string`, `parts`, or `both`: the forms of message content that the template handles.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        origin: str = "the model",
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        """Compile.
+
+        Args:
+            sources: Templates by name: `default`, and `tool_use` for requests with tools. Empty: no template.
+            special_tokens: `bos_token`, … as `Tokenizer.special_tokens`.
+            origin: Named in errors and logs.
+            max_seconds: Time limit of one render.
+
+        Raises:
+            ModelError: A template has a syntax error.
+        """
+        self.origin = origin
+        self._special_tokens = dict(special_tokens or {})
+        self._max_seconds = max_seconds
+        self._environment = ChatEnvironment()
+        self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        default = "default" if "default" in sources else next(iter(sources), None)
+        self._default = None if default is None else self._templates[default]
+        self.source = "" if default is None else sources[default]
+        self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
+
+    @classmethod
+    def load(cls, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate:
+        """Take the operator's template from `path`, or else the model's own.
+
+        Raises:
+            ConfigError: The file cannot be read, or its template, or the model's, has a syntax error.
+        """
+        if path is None:
+            return cls(tokenizer.chat_templates, special_tokens=tokenizer.special_tokens)
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"--chat-template {os.fspath(path)!r}: {reason}; give a Jinja template file") from error
+        return cls({"default": source}, special_tokens=tokenizer.special_tokens, origin=f"--chat-template {path}")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedChat:
+        """Render a conversation. CPU work in proportion to its length: call it off the event loop for long ones.
+
+        Args:
+            messages: OpenAI messages, already validated to be mappings with a `role`.
+            tools: As OpenAI writes them; None or empty if there are none.
+            documents: Passed to the template.
+            add_generation_prompt: Whether the assistant's header is appended; by default unless continuing.
+            continue_final_message: The last message is the beginning of the reply.
+            template_kwargs: `chat_template_kwargs` of the request.
+
+        Raises:
+            RequestError: There is no template, a field is wrong, or the template refused or failed; its message is
+                passed on.
+        """
+        _check_kwargs(template_kwargs or {})
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other; send one",
+                param="continue_final_message",
+            )
+        context = {
+            **self._special_tokens,
+            **(template_kwargs or {}),
+            "messages": template_messages(messages, self.content_format),
+            "tools": [*tools] if tools else None,
+            "documents": [*documents] if documents else None,
+        }
+        template = self._pick(bool(tools))
+        if continue_final_message:
+            return self._render_continued(template, context)
+        text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)
+        if add_generation_prompt is False:
+            return RenderedChat(text, "")
+        return RenderedChat(text, self._tail(template, context, text))
+
+    def _render_continued(self, template: jinja2.Template, context: dict[str, Any]) -> RenderedChat:
+        """Render up to the end of the last message, which is cut off at a sentinel put behind its content."""
+        messages = context["messages"]
+        if not messages or messages[-1].get("role") != "assistant":
+            raise RequestError(
+                "continue_final_message needs a last message with role 'assistant'", param="continue_final_message"
+            )
+        marked = [*messages[:-1], _with_sentinel(messages[-1])]
+        text, found, _ = self._render(template, {**context, "messages": marked}, False).rpartition(_SENTINEL)
+        if not found:
+            raise RequestError(
+                "the chat template does not print the last message's content, so it cannot be continued",
+                param="continue_final_message",
+            )
+        try:
+            before = self._render(template, {**context, "messages": messages[:-1]}, False)
+        except RequestError:  # some templates refuse a conversation without a question
+            before = ""
+        return RenderedChat(text, text[_common_len(text, before) :])
+
+    def _tail(self, template: jinja2.Template, context: dict[str, Any], text: str) -> str:
+        """Return what the generation prompt added, or, where a template always adds it, what follows the messages."""
+        try:
+            plain = self._render(template, context, False)
+        except RequestError:
+            plain = text
+        tail = text[_common_len(text, plain) :]
+        messages = context["messages"]
+        if tail or not messages:
+            return tail
+        marked = [*messages[:-1], _with_sentinel(messages[-1])]
+        try:
+            return self._render(template, {**context, "messages": marked}, True).rpartition(_SENTINEL)[2]
+        except RequestError:  # a template that inspects the content may refuse the sentinel
+            return ""
+
+    def _render(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
+        meter = self._environment.meter
+        meter.reset(self._max_seconds)
+        try:
+            return template.render(context, add_generation_prompt=add_generation_prompt)
+        except TemplateLimitError as error:
+            raise RequestError(f"{error}; shorten the conversation or fix the template", param="messages") from error
+        except jinja2.TemplateError as error:
+            raise RequestError(f"chat template: {error.message or error}", param="messages") from error
+        except Exception as error:  # a template computes on the request's data: its failure is the request's
+            raise RequestError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
+        finally:
+            meter.reset()
+
+    def _pick(self, with_tools: bool) -> jinja2.Template:
+        if self._default is None:
+            raise RequestError(
+                "the model has no chat template; start the server with --chat-template FILE, or use /v1/completions",
+                code="chat_template_missing",
+            )
+        return self._templates.get("tool_use", self._default) if with_tools else self._default
+
+    def _compile(self, name: str, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            where = "" if name == "default" else f" ({name})"
+            raise ModelError(f"{self.origin}: chat template{where}, line {error.lineno}: {error.message}") from error
+
+    def _detect_content_format(self) -> ContentFormat:
+        """Render one message in both forms and see which comes out as text."""
+        as_string = self._prints(_SENTINEL)
+        as_parts = self._prints([{"type": "text", "text": _SENTINEL}])
+        if as_parts:
+            return "both" if as_string else "parts"
+        return "string"
+
+    def _prints(self, content: Any) -> bool:
+        """Whether content comes out as itself, not as a printed list."""
+        if self._default is None:
+            return False
+        context = {**self._special_tokens, "messages": [{"role": "user", "content": content}], "tools": None}
+        try:
+            text = self._render(self._default, context, True)
+        except RequestError:
+            return False
+        return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
+
+
+def _common_len(text: str, other: str) -> int:
+    """Return the length of the common prefix, by bisection: comparing slices is far cheaper than looping."""
+    low, high = 0, min(len(text), len(other))
+    if text.startswith(other):
+        return len(other)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _with_sentinel(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _SENTINEL}
+    return {**message, "content": [*content, {"type": "text", "text": _SENTINEL}]}
+
+
+def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    if taken := sorted(_RESERVED & kwargs.keys()):
+        raise RequestError(
+            f"chat_template_kwargs cannot set {', '.join(taken)}; use the request's own fields",
+            param=f"chat_template_kwargs.{taken[0]}",
+        )

@@ -1,0 +1,89 @@
+"""Conversations as clients send them, made into what chat templates read.
+
+Clients send OpenAI's shape; templates were written against what transformers passes. So: missing content is an empty
+string, the arguments of a tool call in the history are an object rather than JSON text, reasoning stands under both
+names in use, and content has the form (text or parts) that the template handles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from dovetail.errors import RequestError
+from dovetail.text.tokenizer import check_text
+
+ContentFormat = Literal["string", "parts", "both"]
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[dict[str, Any]]:
+    """Convert a conversation. The input is not changed.
+
+    Raises:
+        RequestError: A content part is not text, or text is not Unicode; `param` names the place.
+    """
+    return [_message(message, content_format, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], content_format: ContentFormat, param: str) -> dict[str, Any]:
+    result = {key: value for key, value in message.items() if value is not None}
+    result["content"] = _content(message.get("content"), content_format, f"{param}.content")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):
+        check_text(reasoning, param=f"{param}.reasoning_content")
+        result["reasoning_content"] = result["reasoning"] = reasoning
+    if result.get("tool_calls"):
+        result["tool_calls"] = [_tool_call(call) for call in result["tool_calls"]]
+    else:
+        result.pop("tool_calls", None)
+    return result
+
+
+def _content(content: Any, content_format: ContentFormat, param: str) -> str | list[dict[str, Any]]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        check_text(content, param=param)
+        return [{"type": "text", "text": content}] if content_format == "parts" else content
+    texts = [_part_text(part, f"{param}[{at}]") for at, part in enumerate(content)]
+    if content_format == "string":
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _part_text(part: Any, param: str) -> str:
+    if isinstance(part, str):
+        text: Any = part
+    else:
+        kind = part.get("type", "text")
+        if kind not in _TEXT_PARTS:
+            raise RequestError(f"content part {kind!r} is not supported; possible: text", param=f"{param}.type")
+        text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise RequestError("a text part needs a string in `text`", param=f"{param}.text")
+    check_text(text, param=param)
+    return text
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the arguments of a call in the history. Text that is no JSON object stays as the client sent it."""
+    result = dict(call)
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        arguments = function.get("arguments")
+        result["function"] = {**function, "arguments": _arguments(arguments)}
+    return result
+
+
+def _arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments if arguments is not None else {}
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments

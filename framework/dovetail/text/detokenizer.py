@@ -1,0 +1,54 @@
+"""Token ids to text, a few at a time."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from dovetail.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Turns one sequence's tokens into text as they arrive. The pieces concatenate to the text of the whole.
+
+    A character whose bytes are spread over tokens comes out with the last of them. Bytes that can no longer become a
+    character come out as U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            tokenizer: The model's.
+            skip_special_tokens: Special tokens give no text.
+            at_start: The ids begin a text, so that a sentencepiece prefix space is dropped. A model's output
+                continues its prompt and keeps it.
+        """
+        self._pieces = tokenizer.pieces
+        self._bytes = tokenizer.bytes_table
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._pending = b""
+        self._strip = at_start and tokenizer.strips_leading_space
+
+    def push(self, token_id: int) -> str:
+        """Return the text that one more token completes."""
+        if token_id in self._skip:
+            return ""
+        text = self._pieces[token_id]
+        if text is None or self._pending:
+            data = self._pending + self._bytes[token_id]
+            text, used = codecs.utf_8_decode(data, "replace", False)
+            self._pending = data[used:]
+        if self._strip and text:
+            self._strip = False
+            text = text.removeprefix(" ")
+        return text
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """Return the text that more tokens complete."""
+        return "".join([self.push(token_id) for token_id in ids])
+
+    def flush(self) -> str:
+        """Return what stands for an unfinished character, if any; call it when no token follows."""
+        text, self._pending = self._pending.decode(errors="replace"), b""
+        return text

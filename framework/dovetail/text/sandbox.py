@@ -1,0 +1,267 @@
+"""The sandbox that chat templates run in: Jinja without side effects, bounded in time and size.
+
+Templates come with a model or from the operator, and run in the server's process. Jinja's sandbox keeps them from
+reaching Python objects; it bounds neither time nor memory. Bounded here:
+
+- *time*: a check is compiled into every loop iteration and macro call (the only ways to repeat work in Jinja);
+- *size*: operators, filters and string methods that can make more text than they were given are checked before they
+  run; lists and dicts carry a weight (the text they would print), so that nesting cannot explode either;
+- *output*: every printed value is counted, in captured blocks too, and the text of a loop's body at each iteration.
+
+Each limit raises `TemplateLimitError`, which ends the render, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, pass_environment
+from jinja2.visitor import NodeTransformer
+
+MAX_CHARS = 1 << 24
+"""Most characters of one render, and of any text or structure built on the way."""
+MAX_SECONDS = 5.0
+_MAX_WIDTH = 1 << 16
+_SIZED_FILTERS = {"center", "indent", "wordwrap", "batch", "slice", "truncate", "tojson", "round"}
+_SIZED_METHODS = {"center", "ljust", "rjust", "zfill", "expandtabs"}
+_WIDE_FORMAT = re.compile(r"\d{6}")
+
+
+class TemplateLimitError(jinja2.TemplateRuntimeError):
+    """A template ran too long or built too much."""
+
+
+class Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the model's own text for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the block's body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Meter(threading.local):
+    """What one render has used. Renders run each in one thread, so the state is the thread's."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self, seconds: float = float("inf")) -> None:
+        """Begin a render of at most `seconds`, or end one."""
+        self._deadline = time.monotonic() + seconds
+        self._printed = 0
+        self._weights: dict[int, tuple[Any, int]] = {}
+
+    def tick(self, chars: int = 0) -> None:
+        """Check the time, and count `chars` of literal text that is about to be printed."""
+        if time.monotonic() > self._deadline:
+            raise TemplateLimitError("the chat template ran too long")
+        self._count(chars)
+
+    def finalize(self, value: Any) -> Any:
+        """Count a value that is about to be printed, and return it."""
+        self._count(self.weigh(value))
+        return value
+
+    def _count(self, chars: int) -> None:
+        self._printed += chars
+        self.size(self._printed)
+
+    def size(self, chars: int) -> None:
+        """Check the size of something about to be built."""
+        if chars > MAX_CHARS:
+            raise TemplateLimitError(f"the chat template builds more than {MAX_CHARS} characters")
+
+    def check(self, value: Any) -> Any:
+        """Check something just built, and return it."""
+        self.tick()
+        if isinstance(value, (str, list, tuple, dict, set)):
+            self.size(self.weigh(value))
+        return value
+
+    def weigh(self, value: Any) -> int:
+        """Return about how many characters `value` prints, visiting each container once per render."""
+        if isinstance(value, str):
+            return len(value)
+        if isinstance(value, Namespace):
+            raise TemplateLimitError("a namespace inside a list or dict is not supported in chat templates")
+        if not isinstance(value, (list, tuple, dict, set)):
+            return 1
+        known = self._weights.get(id(value))
+        if known is None:
+            items: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            known = (value, 2 + sum(2 + self.weigh(item) for item in items))
+            self._weights[id(value)] = known  # the reference keeps the id from being reused
+        return known[1]
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that Hugging Face templates expect, with the limits above."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+        self.meter = meter = Meter()
+        self.tick, self.check, self.finalize = meter.tick, meter.check, meter.finalize
+        self.globals.pop("lipsum")
+        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.filters.update(tojson=_to_json, join=_join)
+        for name, function in self.filters.items():
+            self.filters[name] = self._guard_filter(name, function)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Parse, and put the checks where work repeats and where containers are made."""
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
+            literal = sum(len(text.data) for text in loop.find_all(nodes.TemplateData))
+            tick = _call("tick", nodes.Const(literal))
+            body: list[nodes.Node] = loop.body  # type: ignore[attr-defined] # all three have one
+            body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno))
+        _Checks().visit(tree)
+        tree.set_environment(self)
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Run an operator that can build more than it was given."""
+        meter = self.meter
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, (str, list, tuple)) and isinstance(other, int):
+                    meter.size((meter.weigh(one) + 1) * max(other, 0))
+        elif operator == "**" and not (abs(left) <= _MAX_WIDTH and abs(right) <= 64):
+            raise TemplateLimitError("the chat template raises to too large a power")
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left)
+        return meter.check(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, macro or method from a template."""
+        meter = __self.meter
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            args = __self._check_method(owner, __obj.__name__, args, kwargs)
+        return meter.check(super().call(__context, __obj, *args, **kwargs))
+
+    def _check_method(self, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Check a string method before it runs; return its arguments, iterators made lists."""
+        if name == "join" and args:
+            args = ([*args[0]],)
+            self.meter.size(sum(self.meter.weigh(item) + len(owner) for item in args[0]))
+        elif name == "replace" and len(args) > 1 and isinstance(args[0], str):
+            self.meter.size(len(owner) + owner.count(args[0]) * len(args[1]))
+        elif name in _SIZED_METHODS:
+            _check_widths((*args, *kwargs.values()))
+        return args
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the sandboxed `str.format` of a template, its widths checked."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        @functools.wraps(wrapped)
+        def guarded(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__)
+            _check_widths((*args, *kwargs.values()), most=MAX_CHARS)
+            return wrapped(*args, **kwargs)
+
+        return guarded
+
+    def _guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a filter. `wraps` keeps the attribute by which Jinja passes it a context."""
+        value_at = 1 if hasattr(function, "jinja_pass_arg") else 0
+        meter = self.meter
+
+        @functools.wraps(function, assigned=())
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            value, rest = args[value_at], args[value_at + 1 :]
+            if name in _SIZED_FILTERS:
+                _check_widths((*rest, *kwargs.values()))
+            elif name == "replace" and len(rest) > 1:
+                text = str(value)
+                meter.size(len(text) + text.count(str(rest[0])) * len(str(rest[1])))
+            elif name == "format":
+                _check_format(str(value))
+            return meter.check(function(*args, **kwargs))
+
+        return guarded
+
+
+class _Checks(NodeTransformer):
+    """Wraps `a ~ b` and list and dict displays in a size check."""
+
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        node = super().generic_visit(node, *args, **kwargs)
+        is_display = isinstance(node, (nodes.List, nodes.Dict)) and not _is_empty(node)
+        if is_display or isinstance(node, nodes.Concat) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+            return _call("check", node)
+        return node
+
+
+def _is_empty(node: nodes.List | nodes.Dict) -> bool:
+    return not node.items
+
+
+def _call(name: str, arg: nodes.Node) -> nodes.Call:
+    """Call a function of the environment by an expression that no template can write or shadow."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), [arg], [], None, None, lineno=arg.lineno)
+
+
+def _check_widths(values: Iterable[Any], most: int = _MAX_WIDTH) -> None:
+    if any(isinstance(value, int) and value > most for value in values):
+        raise TemplateLimitError(f"the chat template asks for a width above {most}")
+
+
+def _check_format(text: str) -> None:
+    if _WIDE_FORMAT.search(text) or "%*" in text:
+        raise TemplateLimitError("the chat template formats to too large a width")
+
+
+@pass_environment
+def _join(environment: ChatEnvironment, value: Any, d: str = "", attribute: Any = None) -> str:
+    """Join as Jinja's filter does, counting before building."""
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    parts: list[str] = []
+    size, glue = 0, str(d)
+    for item in value:
+        size += environment.meter.weigh(item) + len(glue)
+        environment.meter.size(size)
+        parts.append(str(item))
+    return glue.join(parts)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as transformers does: no HTML escapes, text left as it is."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
