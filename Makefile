@@ -1,0 +1,67 @@
+# Two commands on a fresh machine: `make serve` answers on port 30000, `make test` runs the tests.
+#
+#   PYTHON        interpreter for the environment, 3.11 or newer
+#   CONSTRAINTS   pins for pip; `make serve CONSTRAINTS=` takes the newest versions allowed (torch with CUDA)
+#   VENV_FLAGS    for `python -m venv`, e.g. --system-site-packages to use a torch that is installed already
+#   PORT, ARGS    for `make serve`; ARGS also for `make test` and `make bench`
+
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+VENV_FLAGS ?=
+PORT ?= 30000
+ARGS ?=
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check types docs bench clean
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(DEV_STAMP)  ## Create the environment with everything that tests and checks need.
+
+serve: $(RUN_STAMP)  ## Serve the bundled demo model on PORT (30000); ARGS adds flags.
+	$(BIN)/dovetail serve --port $(PORT) $(ARGS)
+
+test: $(DEV_STAMP)  ## Run the tests; ARGS adds pytest's arguments.
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV_STAMP)  ## Lint, format, types, layers and spelling.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
+	$(BIN)/pyright
+
+docs: $(DEV_STAMP)  ## Check the documentation and show the changelog of the next release.
+	$(BIN)/python -m pytest tests/packaging/test_docs.py
+	$(BIN)/towncrier build --draft
+
+bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
+	$(BIN)/python tests/plugins/bench_list.py
+	$(BIN)/dovetail bench $(ARGS)
+
+clean:  ## Remove the environment and all caches.
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one or set PYTHON=" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV) || { \
+		rm -rf $(VENV); echo "make: cannot create $(VENV); on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(RUN_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(RUN_STAMP)
