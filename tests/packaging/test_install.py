@@ -1,0 +1,145 @@
+"""The built wheel beside a third party's, in a clean environment outside the source tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.install
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs/examples/dovetail-acme-parser"
+
+
+class CleanEnv:
+    """A virtual environment with our wheels; other requirements are those of the running environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        venv.create(folder / "env", with_pip=False)
+        self.bin = folder / "env/bin"
+        (self.site,) = (folder / "env/lib").glob("python3*/site-packages")
+        (self.site / "requirements.pth").write_text(str(link_requirements(folder / "requirements")))
+
+    def install(self, *wheels: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python")]
+        flags = ["--quiet", "--no-deps", "--no-index", "--no-warn-script-location", "--disable-pip-version-check"]
+        self.run(*pip, "install", *flags, *map(str, wheels))
+
+    def run(self, *command: str, code: int = 0) -> str:
+        """Run a command outside the tree and return what it prints, standard error included."""
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            command, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def python(self, *lines: str) -> str:
+        return self.run(str(self.bin / "python"), "-c", "\n".join(lines))
+
+
+def link_requirements(folder: Path) -> Path:
+    """Fill a folder with links to all that is installed here, except Dovetail and what belongs to the example."""
+    folder.mkdir()
+    for site in {Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}:
+        for item in site.iterdir():
+            ours = "dovetail" in item.name or item.suffix == ".pth"
+            if not ours and not (folder / item.name).exists():
+                (folder / item.name).symlink_to(item)
+    return folder
+
+
+def build_wheel(project: Path, target: Path) -> Path:
+    before = set(target.glob("*.whl"))
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (wheel,) = set(target.glob("*.whl")) - before
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Dovetail's wheel and the example's."""
+    target = tmp_path_factory.mktemp("wheels")
+    return build_wheel(ROOT, target), build_wheel(EXAMPLE, target)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, wheels: tuple[Path, Path]) -> CleanEnv:
+    """An environment with both wheels installed by pip."""
+    env = CleanEnv(tmp_path_factory.mktemp("clean"))
+    env.install(*wheels)
+    return env
+
+
+def test_wheel_holds_the_packages_and_nothing_else(wheels: tuple[Path, Path]) -> None:
+    """The wheel has our six packages with their manifests and type markers, and no test, script or document."""
+    names = zipfile.ZipFile(wheels[0]).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    packages = {"dovetail", "dovetail_server", "dovetail_models", "dovetail_parsers", "dovetail_backends"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*packages, "dovetail_grammar"}
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert {"dovetail_parsers/dovetail-plugins.json", "dovetail_backends/dovetail-plugins.json"} <= set(names)
+
+
+def test_installed_package_is_listed(clean: CleanEnv) -> None:
+    """`dovetail plugin list --json` shows the third party's parser beside the built-ins, from its own package."""
+    listing = json.loads(clean.run(str(clean.bin / "dovetail"), "plugin", "list", "--json"))
+    assert listing["problems"] == []
+    assert {item["state"] for item in listing["data"]} == {"found"}
+    assert {item["location"] for item in listing["data"]} == {str(clean.site)}
+    found = {(item["kind"], item["name"]): item for item in listing["data"]}
+    acme = found["reasoning_parser", "acme-r2"]
+    assert (acme["distribution"], acme["version"], acme["api"]) == ("dovetail-acme-parser", "1.0.0", 1)
+    assert found["reasoning_parser", "qwen3"]["distribution"] == "dovetail"
+    assert found["attention_backend", "torch_native"]["aliases"] == ["sdpa", "torch-sdpa"]
+
+
+def test_installed_package_is_accepted_by_name(clean: CleanEnv) -> None:
+    """The name resolves, enters the plan, and loads in the server's role, with no change to Dovetail."""
+    out = clean.python(
+        "import sys",
+        "from dovetail.plugins import PluginPlan, Registry, load, make_plan",
+        "plan = make_plan(Registry.scan(), reasoning_parser='Acme_R2', device='cpu')",
+        "plan = PluginPlan.decode(plan.encode())",
+        "print(load(plan, 'api').get('reasoning_parser', 'acme-r2').__name__)",
+        "print(load(plan, 'engine').all('reasoning_parser'), 'torch' in sys.modules)",
+    )
+    assert out == "AcmeR2\n[] False\n"
+
+
+def test_example_passes_its_own_tests(clean: CleanEnv) -> None:
+    """The example's tests pass against the installed packages."""
+    test = clean.folder / "test_acme.py"
+    test.write_text((EXAMPLE / "test_acme.py").read_text(encoding="utf-8"), encoding="utf-8")
+    assert "2 passed" in clean.run(str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test))
+
+
+def test_example_is_small() -> None:
+    """A reasoning parser in a package of its own takes at most 40 lines, pyproject included."""
+    files = (EXAMPLE / "pyproject.toml", EXAMPLE / "dovetail_acme_parser.py")
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 40
+
+
+def test_removed_entry_point_is_not_installed(tmp_path: Path, wheels: tuple[Path, Path]) -> None:
+    """With a built-in's line gone from the installed metadata, its name is refused and the rest is offered."""
+    env = CleanEnv(tmp_path)
+    env.install(*wheels)
+    (metadata,) = env.site.glob("dovetail-*.dist-info/entry_points.txt")
+    lines = metadata.read_text().splitlines()
+    metadata.write_text("\n".join(line for line in lines if not line.startswith("qwen3 =")))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    flags = ("--model-path", str(model), "--load-format", "dummy", "--reasoning-parser", "qwen3")
+    out = env.run(str(env.bin / "dovetail"), "serve", *flags, code=2)
+    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, deepseek-r1; " in out
+    assert "Traceback" not in out
