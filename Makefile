@@ -47,7 +47,7 @@ docs: $(DEV_STAMP)  ## Check the documentation and show the changelog of the nex
 	$(BIN)/towncrier build --draft
 
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
-	$(BIN)/python tests/plugins/bench_list.py
+	$(BIN)/python tests/bench/plugin_list.py
 	$(BIN)/dovetail bench $(ARGS)
 
 clean:  ## Remove the environment and all caches.

@@ -126,8 +126,8 @@ def test_missing_module_names_the_package(site: FakeSite) -> None:
 
 def test_missing_attribute(site: FakeSite) -> None:
     """An entry point to an attribute that does not exist names both."""
-    assert failure(site, "acme_model:Modle") == (
-        "model 'AcmeForCausalLM' of acme 1.2: acme_model has no attribute 'Modle'; "
+    assert failure(site, "acme_model:Absent") == (
+        "model 'AcmeForCausalLM' of acme 1.2: acme_model has no attribute 'Absent'; "
         "correct the entry point and reinstall the package"
     )
 

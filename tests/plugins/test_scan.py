@@ -140,6 +140,10 @@ def test_damaged_metadata_breaks_nothing(site: FakeSite) -> None:
         ('{"manifest": 2, "plugins": {}}', 'expected {"manifest": 1, "plugins": …}'),
         ('{"manifest": 1, "plugins": {"hooks": {"a": {"alias": []}}}}', "unknown fact 'alias'; possible: aliases,"),
         ('{"manifest": 1, "plugins": {"hooks": {"a": {"aliases": "b"}}}}', "aliases: expected a list of strings"),
+        (
+            '{"manifest": 1, "plugins": {"hooks": {"a": {"roles": ["server"]}}}}',
+            "unknown role 'server'; possible: api,",
+        ),
         ('{"manifest": 1, "plugins": {"hooks": []}}', "plugins.hooks: expected an object"),
     ],
 )
@@ -151,6 +155,14 @@ def test_wrong_manifest_is_a_problem_not_a_crash(site: FakeSite, text: str, prob
     assert registry.records[0].facts.aliases == ()
     assert registry.problems[0].startswith("acme 3.0: manifest of 'acme_facts' ignored: ")
     assert problem in registry.problems[0]
+
+
+def test_manifest_that_describes_nothing_is_a_problem(site: FakeSite) -> None:
+    """Facts of a plugin or kind that the package does not register are reported."""
+    site.add(
+        "acme", entry_points={"dovetail.hooks.v1": {"a_b": "a:a"}}, manifest={"hooks": {"a-b": {}}, "hook": {"c": {}}}
+    )
+    assert scanned(site).problems == ["acme 1.0: manifest describes hook 'c', which has no entry point"]
 
 
 def test_manifest_names_a_top_level_package(site: FakeSite) -> None:

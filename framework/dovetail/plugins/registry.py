@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,9 +124,10 @@ class Registry:
         registry = cls()
         denied = {_deny_key(item) for item in deny}
         for installed in scan(path):
-            registry.problems += [f"{installed.name} {installed.version}: {line}" for line in installed.problems]
-            for entry in installed.entry_points:
-                registry.records.append(_record(installed, entry, denied))
+            records = [_record(installed, entry, denied) for entry in installed.entry_points]
+            problems = (*installed.problems, *_facts_without_plugin(installed, records))
+            registry.problems += [f"{installed.name} {installed.version}: {line}" for line in problems]
+            registry.records += records
         _note_taken_names(registry.records)
         return registry
 
@@ -338,6 +339,14 @@ def _record(installed: Installed, entry: EntryPoint, denied: set[tuple[str, str]
 def _facts_of(facts: Mapping[tuple[str, str], Facts], kind: str, name: str) -> Facts:
     key = normalise(kind, name)
     return next((f for (k, n), f in facts.items() if k == kind and normalise(kind, n) == key), NO_FACTS)
+
+
+def _facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> Iterator[str]:
+    """Say which facts of a distribution's manifest describe nothing that it registers."""
+    known = {(record.kind, normalise(record.kind, record.name)) for record in records}
+    for kind, name in installed.facts:
+        if (kind, normalise(kind, name)) not in known:
+            yield f"manifest describes {kind} {name!r}, which has no entry point"
 
 
 def _static_state(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
-from dovetail.plugins.names import MANIFEST_GROUP, normalise_distribution
+from dovetail.plugins.names import MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
@@ -197,7 +197,7 @@ def parse_facts(facts: dict[str, Any]) -> Facts:
     """Check the facts of one plugin, from a manifest or from `registry.add(…, **facts)`.
 
     Raises:
-        ValueError: An unknown fact, or one of the wrong type.
+        ValueError: An unknown fact or role, or a value of the wrong type.
     """
     unknown = set(facts) - {*_LIST_FACTS, "matches"}
     if unknown:
@@ -206,6 +206,9 @@ def parse_facts(facts: dict[str, Any]) -> Facts:
     if matches is not None:
         matches = {fact: _strings(value, f"matches.{fact}") for fact, value in _object(matches, "matches").items()}
     lists = {fact: _strings(facts.get(fact, ()), fact) for fact in _LIST_FACTS}
+    for role in lists["roles"]:
+        if role not in ROLES:
+            raise ValueError(f"unknown role {role!r}; possible: {', '.join(ROLES)}")
     return Facts(lists["aliases"], lists["devices"], lists["packages"], lists["roles"], matches)
 
 
