@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from dovetail.errors import PluginError
-from dovetail.plugins.registry import PluginRecord, Registry, State
+from dovetail.plugins.records import PluginRecord, State
+from dovetail.plugins.registry import Registry
 from dovetail.testing.site import FakeSite
 
 REASONING = "dovetail.reasoning_parsers.v1"

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from dovetail.plugins.registry import Registry, State
+from dovetail.plugins.records import State
+from dovetail.plugins.registry import Registry
 from dovetail.plugins.scan import parse_manifest
 from dovetail.testing.site import FakeSite
 

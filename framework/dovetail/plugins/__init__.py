@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from dovetail.plugins.manager import HookManager
     from dovetail.plugins.names import KINDS, ROLES
     from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
-    from dovetail.plugins.registry import PluginRecord, Registry, State
+    from dovetail.plugins.records import PluginRecord, State
+from dovetail.plugins.registry import Registry
 
 __all__ = [
     "KINDS",
@@ -65,9 +66,9 @@ _HOME = {
     "PlannedPlugin": "plan",
     "PluginPlan": "plan",
     "make_plan": "plan",
-    "PluginRecord": "registry",
+    "PluginRecord": "records",
     "Registry": "registry",
-    "State": "registry",
+    "State": "records",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.errors import PluginError
 from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
-from dovetail.plugins.registry import State
+from dovetail.plugins.records import State
 
 logger = logging.getLogger("dovetail.plugins")
 

@@ -15,7 +15,8 @@ import msgspec
 
 from dovetail.errors import PluginError
 from dovetail.plugins.names import KINDS
-from dovetail.plugins.registry import PluginRecord, Registry, State
+from dovetail.plugins.records import PluginRecord, State
+from dovetail.plugins.registry import Registry
 
 AUTO = "auto"
 

@@ -8,96 +8,14 @@ and what to do; nothing ever falls back to something else.
 from __future__ import annotations
 
 import difflib
-import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.plugins.names import (
-    BUILTIN_DISTRIBUTION,
-    KINDS,
-    Kind,
-    normalise,
-    normalise_distribution,
-    split_group,
-    split_qualified,
-)
-from dovetail.plugins.scan import NO_FACTS, EntryPoint, Facts, Installed, parse_facts, scan
-
-
-class State(enum.StrEnum):
-    """What became of a plugin. The first four are known from metadata, the others follow from use."""
-
-    FOUND = "found"
-    BLOCKED = "blocked"
-    INCOMPATIBLE = "incompatible"
-    SHADOWED = "shadowed"
-    SELECTED = "selected"
-    LOADED = "loaded"
-    FAILED = "failed"
-    ACTIVE = "active"
-
-
-UNUSABLE = frozenset({State.BLOCKED, State.INCOMPATIBLE, State.SHADOWED})
-"""States that a plugin never leaves: it is listed and refused."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PluginRecord:
-    """One plugin of one installed distribution.
-
-    `kind` is a key of `KINDS`, or the middle of an entry-point group that this Dovetail does not know. `api` is None
-    where the group carries no version. `reason` says why the state is what it is, or what to know about the name.
-    """
-
-    kind: str
-    name: str
-    target: str
-    distribution: str
-    version: str
-    api: int | None
-    state: State = State.FOUND
-    reason: str = ""
-    facts: Facts = NO_FACTS
-    location: str = ""
-
-    @property
-    def qualified(self) -> str:
-        """`distribution:name`, which is unambiguous."""
-        return f"{self.distribution}:{self.name}"
-
-    @property
-    def builtin(self) -> bool:
-        """Whether it comes with Dovetail."""
-        return normalise_distribution(self.distribution) == BUILTIN_DISTRIBUTION
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may be selected."""
-        return self.state not in UNUSABLE
-
-    def answers_to(self, name: str) -> bool:
-        """Whether its name or an alias equals the bare `name`."""
-        key = normalise(self.kind, name)
-        return any(normalise(self.kind, own) == key for own in (self.name, *self.facts.aliases))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: what `dovetail plugin list --json` and `GET /v1/plugins` show."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "state": self.state.value,
-            "reason": self.reason,
-            "distribution": self.distribution,
-            "version": self.version,
-            "api": self.api,
-            "target": self.target,
-            "aliases": list(self.facts.aliases),
-            "devices": list(self.facts.devices),
-            "packages": list(self.facts.packages),
-            "location": self.location,
-        }
+from dovetail.plugins.names import KINDS, normalise, normalise_distribution, split_qualified
+from dovetail.plugins.records import DenyList, PluginRecord, State, facts_without_plugin, is_target, record_of
+from dovetail.plugins.scan import parse_facts, scan
 
 
 @dataclass(slots=True)
@@ -122,10 +40,10 @@ class Registry:
             path: Folders to search instead of `sys.path`.
         """
         registry = cls()
-        denied = {_deny_key(item) for item in deny}
+        denied = DenyList(deny)
         for installed in scan(path):
-            records = [_record(installed, entry, denied) for entry in installed.entry_points]
-            problems = (*installed.problems, *_facts_without_plugin(installed, records))
+            records = [record_of(installed, entry, denied) for entry in installed.entry_points]
+            problems = (*installed.problems, *facts_without_plugin(installed, records))
             registry.problems += [f"{installed.name} {installed.version}: {line}" for line in problems]
             registry.records += records
         _note_taken_names(registry.records)
@@ -190,7 +108,7 @@ class Registry:
         who = f"{distribution or 'registry.add'}: {kind} {name!r}"
         if kind not in KINDS:
             raise PluginError(f"{who}: unknown kind; possible: {', '.join(KINDS)}")
-        if not _is_target(target):
+        if not is_target(target):
             raise PluginError(f"{who}: target {target!r} is not of the form 'module:attr'")
         try:
             checked = parse_facts(facts)
@@ -303,78 +221,6 @@ class KindRegistry:
             PluginError: The target or a fact is wrong, or the name is taken within the distribution.
         """
         self.registry.add(self.kind, name, target, distribution=self.distribution, version=self.version, **facts)
-
-
-def _deny_key(item: str) -> tuple[str, str]:
-    distribution, bare = split_qualified(item)
-    if distribution is None:
-        return normalise_distribution(item), ""
-    return distribution, normalise("", bare)
-
-
-def _is_target(target: str) -> bool:
-    module, colon, attr = target.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attr.split(".")))
-
-
-def _record(installed: Installed, entry: EntryPoint, denied: set[tuple[str, str]]) -> PluginRecord:
-    """Make the record of one entry point, with the state that metadata alone determines."""
-    kind, api = split_group(entry.group)
-    name = kind.name if kind else entry.group.removeprefix("dovetail.").rpartition(".v")[0] or entry.group
-    state, reason = _static_state(installed, entry, kind, api, denied)
-    return PluginRecord(
-        kind=name,
-        name=entry.name,
-        target=entry.target,
-        distribution=installed.name,
-        version=installed.version,
-        api=api,
-        state=state,
-        reason=reason,
-        facts=_facts_of(installed.facts, name, entry.name),
-        location=installed.location,
-    )
-
-
-def _facts_of(facts: Mapping[tuple[str, str], Facts], kind: str, name: str) -> Facts:
-    key = normalise(kind, name)
-    return next((f for (k, n), f in facts.items() if k == kind and normalise(kind, n) == key), NO_FACTS)
-
-
-def _facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> Iterator[str]:
-    """Say which facts of a distribution's manifest describe nothing that it registers."""
-    known = {(record.kind, normalise(record.kind, record.name)) for record in records}
-    for kind, name in installed.facts:
-        if (kind, normalise(kind, name)) not in known:
-            yield f"manifest describes {kind} {name!r}, which has no entry point"
-
-
-def _static_state(
-    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, denied: set[tuple[str, str]]
-) -> tuple[State, str]:
-    distribution = normalise_distribution(installed.name)
-    if installed.shadowed_by is not None:
-        return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
-    if kind is None:
-        return State.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {', '.join(_groups())}"
-    if api is None:
-        return State.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
-    if not kind.speaks(api):
-        fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
-        return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
-    if not _is_target(entry.target):
-        return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
-    if {(distribution, ""), (distribution, normalise("", entry.name))} & denied:
-        return State.BLOCKED, f"on the deny list; take {installed.name} off it to use it"
-    return State.FOUND, ""
-
-
-def _groups() -> Iterable[str]:
-    return (kind.entry_point_group for kind in KINDS.values())
-
-
-def _span(kind: Kind) -> str:
-    return str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"
 
 
 def _note_taken_names(records: list[PluginRecord]) -> None:

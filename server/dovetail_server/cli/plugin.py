@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dovetail.plugins.registry import PluginRecord, Registry
+from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.registry import Registry
 
 _COLUMNS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NOTES")
 

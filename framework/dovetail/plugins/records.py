@@ -1,0 +1,173 @@
+"""One record per plugin of each installed distribution, with the state that metadata alone determines."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.plugins.names import (
+    BUILTIN_DISTRIBUTION,
+    KINDS,
+    Kind,
+    normalise,
+    normalise_distribution,
+    split_group,
+    split_qualified,
+)
+from dovetail.plugins.scan import NO_FACTS, EntryPoint, Facts, Installed
+
+
+class State(enum.StrEnum):
+    """What became of a plugin. The first four are known from metadata, the others follow from use."""
+
+    FOUND = "found"
+    BLOCKED = "blocked"
+    INCOMPATIBLE = "incompatible"
+    SHADOWED = "shadowed"
+    SELECTED = "selected"
+    LOADED = "loaded"
+    FAILED = "failed"
+    ACTIVE = "active"
+
+
+UNUSABLE = frozenset({State.BLOCKED, State.INCOMPATIBLE, State.SHADOWED})
+"""States that a plugin never leaves: it is listed and refused."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PluginRecord:
+    """One plugin of one installed distribution.
+
+    `kind` is a key of `KINDS`, or the middle of an entry-point group that this Dovetail does not know. `api` is None
+    where the group carries no version. `reason` says why the state is what it is, or what to know about the name.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+    api: int | None
+    state: State = State.FOUND
+    reason: str = ""
+    facts: Facts = NO_FACTS
+    location: str = ""
+
+    @property
+    def qualified(self) -> str:
+        """`distribution:name`, which is unambiguous."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def builtin(self) -> bool:
+        """Whether it comes with Dovetail."""
+        return normalise_distribution(self.distribution) == BUILTIN_DISTRIBUTION
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be selected."""
+        return self.state not in UNUSABLE
+
+    def answers_to(self, name: str) -> bool:
+        """Whether its name or an alias equals the bare `name`."""
+        key = normalise(self.kind, name)
+        return any(normalise(self.kind, own) == key for own in (self.name, *self.facts.aliases))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: what `dovetail plugin list --json` and `GET /v1/plugins` show."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "state": self.state.value,
+            "reason": self.reason,
+            "distribution": self.distribution,
+            "version": self.version,
+            "api": self.api,
+            "target": self.target,
+            "aliases": list(self.facts.aliases),
+            "devices": list(self.facts.devices),
+            "packages": list(self.facts.packages),
+            "location": self.location,
+        }
+
+
+class DenyList:
+    """Distributions, or `distribution:name`, that must not be used."""
+
+    def __init__(self, items: Collection[str] = ()) -> None:
+        """Take items as a user writes them."""
+        self._denied = {self._key(item) for item in items}
+
+    def __contains__(self, qualified: str) -> bool:
+        """Whether `distribution:name` is denied, itself or with its distribution."""
+        distribution, name = self._key(qualified)
+        return bool({(distribution, ""), (distribution, name)} & self._denied)
+
+    @staticmethod
+    def _key(item: str) -> tuple[str, str]:
+        distribution, name = split_qualified(item)
+        return (normalise_distribution(item), "") if distribution is None else (distribution, normalise("", name))
+
+
+def is_target(target: str) -> bool:
+    """Whether `target` has the form `module:attr`."""
+    module, colon, attr = target.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attr.split(".")))
+
+
+def record_of(installed: Installed, entry: EntryPoint, denied: DenyList) -> PluginRecord:
+    """Make the record of one entry point, with the state that metadata alone determines."""
+    kind, api = split_group(entry.group)
+    name = kind.name if kind else entry.group.removeprefix("dovetail.").rpartition(".v")[0] or entry.group
+    state, reason = _static_state(installed, entry, kind, api, denied)
+    return PluginRecord(
+        kind=name,
+        name=entry.name,
+        target=entry.target,
+        distribution=installed.name,
+        version=installed.version,
+        api=api,
+        state=state,
+        reason=reason,
+        facts=_facts_of(installed.facts, name, entry.name),
+        location=installed.location,
+    )
+
+
+def _facts_of(facts: Mapping[tuple[str, str], Facts], kind: str, name: str) -> Facts:
+    key = normalise(kind, name)
+    return next((f for (k, n), f in facts.items() if k == kind and normalise(kind, n) == key), NO_FACTS)
+
+
+def facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> Iterator[str]:
+    """Say which facts of a distribution's manifest describe nothing that it registers."""
+    known = {(record.kind, normalise(record.kind, record.name)) for record in records}
+    for kind, name in installed.facts:
+        if (kind, normalise(kind, name)) not in known:
+            yield f"manifest describes {kind} {name!r}, which has no entry point"
+
+
+def _static_state(
+    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, denied: DenyList
+) -> tuple[State, str]:
+    if installed.shadowed_by is not None:
+        return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
+    if kind is None:
+        groups = ", ".join(known.entry_point_group for known in KINDS.values())
+        return State.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {groups}"
+    if api is None:
+        return State.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
+    if not kind.speaks(api):
+        fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
+        return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
+    if not is_target(entry.target):
+        return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
+    if f"{installed.name}:{entry.name}" in denied:
+        return State.BLOCKED, f"on the deny list; take {installed.name} off it to use it"
+    return State.FOUND, ""
+
+
+def _span(kind: Kind) -> str:
+    return str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"
