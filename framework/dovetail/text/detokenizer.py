@@ -15,7 +15,14 @@ class Detokenizer:
     character come out as U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        at_start: bool = False,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
         """Prepare.
 
         Args:
@@ -23,10 +30,11 @@ class Detokenizer:
             skip_special_tokens: Special tokens give no text.
             at_start: The ids begin a text, so that a sentencepiece prefix space is dropped. A model's output
                 continues its prompt and keeps it.
+            keep: Special tokens that give text all the same.
         """
         self._pieces = tokenizer.pieces
         self._bytes = tokenizer.bytes_table
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._pending = b""
         self._strip = at_start and tokenizer.strips_leading_space
 

@@ -1,0 +1,247 @@
+"""`JsonCalls`: tool calls written as JSON objects, `{"name": …, "arguments": …}`, read as they stream.
+
+The arguments' text passes through byte for byte while it is generated. Only the wrapper is interpreted, by a small
+scanner that is exact about strings and nesting and does not validate the arguments: a client gets what the model wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+
+_STRING_STOP = re.compile(r'["\\]')
+_NEST_STOP = re.compile(r'["{}\[\]]')
+_LITERAL_STOP = re.compile(r"[,}\]\s]")
+_BETWEEN = re.compile(r"[\s,;\[\]}]*")
+_BEFORE_FIRST = re.compile(r"[\s\[]*")
+_SPACE = re.compile(r"\s*")
+_SPACE_COMMA = re.compile(r"[\s,]*")
+
+At = Literal["object", "key", "key_text", "colon", "value", "stream", "buffer", "broken"]
+
+
+class _ValueEnd:
+    """Finds where one JSON value ends, in text that arrives in pieces."""
+
+    __slots__ = ("_depth", "_escaped", "_literal", "in_string")
+
+    def __init__(self, first: str) -> None:
+        self._depth = 0
+        self._escaped = False
+        self._literal = first not in '"{['
+        self.in_string = False
+
+    def scan(self, text: str, pos: int) -> int:
+        """Return the position behind the value's end, or -1 if it goes on behind `text`."""
+        if self._literal:
+            found = _LITERAL_STOP.search(text, pos)
+            return found.start() if found else -1
+        while pos < len(text):
+            if self._escaped:
+                self._escaped = False
+                pos += 1
+                continue
+            found = (_STRING_STOP if self.in_string else _NEST_STOP).search(text, pos)
+            if found is None:
+                return -1
+            pos = found.end()
+            if self._step(found[0]):
+                return pos
+        return -1
+
+    def _step(self, char: str) -> bool:
+        """Take a structural character; True if it ends the value."""
+        if char == "\\":
+            self._escaped = True
+            return False
+        if char == '"':
+            self.in_string = not self.in_string
+            return not self.in_string and not self._depth
+        self._depth += 1 if char in "{[" else -1
+        return not self._depth
+
+
+class JsonCalls(ToolBody):
+    """Reads one or several calls, one after the other or in a list.
+
+    Either key may come first. Arguments in a string that holds a JSON object are unwrapped; absent or null arguments
+    are `{}`; any other value passes as written. An object without a name, or text that is no object, is `Malformed`.
+    """
+
+    def __init__(
+        self, new_call: NewCall, *, name_key: str = "name", arguments_keys: Sequence[str] = ("arguments", "parameters")
+    ) -> None:
+        self._new_call = new_call
+        self._name_key = name_key
+        self._arguments_keys = arguments_keys
+        self._out: list[ToolEvent] = []
+        self._num_calls = 0
+        self._at: At = "object"
+        self._end = _ValueEnd('"')
+        self._raw: list[str] = []
+        self._buffer: list[str] = []
+        self._begin_object()
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        pos = 0
+        while pos < len(text):
+            if self._at == "broken":
+                self._out.append(Malformed("tool_call", text[pos:]))
+                break
+            before = self._call
+            end = self._read(text, pos)
+            if before is None and self._call is None:
+                self._raw.append(text[pos:end])
+            if self._failed:
+                self._break()
+            pos = end
+        return self._take_out()
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call that was cut short keeps what it has."""
+        if self._at == "broken":
+            return []
+        if self._call is not None:
+            if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
+                self._out.append(ToolArgs(self._call, "".join(self._buffer)))
+            self._out.append(ToolEnd(self._call))
+        elif (raw := "".join(self._raw)) and _BETWEEN.fullmatch(raw) is None:
+            self._out.append(Malformed("tool_call", raw))
+        return self._take_out()
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a JSON string."""
+        return self._at in ("key_text", "stream", "buffer") and self._end.in_string
+
+    def _take_out(self) -> list[ToolEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _begin_object(self) -> None:
+        self._call: int | None = None
+        self._key = ""
+        self._has_arguments = False
+        self._failed = False
+        self._early: list[str] = []
+        self._raw.clear()
+
+    def _break(self) -> None:
+        """Give up on the section: what no call explains goes out as it came, and so will the rest."""
+        self._at = "broken"
+        if self._call is not None:
+            self._out.append(ToolEnd(self._call))
+            self._call = None
+        elif self._raw:
+            self._out.append(Malformed("tool_call", "".join(self._raw)))
+        self._raw.clear()
+
+    def _read(self, text: str, pos: int) -> int:
+        """Read one element of the wrapper, or as much of it as there is; return where it ends."""
+        if self._at in ("stream", "buffer", "key_text"):
+            return self._read_value(text, pos)
+        spaces = {"object": _BETWEEN if self._num_calls else _BEFORE_FIRST, "key": _SPACE_COMMA}.get(self._at, _SPACE)
+        found = spaces.match(text, pos)
+        pos = found.end() if found else pos
+        if pos == len(text):
+            return pos
+        char = text[pos]
+        if self._at == "object" and char == "{":
+            self._at = "key"
+        elif self._at == "key" and char == "}":
+            self._end_object()
+        elif self._at == "key" and char == '"':
+            self._begin_value("key_text", char)
+            return pos
+        elif self._at == "colon" and char == ":":
+            self._at = "value"
+        elif self._at == "value":
+            streams = char in "{[" and self._key in self._arguments_keys and not self._has_arguments
+            self._begin_value("stream" if streams else "buffer", char)
+            return pos
+        else:
+            self._failed = True
+            return pos
+        return pos + 1
+
+    def _begin_value(self, at: At, first: str) -> None:
+        self._at = at
+        self._end = _ValueEnd(first)
+        self._buffer = []
+
+    def _read_value(self, text: str, pos: int) -> int:
+        end = self._end.scan(text, pos)
+        piece = text[pos:] if end < 0 else text[pos:end]
+        if self._at == "stream":
+            self._pass_on(piece)
+        else:
+            self._buffer.append(piece)
+        if end < 0:
+            return len(text)
+        self._end_value()
+        return end
+
+    def _pass_on(self, piece: str) -> None:
+        if self._call is not None:
+            self._out.append(ToolArgs(self._call, piece))
+        else:
+            self._early.append(piece)
+
+    def _end_value(self) -> None:
+        at, self._at = self._at, "key"
+        if at == "stream":
+            self._has_arguments = True
+            return
+        raw = "".join(self._buffer)
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError):
+            self._failed = True
+            return
+        if at == "key_text":
+            self._key, self._at = value, "colon"
+        elif self._key == self._name_key and self._call is None:
+            self._start(value)
+        elif self._key in self._arguments_keys and not self._has_arguments:
+            self._has_arguments = True
+            self._pass_on(_arguments(raw, value))
+
+    def _start(self, name: object) -> None:
+        if not isinstance(name, str) or not name:
+            self._failed = True
+            return
+        start = self._new_call(name)
+        self._call = start.index
+        self._num_calls += 1
+        self._out.append(start)
+        self._raw.clear()
+        if self._early:
+            self._out.append(ToolArgs(self._call, "".join(self._early)))
+
+    def _end_object(self) -> None:
+        if self._call is None:
+            self._failed = True
+            return
+        if not self._has_arguments:
+            self._out.append(ToolArgs(self._call, "{}"))
+        self._out.append(ToolEnd(self._call))
+        self._begin_object()
+        self._at = "object"
+
+
+def _arguments(raw: str, value: object) -> str:
+    """Return the text of arguments that are no object or list."""
+    if value is None or value == "":
+        return "{}"
+    if isinstance(value, str):
+        try:
+            if isinstance(json.loads(value), dict):
+                return value
+        except (ValueError, RecursionError):
+            return raw
+    return raw

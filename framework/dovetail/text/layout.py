@@ -1,0 +1,108 @@
+"""Where a format's markers may stand: `FormatSpec` compiled to what ends a run of text in each phase of a reply.
+
+```
+phase   marker        leads to
+OPEN    start         IN
+        end           OUT   (only before any text; else literal)
+        tool start    TOOL
+IN      end           OUT
+        start         IN    (repeated before any text: swallowed; else literal)
+        tool start    TOOL  (where the format says so; else literal)
+OUT     tool start    TOOL
+TOOL    tool end      OUT
+        tool start    TOOL  (the section before it was not closed)
+```
+Any other marker in a phase is literal text.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dovetail.contracts.reasoning import FormatSpec, Markers
+from dovetail.text.matcher import Matcher, matcher
+
+
+class Phase(enum.Enum):
+    """Where a reply stands. The first three are `contracts.reasoning.State`."""
+
+    OPEN = "open"
+    IN = "in"
+    OUT = "out"
+    TOOL = "tool"
+
+
+class Role(enum.Enum):
+    """What a marker is for."""
+
+    START = "start"
+    END = "end"
+    TOOL_START = "tool_start"
+    TOOL_END = "tool_end"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The markers of one phase: those matched by token id, and those matched in the text."""
+
+    ids: Mapping[int, Role]
+    roles: Mapping[str, Role]
+    matcher: Matcher | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A compiled format.
+
+    Attributes:
+        by_ids: Views for output that comes as token ids.
+        by_text: Views for text without ids, where every marker is matched in the text.
+        marker_ids: Ids of all markers that are tokens.
+        marker_text: The markers' text by id.
+    """
+
+    by_ids: Mapping[Phase, View]
+    by_text: Mapping[Phase, View]
+    marker_ids: frozenset[int]
+    marker_text: Mapping[int, str]
+
+
+def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
+    """Compile a format for a vocabulary. A marker that is an added token is matched by its id only."""
+    reasoning, tools = spec.reasoning, spec.tools
+    texts = [] if reasoning is None else [reasoning.start, reasoning.end]
+    texts += [] if tools is None else [tools.start, tools.end]
+    token_ids = tuple((text, added_tokens[text]) for text in texts if text in added_tokens)
+    return _compile(reasoning, None if tools is None else (tools.start, tools.end), token_ids)
+
+
+@lru_cache(maxsize=256)
+def _compile(
+    reasoning: Markers | None, tools: tuple[str, str] | None, token_ids: tuple[tuple[str, int], ...]
+) -> Layout:
+    phases: dict[Phase, dict[str, Role]] = {phase: {} for phase in Phase}
+    if reasoning is not None:
+        for phase in (Phase.OPEN, Phase.IN):
+            phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
+    if tools is not None:
+        start, end = tools
+        phases[Phase.OPEN][start] = phases[Phase.OUT][start] = Role.TOOL_START
+        if reasoning is not None and reasoning.ended_by_tools:
+            phases[Phase.IN][start] = Role.TOOL_START
+        phases[Phase.TOOL].update({start: Role.TOOL_START, end: Role.TOOL_END})
+    ids = dict(token_ids)
+    return Layout(
+        {phase: _view(markers, ids) for phase, markers in phases.items()},
+        {phase: _view(markers, {}) for phase, markers in phases.items()},
+        frozenset(ids.values()),
+        {token_id: text for text, token_id in token_ids},
+    )
+
+
+def _view(markers: Mapping[str, Role], ids: Mapping[str, int]) -> View:
+    spelled = {text: role for text, role in markers.items() if text not in ids}
+    tokens = {ids[text]: role for text, role in markers.items() if text in ids}
+    return View(tokens, spelled, matcher(tuple(spelled)) if spelled else None)

@@ -1,0 +1,283 @@
+"""`OutputStream`: one choice's tokens in, events and the finished reply out; for the server and the offline `LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from dovetail.contracts.reasoning import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    ParserRequest,
+    ReasoningDelta,
+    ReasoningParser,
+    TemplateView,
+)
+from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
+from dovetail.engine.messages import Finish, TokenDelta
+from dovetail.text.matcher import StopMatcher
+from dovetail.text.output import FormatParser, ToolCall
+from dovetail.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class NoTemplate:
+    """Stands for the chat template where there is none, as for raw completions."""
+
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFinish:
+    """Why a choice ended.
+
+    Attributes:
+        reason: OpenAI's, plus `abort`.
+        matched: The stop token id or stop string, if one ended it.
+        message: Explains `abort`.
+    """
+
+    reason: Literal["stop", "length", "tool_calls", "abort"]
+    matched: int | str | None = None
+    message: str | None = None
+
+
+class OutputStream:
+    """One choice's output.
+
+    `feed` gives out the events of `contracts.reasoning` except `Malformed`, whose text arrives as content. Adjacent
+    text of one kind is one event. The attributes hold the whole reply so far; what was held back joins them when the
+    choice ends.
+
+    Attributes:
+        finish: None while running. When a stop string ends the choice it is set although the engine still runs: the
+            caller aborts the engine's request.
+        token_ids: Generated ids, up to and including the one that completed a stop string, or the stop token.
+        text_offsets: With `track_offsets`, for each token the number of characters of output before it.
+        tool_calls: The calls so far.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        template: TemplateView | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_schemas: Sequence[Mapping[str, Any]] = (),
+        prompt_tail: str | None = None,
+        stop: Sequence[str] = (),
+        no_stop_trim: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        separate_reasoning: bool = True,
+        stream_reasoning: bool = True,
+        track_offsets: bool = False,
+    ) -> None:
+        """Prepare. With neither parser the output is plain text, all content.
+
+        Args:
+            tokenizer: The model's.
+            reasoning: Parser chosen for the model, None for none.
+            tools: As `reasoning`; None also where the request has no tools or forbids them.
+            template: The chat template, for parsers that look at it.
+            template_kwargs: `chat_template_kwargs` of the request.
+            tool_schemas: The request's tools.
+            prompt_tail: `RenderedChat.tail`; None where no template rendered the prompt.
+            stop: Stop strings; they are looked for in the content only.
+            no_stop_trim: Keep the matched stop string, or the stop token's text, in the content.
+            min_tokens: Stop strings in the text of fewer tokens than this do not count.
+            skip_special_tokens: Special tokens give no text.
+            separate_reasoning: False puts reasoning into the content as the model wrote it, markers included.
+            stream_reasoning: False gives reasoning out in one event, when thinking ends.
+            track_offsets: Fill `text_offsets`.
+        """
+        spec = FormatSpec()
+        if reasoning is not None:
+            request = ParserRequest(template_kwargs=template_kwargs or {})
+            spec = reasoning.spec(tokenizer, template or NoTemplate(), request)
+        if tools is not None:
+            spec = tools.extend(spec, tool_schemas)
+        self._parser = FormatParser(
+            spec, tokenizer, skip_special_tokens=skip_special_tokens, keep_markers=not separate_reasoning
+        )
+        if prompt_tail is not None:
+            self._parser.prime(prompt_tail)
+        self._stops = StopMatcher(stop, keep_match=no_stop_trim) if stop else None
+        self._no_stop_trim = no_stop_trim
+        self._min_tokens = min_tokens
+        self._separate = separate_reasoning
+        self._stream_reasoning = stream_reasoning
+        self._track_offsets = track_offsets
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._waiting: list[ReasoningDelta] = []
+        self._events: list[Event] = []
+        self.finish: StreamFinish | None = None
+        self.token_ids: list[int] = []
+        self.text_offsets: list[int] = []
+        self.tool_calls: list[ToolCall] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens that count: `completion_tokens`."""
+        return len(self.token_ids)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens generated inside thinking."""
+        return self._parser.reasoning_tokens
+
+    @property
+    def text(self) -> str:
+        """The content so far, `""` if there is none: what `/generate` and completions return."""
+        return _joined(self._content)
+
+    @property
+    def content(self) -> str | None:
+        """The content so far, None if there is none."""
+        return self.text or None
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning so far, None if there is none or it is not separated."""
+        return _joined(self._reasoning) or None
+
+    def feed(self, delta: TokenDelta) -> list[Event]:
+        """Take the engine's next tokens; return what they make certain. After the end, nothing more comes."""
+        return self.feed_ids(delta.ids, delta.finish)
+
+    def feed_ids(self, ids: Sequence[int], finish: Finish | None = None) -> list[Event]:
+        """As `feed`, for callers without an engine."""
+        if self.finish is not None:
+            return []
+        for step, hidden in self._steps(ids, finish):
+            self.token_ids.extend(step)
+            if not hidden:
+                self._take(self._parser.feed(step))
+            if self._stopped():
+                break
+        if self.finish is None and finish is not None:
+            self._take(self._parser.finish(finish.reason))
+            self._end(finish)
+        events, self._events = self._events, []
+        return _merged(events)
+
+    def _steps(self, ids: Sequence[int], finish: Finish | None) -> Iterator[tuple[Sequence[int], bool]]:
+        """Cut new ids into steps, and say which step is the stop token that gives no text."""
+        visible = len(ids)
+        if finish is not None and finish.reason == "stop" and finish.matched is not None and ids:
+            shown = self._no_stop_trim or finish.matched in self._parser.marker_ids
+            visible -= ids[-1] == finish.matched and not shown
+        one_by_one = self._stops is not None or self._track_offsets
+        for start in range(0, visible, 1 if one_by_one else max(visible, 1)):
+            step = ids[start : start + 1] if one_by_one else ids[:visible]
+            if self._track_offsets:
+                self.text_offsets.append(self._parser.num_chars)
+            yield step, False
+        if visible < len(ids):
+            if self._track_offsets:
+                self.text_offsets.append(self._parser.num_chars)
+            yield ids[visible:], True
+
+    def _stopped(self) -> bool:
+        """Say whether a stop string is complete, also one whose end the parser still holds back; end if so."""
+        stops = self._stops
+        if stops is None or len(self.token_ids) < self._min_tokens:
+            return False
+        if stops.matched is None:
+            pending = self._parser.pending_content
+            if not pending or not stops.would_match(pending):
+                return False
+            self._take(self._parser.finish("stop"))
+        self._end(Finish("stop"))
+        return True
+
+    def _end(self, finish: Finish) -> None:
+        """Give out what is still held back and say why it ended."""
+        matched: int | str | None = finish.matched
+        if self._stops is not None:
+            self._add_content(self._stops.flush())
+            matched = self._stops.matched or matched
+        self._flush_reasoning()
+        reason: Literal["stop", "length", "tool_calls", "abort"] = "stop" if isinstance(matched, str) else finish.reason
+        if reason == "stop" and self.tool_calls:
+            reason = "tool_calls"
+        self.finish = StreamFinish(reason, matched, finish.message)
+
+    def _take(self, events: list[Event]) -> None:
+        """Take the parser's events: accumulate them and look for stop strings in the content."""
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self._take_reasoning(event)
+                continue
+            self._flush_reasoning()
+            if isinstance(event, (ContentDelta, Malformed)):
+                self._take_content(event.text)
+                if self._stops is not None and self._stops.matched is not None:
+                    return
+                continue
+            if self._stops is not None:
+                self._add_content(self._stops.flush())
+            if isinstance(event, ToolStart):
+                self.tool_calls.append(ToolCall(event.id, event.name))
+            elif isinstance(event, ToolArgs):
+                self.tool_calls[event.index].add(event.json)
+            self._events.append(event)
+        if self._waiting and not self._parser.in_reasoning:
+            self._flush_reasoning()
+
+    def _take_reasoning(self, event: ReasoningDelta) -> None:
+        if self._stops is not None:
+            self._add_content(self._stops.flush())
+        if not self._separate:
+            self._add_content(event.text)
+            return
+        self._reasoning.append(event.text)
+        self._waiting.append(event)
+        if self._stream_reasoning:
+            self._flush_reasoning()
+
+    def _flush_reasoning(self) -> None:
+        if self._waiting:
+            text = "".join([event.text for event in self._waiting])
+            self._events.append(ReasoningDelta(text, sum(event.num_tokens for event in self._waiting)))
+            self._waiting.clear()
+
+    def _take_content(self, text: str) -> None:
+        if self._stops is not None and len(self.token_ids) >= self._min_tokens:
+            text = self._stops.feed(text)
+        self._add_content(text)
+
+    def _add_content(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._events.append(ContentDelta(text))
+
+
+def _joined(parts: list[str]) -> str:
+    """Join accumulated text, keeping the result so that the next call is cheap."""
+    if len(parts) > 1:
+        parts[:] = ["".join(parts)]
+    return parts[0] if parts else ""
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    """Join adjacent text events of one kind."""
+    if len(events) < 2:
+        return events
+    merged: list[Event] = []
+    for kind, group in groupby(events, key=type):
+        run = list(group)
+        text = "".join([event.text for event in run if isinstance(event, (ContentDelta, ReasoningDelta))])
+        if kind is ContentDelta:
+            merged.append(ContentDelta(text))
+        elif kind is ReasoningDelta:
+            merged.append(ReasoningDelta(text, sum(e.num_tokens for e in run if isinstance(e, ReasoningDelta))))
+        else:
+            merged.extend(run)
+    return merged

@@ -1,0 +1,43 @@
+r"""`hermes`: Nous Hermes, Qwen2.5, Qwen3 and others trained on the Hermes format.
+
+```
+Let me look.
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Rome"}}
+</tool_call>
+```
+
+One JSON object per section; the template puts a newline before each start marker and inside the markers. The text of
+`arguments` reaches the client as the model wrote it, while it is written.
+
+Defined by the `tool_use` chat template in the tokenizer_config.json of NousResearch/Hermes-2-Pro-Llama-3-8B, and by
+that of Qwen/Qwen2.5-7B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import ToolFormat, ToolParser
+from dovetail.text.json_calls import JsonCalls
+
+
+class Hermes(ToolParser):
+    """Calls as JSON objects between `<tool_call>` and `</tool_call>`."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+        return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=JsonCalls))
+
+    def detect(self, template: TemplateView) -> float:
+        """The markers with JSON between them; other formats share the markers alone."""
+        source = template.source
+        if "<tool_call>" not in source or "<function=" in source or "<arg_key>" in source:
+            return 0.0
+        return 0.9 if '"arguments"' in source or '\\"arguments\\"' in source else 0.4
