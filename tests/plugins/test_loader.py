@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
@@ -224,3 +227,42 @@ def test_two_plugins_of_one_name_are_kept_apart(site: FakeSite) -> None:
     plan = make_plan(Registry.scan(path=[str(site.root)]), hooks=["acme:extra", "zeta:extra"])
     loaded = load(plan, "api")
     assert (loaded.get("hooks", "acme:extra"), loaded.get("hooks", "zeta:extra")) == (1, 2)
+
+
+CHILD = """
+import importlib.metadata, json, sys
+
+def forbidden(*args, **kwargs):
+    raise SystemExit("a child process must discover nothing")
+
+from dovetail.plugins import PluginPlan, load
+importlib.metadata.distributions = importlib.metadata.entry_points = forbidden
+plan = PluginPlan.decode(sys.stdin.buffer.read())
+loaded = load(plan, sys.argv[1])
+print(json.dumps({
+    "loaded": [[planned.name, cls.__name__] for kind in ("model", "hooks") for planned, cls in loaded.all(kind)],
+    "modules": sorted(name for name in sys.modules if name.startswith("acme_")),
+}))
+"""
+
+
+@pytest.mark.parametrize("role", ["api", "engine", "worker", "compiler"])
+def test_every_role_loads_its_part_of_one_plan(site: FakeSite, role: str) -> None:
+    """A spawned process of each role loads exactly what the plan says, without looking for anything."""
+    site.add(
+        "acme",
+        "1.2",
+        {MODELS: {"AcmeForCausalLM": "acme_model:Model"}, "dovetail.hooks.v1": {"acme": "acme_hooks:Hooks"}},
+        {"acme_model.py": MODEL, "acme_hooks.py": "class Hooks: ..."},
+        manifest={"hooks": {"acme": {"roles": ["api", "compiler"]}}},
+    )
+    plan = make_plan(Registry.scan(path=[str(site.root)]), model="AcmeForCausalLM", hooks=["acme"])
+    command = [sys.executable, "-c", CHILD, role]
+    env = {**os.environ, "PYTHONPATH": str(site.root)}
+    done = subprocess.run(command, input=plan.encode(), capture_output=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr.decode()
+    in_engine = role in ("engine", "worker")
+    assert json.loads(done.stdout) == {
+        "loaded": [["AcmeForCausalLM", "Model"]] if in_engine else [["acme", "Hooks"]],
+        "modules": ["acme_model"] if in_engine else ["acme_hooks"],
+    }

@@ -4,7 +4,7 @@
 registry = Registry.scan()                                   # metadata only
 plan = make_plan(registry, model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
 loaded = load(plan, "engine")                                # in each process, with its role
-backend_class = loaded.all("attention_backend")[0][1]
+for planned, backend_class in loaded.candidates("attention_backend"): ...
 ```
 
 Importing this package imports no plugin, no torch and no pydantic; what it offers is imported on first use.

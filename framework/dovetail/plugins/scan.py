@@ -173,8 +173,8 @@ def read_manifest(package: str) -> dict[tuple[str, str], Facts]:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"package {package!r} is not installed")
-    folder = next(iter(spec.submodule_search_locations))
-    with open(os.path.join(folder, MANIFEST_FILE), encoding="utf-8") as file:
+    paths = [os.path.join(folder, MANIFEST_FILE) for folder in spec.submodule_search_locations]
+    with open(next(filter(os.path.exists, paths), paths[0]), encoding="utf-8") as file:
         return parse_manifest(json.load(file))
 
 
