@@ -1,0 +1,72 @@
+"""The FastAPI application: routes, the outer layer, error replies, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import dovetail
+from dovetail.errors import EngineError, RequestError
+from dovetail_server import errors
+from dovetail_server.asgi import Edge
+from dovetail_server.openai.errors import ErrorDetail
+from dovetail_server.openapi import complete
+from dovetail_server.routes import admin, chat, completions, generate, health, info, models, tokens
+from dovetail_server.state import ServerState
+
+DESCRIPTION = "OpenAI's API and SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """Build the application of one server."""
+    app = FastAPI(title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None)
+    app.state.server = state
+    for family in (chat, completions, models, generate, tokens, info, health, admin):
+        app.include_router(family.router)
+    app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes)
+    for kind in (RequestError, errors.ServiceError, EngineError):
+        app.add_exception_handler(kind, handle_error)
+    app.add_exception_handler(HTTPException, handle_http)
+    app.add_exception_handler(RequestValidationError, handle_validation)
+    build_schema = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = complete(build_schema())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+    return app
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Answer an error of ours."""
+    return errors.to_reply(error)
+
+
+async def handle_http(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or a wrong method."""
+    status = getattr(error, "status_code", 500)
+    headers = getattr(error, "headers", None)
+    path = request.url.path
+    if status == 404:
+        text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
+    elif status == 405:
+        allowed = (headers or {}).get("Allow", "another method")
+        text, code = f"{path} takes {allowed}, not {request.method}", "method_not_allowed"
+    else:
+        text, code = str(getattr(error, "detail", "bad request")), "bad_request"
+    return errors.reply(status, ErrorDetail(message=text, type="invalid_request_error", code=code), headers)
+
+
+async def handle_validation(request: Request, error: Exception) -> Response:
+    """Answer a bad query or path parameter."""
+    found = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": ("",), "msg": "is not valid"}
+    param = str(found["loc"][-1])
+    reason = str(found["msg"]).removeprefix("Input ")
+    text = f"{param} {reason[0].lower()}{reason[1:]}"
+    return errors.to_reply(RequestError(text, param=param, code="invalid_value"))

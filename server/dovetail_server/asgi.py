@@ -1,0 +1,67 @@
+"""The outermost ASGI layer: request ids, the body limit, and the last catch for exceptions."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.errors import RequestError
+from dovetail_server.errors import ClientGoneError, to_reply
+
+SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Edge:
+    """Gives each HTTP request its `x-request-id`, bounds its body, and answers whatever goes wrong below."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        """Wrap `app`."""
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if SAFE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+        num_bytes = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        async def receive_bounded() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self.max_body_bytes:
+                raise self.too_large()
+            return message
+
+        try:
+            length = headers.get("content-length", "")
+            if length.isdigit() and int(length) > self.max_body_bytes:
+                raise self.too_large()
+            await self.app(scope, receive_bounded, send_with_id)
+        except ClientGoneError:
+            return
+        except Exception as error:
+            if started:
+                raise  # the reply is under way; uvicorn logs and closes the connection
+            await to_reply(error)(scope, receive, send_with_id)
+
+    def too_large(self) -> RequestError:
+        """Return the error for a body over the limit."""
+        text = f"the request body is over {self.max_body_bytes} bytes, the limit set by --max-body-bytes"
+        return RequestError(text, code="body_too_large", status=413)

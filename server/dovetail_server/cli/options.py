@@ -1,0 +1,190 @@
+"""From the command line to `ServeSettings`: the flags are generated from the settings class.
+
+Every mistake becomes a `ConfigError` whose one line says what was given and what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from dovetail.errors import ConfigError
+from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases
+
+NO_OPS = {
+    "enable-auto-tool-choice": "tool calls are parsed whenever --tool-call-parser is given",
+    "enable-cache-report": "cached tokens are always reported",
+}
+REFUSED = {
+    "trust-remote-code": "code from a model folder is never run; models are plugins (see `dovetail plugin list`)",
+    "grammar-backend": "this version has no structured output yet",
+    "guided-decoding-backend": "this version has no structured output yet",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that every mistake is reported in one way."""
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's complaint into ours."""
+        if message.startswith("unrecognized arguments: "):
+            raise ConfigError(f"one model path is expected, but there is also {message.split(': ', 1)[1]!r}")
+        raise ConfigError(message.removeprefix("argument "))
+
+
+class Once(argparse.Action):
+    """Stores a value, and refuses a second name of the same setting."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, is_flag: bool = False, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0 if is_flag else kwargs.pop("nargs", None), **kwargs)
+        self.is_flag = is_flag
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store the value under the field's name."""
+        if option is None and values is None:
+            return  # the positional model path, left out
+        used: dict[str, str] = namespace.__dict__.setdefault("_used", {})
+        shown = option or "the model path"
+        if self.dest in used and used[self.dest] != shown:
+            raise ConfigError(f"{used[self.dest]} and {shown} are the same setting; give one of them")
+        used[self.dest] = shown
+        setattr(namespace, self.dest, True if self.is_flag else values)
+
+
+def flag_names(name: str, field: FieldInfo) -> list[str]:
+    """Return every option string of a setting, the main one first."""
+    extra = field.json_schema_extra
+    aliases = extra.get("aliases", []) if isinstance(extra, dict) else []
+    return [f"--{str(n).replace('_', '-')}" for n in [name, *(aliases if isinstance(aliases, list) else [])]]
+
+
+def is_common(field: FieldInfo) -> bool:
+    """Tell whether plain `--help` shows the setting."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("common"))
+
+
+def describe(field: FieldInfo) -> str:
+    """Return the help text of a setting, with its choices and default."""
+    text = field.description or ""
+    choices = [get_args(a) for a in (field.annotation, *get_args(field.annotation)) if get_origin(a) is Literal]
+    if choices:
+        text += f" One of {', '.join(map(str, choices[0]))}."
+    if field.default is not None and field.annotation is not bool and not callable(field.default_factory):
+        text += f" [{field.default}]"
+    return text.replace("`", "").replace("%", "%%")
+
+
+def build_parser(show_all: bool) -> Parser:
+    """Build the parser; `show_all` lists the less common flags in its help too."""
+    more = "" if show_all else " These are the common options; --help=all shows every one."
+    parser = Parser(
+        prog="dovetail serve",
+        allow_abbrev=False,
+        add_help=False,
+        usage="dovetail serve [MODEL] [options]",
+        description=f"Serve MODEL, a folder, through the OpenAI API; without MODEL, a small demo model.{more} "
+        f"Every option can also be an environment variable ({ENV_PREFIX}PORT) or a line in --config FILE.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+    )
+    parser.add_argument("model_path", nargs="?", metavar="MODEL", action=Once, help=argparse.SUPPRESS)
+    for name, field in ServeSettings.model_fields.items():
+        shown = describe(field) if show_all or is_common(field) else argparse.SUPPRESS
+        names = flag_names(name, field)
+        if field.annotation is bool:
+            parser.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
+        elif get_origin(field.annotation) is list:
+            parser.add_argument(*names, dest=name, action=Once, nargs="+", metavar="NAME", help=shown)
+        else:
+            metavar = name.rsplit("_", 1)[-1].upper()
+            parser.add_argument(*names, dest=name, action=Once, metavar=metavar, help=shown)
+    for name, why in NO_OPS.items():
+        text = f"Accepted, changes nothing: {why}." if show_all else argparse.SUPPRESS
+        parser.add_argument(f"--{name}", dest=name, action=Once, is_flag=True, help=text)
+    parser.add_argument("-h", "--help", action="store_true", help="Show this; --help=all shows every option.")
+    parser.set_defaults(**dict.fromkeys(ServeSettings.model_fields, argparse.SUPPRESS))
+    return parser
+
+
+def check_names(argv: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the arguments with `_` in flags written `-`; refuse unknown flags with the nearest name."""
+    result = []
+    for arg in argv:
+        name, equals, value = arg.partition("=")
+        if not name.startswith("--") or name == "--":
+            result.append(arg)
+            continue
+        name = name.replace("_", "-")
+        if why := REFUSED.get(name[2:]):
+            raise ConfigError(f"{name} is not supported: {why}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "`dovetail serve --help=all` lists them"
+            raise ConfigError(f"{name}: unknown option; {hint}")
+        result.append(name + equals + value)
+    return result
+
+
+def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
+    """Return the settings given as flags, or the help text if that was asked for.
+
+    Raises:
+        ConfigError: An unknown flag, a missing value, or two names of one setting.
+    """
+    show_all = any(arg in {"--help=all", "--help-all"} for arg in argv)
+    parser = build_parser(show_all)
+    if show_all or any(arg in {"-h", "--help"} for arg in argv):
+        return parser.format_help()
+    known = [name for action in parser._actions for name in action.option_strings]
+    values = vars(parser.parse_args(check_names(argv, known)))
+    return {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
+
+
+def load_settings(flags: dict[str, Any]) -> ServeSettings:
+    """Merge flags, environment and configuration file.
+
+    Raises:
+        ConfigError: A value is wrong; the message names where it came from.
+    """
+    check_environment()
+    try:
+        return ServeSettings(**flags)
+    except ValidationError as error:
+        raise ConfigError(explain(error, flags)) from None
+
+
+def check_environment() -> None:
+    """Refuse environment variables that look like settings and are none; those of plugins are not ours to judge."""
+    known = field_aliases()
+    for name in os.environ:
+        key = name.removeprefix(ENV_PREFIX).lower()
+        if not name.startswith(ENV_PREFIX) or "__" in key or key in ServeSettings.model_fields:
+            continue
+        near = [known[k] for k in difflib.get_close_matches(key, known, n=1, cutoff=0.75)]
+        if near:
+            raise ConfigError(f"environment variable {name}: unknown; did you mean {ENV_PREFIX}{near[0].upper()}?")
+
+
+def explain(error: ValidationError, flags: dict[str, Any]) -> str:
+    """Say in one line what is wrong with the first bad setting and where it was given."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, field_aliases(), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "`dovetail serve --help=all` lists the settings"
+        return f"{name!r} in the configuration file: unknown setting; {hint}"
+    if name in flags:
+        where = f"--{name.replace('_', '-')}"
+    elif f"{ENV_PREFIX}{name.upper()}" in os.environ:
+        where = f"environment variable {ENV_PREFIX}{name.upper()}"
+    else:
+        where = f"{name!r} in the configuration file"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where} {first['input']!r}: {reason[0].lower()}{reason[1:]}"

@@ -1,0 +1,73 @@
+"""`dovetail serve`: settings, checks, then the engine and the HTTP server side by side."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, DovetailError
+
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
+
+
+def main(argv: list[str]) -> int:
+    """Serve until a signal. Exit code 2 for what the user can fix, 1 for what the engine could not do."""
+    try:
+        settings = settings_from(argv)
+        return 0 if settings is None else serve(settings)
+    except ConfigError as error:
+        print(f"dovetail serve: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except DovetailError as error:
+        print(f"dovetail serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def settings_from(argv: list[str]) -> ServeSettings | None:
+    """Read the settings, or print the help and return None."""
+    from dovetail_server.cli.options import load_settings, parse_flags
+
+    flags = parse_flags(argv)
+    if isinstance(flags, str):
+        print(flags, end="")
+        return None
+    return load_settings(flags)
+
+
+def serve(settings: ServeSettings) -> int:
+    """Check everything that is cheap to check, then run."""
+    import asyncio
+    import signal
+
+    from dovetail import log
+    from dovetail_server import preflight
+    from dovetail_server.startup import Phases
+
+    phases = Phases()
+    is_demo = settings.model_path is None
+    with phases.phase("checks") as notes:
+        settings = preflight.with_demo(settings)
+        architecture = preflight.check_model(settings)
+        registry, plan = preflight.plan_plugins(settings, architecture)
+        listener = preflight.bind(settings.host, settings.port)
+        notes.append(f"{len(plan.plugins)} plugins planned")
+    log.setup(settings.log_level)
+    if is_demo:
+        print_demo_note()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
+    from dovetail_server.run import run
+
+    return asyncio.run(run(settings, registry, plan, listener, phases))
+
+
+def print_demo_note() -> None:
+    """Say that this is a demo, and how to serve something else."""
+    import logging
+
+    logging.getLogger("dovetail.server").info(
+        "No model given: serving the bundled DEMO model, a toy that knows a few skills. "
+        "`dovetail serve DIR` serves your own."
+    )

@@ -1,0 +1,214 @@
+"""The catalogue of errors that clients see, and how each becomes an HTTP reply.
+
+`RequestError` (from the framework) is a 4xx; the two classes here are what is not the request's fault. Tracebacks go to
+the log, never into a reply.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+
+logger = logging.getLogger("dovetail.server")
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ServiceError(DovetailError):
+    """The server cannot take the request now; the same request may succeed later."""
+
+    def __init__(self, message: str, *, code: str, status: int = 503, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ClientGoneError(DovetailError):
+    """The client closed the connection; nobody reads the reply."""
+
+
+def queue_full(limit: int) -> ServiceError:
+    """More requests than may run and wait."""
+    text = f"the server already holds {limit} requests, its limit; try again later or raise --max-queued-requests"
+    return ServiceError(text, code="queue_full", status=429, retry_after_s=1)
+
+
+def starting() -> ServiceError:
+    """The engine is not up yet."""
+    return ServiceError(
+        "the model is still loading; GET /readyz tells when it is ready", code="starting", retry_after_s=2
+    )
+
+
+def draining() -> ServiceError:
+    """The server was told to stop."""
+    return ServiceError("the server is shutting down and takes no new requests", code="draining", retry_after_s=5)
+
+
+def aborted(message: str | None) -> DovetailError:
+    """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up."""
+    if message in {None, "aborted"}:
+        return RequestError("the request was aborted", code="request_aborted")
+    return ServiceError(f"the engine gave the request up: {message}", code="request_failed", status=500)
+
+
+def model_not_found(name: str, served: list[str]) -> RequestError:
+    """The `model` field names something else."""
+    text = f"the model {name!r} does not exist here; served: {', '.join(served)}"
+    return RequestError(text, param="model", code="model_not_found", status=404)
+
+
+def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """The prompt alone fills the context."""
+    text = (
+        f"the prompt has {num_tokens} tokens, which is longer than the model's context length, and leaves no room for "
+        f"output: this model's maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code="context_length_exceeded")
+
+
+def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
+    """Prompt and requested output together exceed the context."""
+    text = (
+        f"{num_tokens} prompt tokens and {max_tokens} output tokens are {num_tokens + max_tokens} together, which is "
+        f"longer than the model's context length: this model's maximum context length is {context_len} tokens; "
+        f"shorten the prompt or lower {param}"
+    )
+    return RequestError(text, param=param, code="context_length_exceeded")
+
+
+def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
+    """The prompt is refused by its size, before it is tokenized."""
+    text = (
+        f"the prompt has {num_bytes} bytes, over this server's limit of {limit}, and is longer than the model's "
+        f"context length: this model's maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code="context_length_exceeded")
+
+
+def needs_grammar(param: str) -> RequestError:
+    """A field that constrains the output."""
+    text = (
+        f"{param} needs a grammar backend, and this server has none; leave it out or ask for the format in the prompt"
+    )
+    return RequestError(text, param=param, code="unsupported_parameter")
+
+
+def unsupported(param: str, why: str) -> RequestError:
+    """A field that this server does not implement; never ignored, because it would change the output."""
+    return RequestError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:
+    """Build the HTTP reply of an error."""
+    body = msgspec.json.encode(ErrorBody(detail))
+    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+
+
+def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
+    """Return status, body and headers for an error; what is not ours is logged and becomes a 500 with an id."""
+    if isinstance(error, RequestError):
+        kind = TYPES.get(error.status, "invalid_request_error")
+        return error.status, ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code), {}
+    if isinstance(error, ServiceError):
+        headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        kind = TYPES.get(error.status, "server_error")
+        return error.status, ErrorDetail(message=error.message, type=kind, code=error.code), headers
+    if isinstance(error, EngineDeadError):
+        text = "the engine is gone; the server's log says why"
+        return 503, ErrorDetail(message=text, type="server_error", code="engine_dead"), {"retry-after": "5"}
+    incident = uuid.uuid4().hex[:12]
+    logger.error("request failed, error id %s", incident, exc_info=error)
+    text = f"internal error {incident}; the server's log has the details under this id"
+    return 500, ErrorDetail(message=text, type="server_error", code="internal_error"), {}
+
+
+def to_reply(error: Exception) -> Response:
+    """Build the HTTP reply for any exception."""
+    return reply(*describe(error))
+
+
+def from_validation(error: ValidationError, body: Any, known: list[str]) -> RequestError:
+    """Turn pydantic's findings into one sentence about the field that is most deeply wrong.
+
+    Args:
+        error: What pydantic found.
+        body: The decoded JSON body.
+        known: Names of the body's fields, for the nearest name of an unknown one.
+    """
+    return ValidationReport(error, body, known).request_error()
+
+
+class ValidationReport:
+    """Picks and words one finding of a `ValidationError`."""
+
+    def __init__(self, error: ValidationError, body: Any, known: list[str]) -> None:
+        self.known = known
+        self.found: dict[str, list[Mapping[str, Any]]] = {}
+        for item in error.errors(include_url=False, include_context=False):
+            self.found.setdefault(self._path(item["loc"], body, item["type"]), []).append(item)
+
+    @staticmethod
+    def _path(loc: tuple[int | str, ...], body: Any, kind: str) -> str:
+        """Write a location as the client sees it (`messages[0].role`), without pydantic's union tags."""
+        path, here = "", body
+        for i, step in enumerate(loc):
+            if isinstance(here, dict) and isinstance(step, str) and (step in here or i == len(loc) - 1 == 0):
+                path += f".{step}" if path else step
+                here = here.get(step)
+            elif isinstance(here, dict) and kind == "missing" and i == len(loc) - 1:
+                path += f".{step}" if path else str(step)
+            elif isinstance(here, list) and isinstance(step, int) and step < len(here):
+                path += f"[{step}]"
+                here = here[step]
+        return path
+
+    def request_error(self) -> RequestError:
+        """Word the finding with the deepest path; findings at one path are alternatives of a union."""
+        path = max(self.found, key=lambda p: (p.count(".") + p.count("["), -list(self.found).index(p)))
+        items = self.found[path]
+        first = items[0]
+        if first["type"] == "missing":
+            return RequestError(f"{path} is required", param=path, code="missing_required_parameter")
+        if first["type"] == "extra_forbidden":
+            return self._unknown(path)
+        if not path:
+            return RequestError("the body must be a JSON object", code="invalid_type")
+        reasons = dict.fromkeys(self._reason(item["msg"]) for item in items)
+        wrong_type = all(item["type"].endswith(("_type", "_parsing")) for item in items)
+        code = "invalid_type" if wrong_type else "invalid_value"
+        return RequestError(f"{path} {' or '.join(reasons)}{self._given(first)}", param=path, code=code)
+
+    def _unknown(self, path: str) -> RequestError:
+        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return RequestError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")
+
+    @staticmethod
+    def _reason(text: str) -> str:
+        text = text.removeprefix("Value error, ").removeprefix("Input ")
+        return text[0].lower() + text[1:] if text else "is not valid"
+
+    @staticmethod
+    def _given(item: Mapping[str, Any]) -> str:
+        value = item["input"]
+        if isinstance(value, (bool, int, float)) or value is None or (isinstance(value, str) and len(value) <= 64):
+            return f" (given: {msgspec.json.encode(value).decode() if not isinstance(value, float) else value})"
+        return ""

@@ -1,0 +1,80 @@
+"""The HTTP server's life: signals, draining, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from dovetail_server.logs import uvicorn_config
+from dovetail_server.settings import ServeSettings
+from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+LAST_WORDS_S = 5.0
+"""Time for replies to leave after their requests were cut off."""
+
+
+class HttpServer(uvicorn.Server):
+    """Drains at the first SIGTERM or SIGINT; a second one ends at once."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        """Serve `app` whose state is `state`."""
+        super().__init__(uvicorn_options(app, state.settings))
+        self.state = state
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Remember the event loop, for signals."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)  # type: ignore[arg-type]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal; runs between two bytecodes of the main thread."""
+        if self._loop is None or self.state.is_draining or not self.state.has_started:
+            self.force_exit = self.state.is_draining and sig in (signal.SIGINT, signal.SIGTERM)
+            self.should_exit = True
+            return
+        self.state.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._draining = asyncio.get_running_loop().create_task(self.drain())
+
+    async def drain(self) -> None:
+        """Let running requests finish, cut off the rest, then stop serving."""
+        self.state.is_draining = True
+        timeout = self.state.settings.drain_timeout
+        if self.state.num_live:
+            logger.info("Stopping: %d requests get up to %g s to finish.", self.state.num_live, timeout)
+        await self._wait_idle(timeout)
+        if self.state.num_live:
+            logger.warning("Cutting off %d requests after %g s.", self.state.num_live, timeout)
+            for rid in list(self.state.live_rids):
+                self.state.engine.abort(rid)
+            await self._wait_idle(LAST_WORDS_S)
+        self.should_exit = True
+
+    async def _wait_idle(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.state.num_live and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(0.02)
+
+
+def uvicorn_options(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
+    """Return uvicorn's configuration."""
+    return uvicorn.Config(
+        app,
+        log_config=uvicorn_config(settings.log_level),
+        access_log=not settings.disable_access_log,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=int(LAST_WORDS_S),
+        h11_max_incomplete_event_size=1 << 16,
+    )

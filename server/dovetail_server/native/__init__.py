@@ -1,0 +1,1 @@
+"""The native API: `/generate` and the tokenizer endpoints."""

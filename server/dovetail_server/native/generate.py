@@ -1,0 +1,89 @@
+"""`/generate`: request and reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from dovetail_server.openai.common import MAX_TOKENS, FreeForm, Name, RequestModel, Rid, SamplingFields, Text, TokenId
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 24)]
+BATCH = Field(min_length=1, max_length=4096)
+
+
+class GenerateParams(SamplingFields):
+    """`sampling_params` of a native request; other fields mean what they mean in a completion request."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(None, description="128 if not given.")
+    min_new_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    sampling_seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    regex: Text | None = None
+    ebnf: Text | None = None
+    json_schema: Text | FreeForm | None = None
+    structural_tag: Text | FreeForm | None = None
+
+
+class GenerateRequest(RequestModel):
+    """Body of `POST /generate`: one prompt, or a batch with one value or a list of values per option."""
+
+    text: Text | Annotated[list[Text], BATCH] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], BATCH] | None = None
+    sampling_params: GenerateParams | Annotated[list[GenerateParams], BATCH] | None = None
+    return_logprob: bool | Annotated[list[bool], BATCH] | None = None
+    logprob_start_len: LogprobStart | Annotated[list[LogprobStart], BATCH] | None = Field(
+        None, description="First prompt token with a log probability; -1 for none."
+    )
+    top_logprobs_num: NumTop | Annotated[list[NumTop], BATCH] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    rid: Rid | Annotated[list[Rid], BATCH] | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1)
+    cache_salt: Name | None = None
+
+
+LogprobStart = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+NumTop = Annotated[int, Field(ge=0, le=20)]
+GenerateRequest.model_rebuild()
+
+
+class NativeFinish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why it ended: `stop` with `matched`, `length` with `length`, or `abort` with `message`."""
+
+    type: str
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+
+
+TokenRow = tuple[float | None, int, str | None]
+
+
+class MetaInfo(msgspec.Struct, kw_only=True):
+    """Facts beside the text. Log probabilities are `[logprob, token_id, text or null]`."""
+
+    id: str
+    finish_reason: NativeFinish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    num_retractions: int
+    e2e_latency: float | msgspec.UnsetType = msgspec.UNSET
+    input_token_logprobs: list[TokenRow] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
+    output_token_logprobs: list[TokenRow] | msgspec.UnsetType = msgspec.UNSET
+    output_top_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """Reply of `POST /generate`, and each chunk of its stream, whose text and ids are cumulative."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | msgspec.UnsetType = msgspec.UNSET
+
+
+Extra = dict[str, Any]

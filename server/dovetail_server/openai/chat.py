@@ -1,0 +1,186 @@
+"""`/v1/chat/completions`: request and reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from dovetail_server.openai.common import (
+    MAX_TOKENS,
+    FinishReason,
+    FreeForm,
+    GrammarFields,
+    Name,
+    PromptLogprobs,
+    RequestModel,
+    SamplingFields,
+    ServiceFields,
+    Text,
+    Usage,
+)
+
+
+class ContentPart(RequestModel):
+    """One part of a message's content; text only for now."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, Field(max_length=64)]
+    text: Text | None = None
+
+
+class FunctionCall(RequestModel):
+    """A call in the history. `arguments` is JSON text."""
+
+    name: Name
+    arguments: Text = ""
+
+
+class MessageToolCall(RequestModel):
+    """A tool call in the history."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(RequestModel):
+    """One message. Fields beyond these reach the chat template unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[ContentPart], Field(max_length=4096)] | None = None
+    name: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=1024)] | None = None
+    tool_call_id: Name | None = None
+
+
+class FunctionSpec(RequestModel):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")]
+    description: Text | None = None
+    parameters: FreeForm | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """A tool; only functions exist."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    model: Name
+    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
+    functions: Annotated[list[FunctionSpec], Field(max_length=1024)] | None = Field(None, deprecated=True)
+    function_call: Annotated[str, Field(max_length=64)] | FreeForm | None = Field(None, deprecated=True)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
+    stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")
+    include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
+    chat_template_kwargs: FreeForm | None = None
+    chat_template: Text | None = Field(None, description="Not accepted in a request; see --chat-template.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Annotated[list[FreeForm], Field(max_length=4096)] | None = None
+    modalities: Annotated[list[Annotated[str, Field(max_length=16)]], Field(max_length=8)] | None = None
+    audio: FreeForm | None = Field(None, description="Not supported.")
+    verbosity: Annotated[str, Field(max_length=16)] | None = Field(None, description="Only the default, medium.")
+    web_search_options: FreeForm | None = Field(None, description="Not supported.")
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A called function; `arguments` is JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call in a full reply."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's answer; absent parts are null."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: str | None = None
+    reasoning_content: str | None
+    reasoning: str | None
+    tool_calls: list[ToolCall] | None
+    function_call: Function | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TokenAlternative(msgspec.Struct, frozen=True):
+    """A candidate token; `bytes` is its UTF-8 form."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A generated token and its rivals."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log probabilities of all generated tokens, reasoning included."""
+
+    content: list[TokenInfo] | None
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    matched_stop: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    service_tier: str | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,143 @@
+"""Fields that chat and completion requests share, and the parts their replies share.
+
+Limits here are outer bounds that keep a request finite; what the model can do (context, vocabulary) is checked when the
+request is prepared.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TEXT = 1 << 26
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_TOKENS = 1 << 30
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Name = Annotated[str, Field(max_length=512)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+StopString = Annotated[str, Field(min_length=1, max_length=4096)]
+Bias = Annotated[float, Field(ge=-1e9, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+FreeForm = Annotated[dict[str, Any], Field(max_length=1024)]
+Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies: JSON types are not converted, unknown fields are errors, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(RequestModel):
+    """What a stream carries besides deltas."""
+
+    include_usage: bool | None = Field(None, description="End with a chunk that holds the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Put the usage so far into every chunk.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
+
+
+class SamplingFields(RequestModel):
+    """How to choose tokens and when to stop. What is left out comes from the model's generation_config.json."""
+
+    temperature: float | None = Field(None, ge=0, le=100, description="0 takes the most likely token.")
+    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus; 0 takes the most likely token.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 switch it off.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    max_tokens: Count | None = None
+    min_tokens: Count | None = Field(None, description="No stop before so many tokens.")
+    n: int | None = Field(None, ge=1, le=128)
+    stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop_regex: Text | Annotated[list[Text], Field(max_length=32)] | None = Field(None, description="Not supported.")
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = Field(None, description="Accepted; text is joined as decoded.")
+    no_stop_trim: bool | None = Field(None, description="Keep the matched stop string in the text.")
+    include_stop_str_in_output: bool | None = Field(None, description="Another name of `no_stop_trim`.")
+    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    return_token_ids: bool | None = None
+
+
+class ServiceFields(RequestModel):
+    """How to serve the request, none of which changes its output."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
+    request_id: Rid | None = Field(None, description="Another name of `rid`.")
+    user: Name | None = None
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
+    store: bool | None = Field(None, description="Accepted; nothing is stored.")
+    service_tier: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
+    safety_identifier: Name | None = None
+    prediction: FreeForm | None = None
+
+
+class GrammarFields(RequestModel):
+    """Structured output; refused while no grammar backend is installed."""
+
+    response_format: FreeForm | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    json_schema: Text | FreeForm | None = None
+    structural_tag: Text | FreeForm | None = None
+    structured_outputs: FreeForm | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Part of `usage`."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, all choices together; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    reasoning_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int) -> Usage:
+        """Build it from four counts."""
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning),
+            reasoning_tokens=reasoning,
+        )
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A candidate for a prompt position, keyed by token id. `rank` is known among the most likely only."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]

@@ -1,0 +1,26 @@
+"""`/v1/models`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A name under which the model is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "dovetail"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]

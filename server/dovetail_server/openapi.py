@@ -1,0 +1,76 @@
+"""JSON routes whose bodies and replies stand in the OpenAPI document, though FastAPI parses neither.
+
+FastAPI would decode bodies leniently and serialise replies slowly; `json_route` registers the schemas and leaves the
+work to `body.py` and msgspec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from dovetail_server.openai.errors import ErrorBody
+
+REF = "#/components/schemas/"
+F = TypeVar("F", bound=Callable[..., Any])
+
+_bodies: dict[str, type[BaseModel]] = {}
+_replies: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
+
+
+def json_route(
+    router: APIRouter,
+    path: str,
+    *,
+    body: type[BaseModel] | None = None,
+    reply: type[msgspec.Struct] | None = None,
+    streams: bool = False,
+    methods: tuple[str, ...] = ("POST",),
+) -> Callable[[F], F]:
+    """Register a route with the schemas of its body and reply."""
+    extra: dict[str, Any] = {}
+    content: dict[str, Any] = {"application/json": {}}
+    if body is not None:
+        _bodies[body.__name__] = body
+        extra["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": REF + body.__name__}}},
+        }
+    if reply is not None:
+        _replies[reply.__name__] = reply
+        content["application/json"] = {"schema": {"$ref": REF + reply.__name__}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    failure = {"description": "Error", "content": {"application/json": {"schema": {"$ref": REF + "ErrorBody"}}}}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}}
+    responses |= {"4XX": failure, "5XX": failure}
+
+    def register(function: F) -> F:
+        router.add_api_route(
+            path,
+            function,
+            methods=list(methods),
+            responses=responses,
+            openapi_extra=extra or None,
+            response_model=None,
+            summary=(function.__doc__ or "").split("\n")[0],
+        )
+        return function
+
+    return register
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Add the schemas of all registered bodies and replies."""
+    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
+    inputs: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in _bodies.values()]
+    _, definitions = models_json_schema(inputs, ref_template=REF + "{model}")
+    schemas |= definitions["$defs"]
+    _, components = msgspec.json.schema_components(_replies.values(), ref_template=REF + "{name}")
+    schemas |= components
+    return document

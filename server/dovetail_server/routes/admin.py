@@ -1,0 +1,50 @@
+"""Commands for whoever runs the server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends
+from pydantic import Field
+from starlette.responses import Response
+
+from dovetail.errors import RequestError
+from dovetail_server.body import json_body
+from dovetail_server.openai.common import RequestModel, Rid
+from dovetail_server.openapi import json_route
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["server"])
+State = Annotated[ServerState, Depends(get_ready_state)]
+
+
+class AbortRequest(RequestModel):
+    """Which requests to abort."""
+
+    rid: Rid | None = Field(None, description="The `rid` a request was sent with, or the `id` of its reply.")
+    abort_all: bool | None = None
+
+
+@router.api_route("/flush_cache", methods=["GET", "POST"], response_model=None)
+async def flush_cache(state: State) -> Response:
+    """Forget cached prefixes; running requests keep their pages."""
+    result = await state.engine.control("flush_cache")
+    return Response(msgspec.json.encode(result), media_type="application/json")
+
+
+@json_route(router, "/abort_request", body=AbortRequest)
+async def abort_request(body: Annotated[AbortRequest, Depends(json_body(AbortRequest))], state: State) -> Response:
+    """Abort one request with all its choices, or all requests."""
+    if body.rid is None and not body.abort_all:
+        raise RequestError("rid is required, or abort_all: true", param="rid", code="missing_required_parameter")
+    doomed = [rid for rid in state.live_rids if body.abort_all or rid == body.rid or is_part_of(rid, body.rid)]
+    for rid in doomed:
+        state.engine.abort(rid)
+    return Response(msgspec.json.encode({"aborted": len(doomed)}), media_type="application/json")
+
+
+def is_part_of(rid: str, request: str | None) -> bool:
+    """Tell whether `rid` is a choice (`request#3`) of a request."""
+    head, dash, tail = rid.rpartition("#")
+    return bool(dash) and head == request and tail.isdigit()

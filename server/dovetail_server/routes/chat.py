@@ -1,0 +1,33 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.body import json_body
+from dovetail_server.openai.chat import ChatCompletion, ChatRequest
+from dovetail_server.openapi import json_route
+from dovetail_server.serving import chat
+from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["openai"])
+
+
+@json_route(router, "/v1/chat/completions", body=ChatRequest, reply=ChatCompletion, streams=True)
+async def chat_completions(
+    request: Request,
+    body: Annotated[ChatRequest, Depends(json_body(ChatRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    model = state.check_model(body.model)
+    job = await while_connected(request, asyncio.to_thread(chat.prepare, state, body, model))
+    if body.stream:
+        return await start(request, chat.stream(job))
+    return Response(await while_connected(request, chat.reply(job)), media_type="application/json")

@@ -1,0 +1,33 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.body import json_body
+from dovetail_server.openai.completions import Completion, CompletionRequest
+from dovetail_server.openapi import json_route
+from dovetail_server.serving import completions
+from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["openai"])
+
+
+@json_route(router, "/v1/completions", body=CompletionRequest, reply=Completion, streams=True)
+async def create_completion(
+    request: Request,
+    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Continue one or several prompts, whole or as a stream."""
+    model = state.check_model(body.model)
+    job = await while_connected(request, asyncio.to_thread(completions.prepare, state, body, model))
+    if body.stream:
+        return await start(request, completions.stream(job))
+    return Response(await while_connected(request, completions.reply(job)), media_type="application/json")

@@ -1,0 +1,32 @@
+"""`/generate`, the native endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.body import json_body
+from dovetail_server.native.generate import Generated, GenerateRequest
+from dovetail_server.openapi import json_route
+from dovetail_server.serving import generate
+from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["native"])
+
+
+@json_route(router, "/generate", body=GenerateRequest, reply=Generated, streams=True)
+async def generate_text(
+    request: Request,
+    body: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Continue a text or token ids; a batch gives a list."""
+    job = await while_connected(request, asyncio.to_thread(generate.prepare, state, body))
+    if body.stream:
+        return await start(request, generate.stream(job))
+    return Response(await while_connected(request, generate.reply(job)), media_type="application/json")

@@ -1,0 +1,44 @@
+"""Probes: whether the process lives, and whether it should get traffic."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from dovetail_server.state import ServerState, get_state
+
+router = APIRouter(tags=["health"])
+State = Annotated[ServerState, Depends(get_state)]
+
+
+def answer(reason: str | None) -> Response:
+    """Return 200, or 503 with the reason."""
+    body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+    return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
+
+
+@router.get("/livez", response_model=None)
+async def livez() -> Response:
+    """Whether the HTTP process answers."""
+    return answer(None)
+
+
+@router.get("/readyz", response_model=None)
+async def readyz(state: State) -> Response:
+    """Whether requests would be served now: started, not draining, engine alive and stepping."""
+    return answer(state.why_not_ready())
+
+
+@router.get("/health", response_model=None)
+async def health(state: State) -> Response:
+    """The same as `/readyz`, under the peers' name."""
+    return answer(state.why_not_ready())
+
+
+@router.get("/health_generate", response_model=None)
+async def health_generate(state: State) -> Response:
+    """Whether the engine's step counter moves while there is work; no synthetic request is made."""
+    return answer(state.why_not_ready())

@@ -1,0 +1,125 @@
+"""Brings up engine, tokenizer and HTTP server at the same time, and takes them down together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from dovetail.engine.client import EngineClient
+from dovetail.engine.messages import EngineInfo
+from dovetail.settings import EngineSettings
+from dovetail_server.settings import ServeSettings
+from dovetail_server.startup import Phases, engine_notes
+
+if TYPE_CHECKING:
+    from dovetail.plugins import PluginPlan, Registry
+    from dovetail_server.lifecycle import HttpServer
+    from dovetail_server.serving.text import TextTools
+    from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def engine_settings(settings: ServeSettings) -> EngineSettings:
+    """Return the engine's part of the settings."""
+    return EngineSettings(**{name: getattr(settings, name) for name in EngineSettings.model_fields})
+
+
+def make_engine(settings: ServeSettings, plan: PluginPlan) -> EngineClient:
+    """Make the client of an engine in its own process."""
+    from dovetail.engine.process import ProcessClient
+
+    return ProcessClient(engine_settings(settings), plan)
+
+
+async def run(
+    settings: ServeSettings, registry: Registry, plan: PluginPlan, listener: socket.socket, phases: Phases
+) -> int:
+    """Serve until told to stop.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: The engine or the tokenizer found something the user can fix.
+        EngineError: The engine could not start.
+    """
+    engine = make_engine(settings, plan)
+    try:
+        engine_start = asyncio.create_task(start_engine(engine, phases))
+        await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
+        server = await asyncio.to_thread(build_http, settings, engine, registry, phases)
+        http = asyncio.create_task(server.serve(sockets=[listener]))
+        ready = asyncio.create_task(get_ready(server.state, plan, engine_start, phases))
+        try:
+            await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+                announce(settings, listener, phases)
+            await http
+        finally:
+            server.should_exit = True
+            ready.cancel()
+            engine_start.cancel()
+            await asyncio.gather(http, ready, engine_start, return_exceptions=True)
+    finally:
+        await engine.close()
+        listener.close()
+    return 0
+
+
+async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
+    """Start the engine process and wait for it."""
+    with phases.phase("engine") as notes:
+        info = await engine.start()
+        notes.extend(engine_notes(info))
+    return info
+
+
+def build_http(settings: ServeSettings, engine: EngineClient, registry: Registry, phases: Phases) -> HttpServer:
+    """Import the web framework and build the application; runs in a thread beside the engine's start."""
+    with phases.phase("http"):
+        from dovetail_server.app import create_app
+        from dovetail_server.lifecycle import HttpServer
+        from dovetail_server.state import ServerState
+
+        state = ServerState(settings, engine, plugins=registry.as_dicts())
+        return HttpServer(create_app(state), state)
+
+
+async def get_ready(
+    state: ServerState, plan: PluginPlan, engine_start: asyncio.Task[EngineInfo], phases: Phases
+) -> None:
+    """Load the text tools, wait for the engine, and open the doors."""
+    text = await asyncio.to_thread(load_text, state.settings, plan, phases)
+    info = await engine_start
+    state.ready_with(text.bound_to(info, state.settings))
+
+
+def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> TextTools:
+    """Load tokenizer, template and parsers."""
+    with phases.phase("tokenizer and parsers") as notes:
+        from dovetail_server.serving.text import TextTools
+
+        text = TextTools.load(settings, plan)
+        notes.extend(text.notes())
+    return text
+
+
+def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -> None:
+    """Show the phase table, the address, and the line that scripts wait for."""
+    host, port = listener.getsockname()[:2]
+    phases.show()
+    if not str(host).startswith(LOOPBACK):
+        logger.warning("Listening on %s without a key: whoever reaches this port can use the model.", host)
+    shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
+    logger.info(
+        "Serving %s at http://%s:%d/v1 (documentation: /docs)",
+        settings.served_model_name or settings.model_path,
+        shown,
+        port,
+    )
+    logger.info("The server is fired up and ready to roll!")

@@ -1,0 +1,64 @@
+"""Small things that every generation endpoint needs."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail_server import errors
+from dovetail_server.openai.common import ServiceFields, Usage
+from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.params import same_field, seed_of_choice
+
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
+
+
+def new_id(prefix: str) -> str:
+    """Return a fresh identifier such as `chatcmpl-…`."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def reply_head(state: ServerState, request_id: str, model: str) -> dict[str, Any]:
+    """Return the fields that a reply and all its chunks carry."""
+    return {"id": request_id, "created": int(time.time()), "model": model, "system_fingerprint": state.fingerprint}
+
+
+def rid_of(request: ServiceFields, prefix: str) -> str:
+    """Return the identifier the client chose, or a fresh one."""
+    return same_field(request, "rid", "request_id") or new_id(prefix)
+
+
+def choice_rid(rid: str, index: int, num_choices: int) -> str:
+    """Return the engine's identifier of a choice; the request's own where it is the only one."""
+    return rid if num_choices == 1 else f"{rid}#{index}"
+
+
+def submit_of(
+    rid: str, prompt_ids: Sequence[int], params: SamplingParams, index_in_prompt: int, priority: int, salt: str
+) -> Submit:
+    """Build the engine's request of one choice, with the choice's own seed."""
+    params = replace(params, seed=seed_of_choice(params.seed, index_in_prompt))
+    return Submit(rid=rid, prompt_ids=list(prompt_ids), params=params, priority=priority, cache_salt=salt)
+
+
+def usage_of(choices: Sequence[Choice]) -> Usage:
+    """Sum up; a prompt with several choices counts once."""
+    firsts = {choice.prompt_index: choice for choice in reversed(choices)}.values()
+    return Usage.of(
+        prompt=sum(choice.num_prompt for choice in firsts),
+        completion=sum(choice.num_completion for choice in choices),
+        cached=sum(choice.num_cached for choice in firsts),
+        reasoning=sum(choice.output.reasoning_tokens for choice in choices),
+    )
+
+
+def check_not_aborted(choice: Choice) -> None:
+    """Raise if the engine gave the choice up: OpenAI's API has no word for a reply that ends so."""
+    if choice.finish_reason == "abort":
+        raise errors.aborted(choice.abort_message)

@@ -1,0 +1,278 @@
+"""`/v1/completions`: preparing a request, and folding its steps into a reply or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.contracts.reasoning import ContentDelta, Event
+from dovetail.contracts.tools import Malformed
+from dovetail.errors import RequestError
+from dovetail.text.stream import OutputStream
+from dovetail_server import errors
+from dovetail_server.openai.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from dovetail_server.serving import logprobs as lp
+from dovetail_server.serving.common import check_not_aborted, choice_rid, reply_head, rid_of, submit_of, usage_of
+from dovetail_server.serving.generation import Choice, Generation, Step
+from dovetail_server.serving.params import (
+    check_token_ids,
+    fit_output,
+    refuse_grammar,
+    refuse_stream_mix,
+    sampling_params,
+    stop_rules,
+)
+from dovetail_server.serving.sse import DONE, Chunks
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
+    from dovetail_server.state import ServerState
+
+encode = msgspec.json.Encoder().encode
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as text and ids."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionJob:
+    """A prepared request."""
+
+    request: CompletionRequest
+    model: str
+    generation: Generation
+    prompts: list[Prompt]
+    per_prompt: int
+    """Choices generated for each prompt: `best_of`, or else `n`."""
+
+    @property
+    def state(self) -> ServerState:
+        """The server's."""
+        return self.generation.state
+
+
+def prepare(state: ServerState, request: CompletionRequest, model: str) -> CompletionJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    check(request)
+    text = state.text
+    rules = stop_rules(request)
+    prompts = read_prompts(request.prompt, text)
+    per_prompt = request.best_of or request.n or 1
+    is_scoring = bool(request.echo) and request.max_tokens == 0
+    echoes = bool(request.echo) and request.logprobs is not None
+    needs_scores = per_prompt > (request.n or 1)
+    rid = rid_of(request, "cmpl")
+    choices: list[Choice] = []
+    for p, prompt in enumerate(prompts):
+        wanted = 1 if is_scoring else request.max_tokens
+        params = sampling_params(
+            request,
+            text.limits,
+            max_tokens=fit_output(len(prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, ("prompt", "max_tokens")),
+            logprobs=request.logprobs if request.logprobs is not None else 0 if needs_scores else None,
+            prompt_logprobs=request.logprobs if echoes else request.prompt_logprobs,
+        )
+        for k in range(per_prompt):
+            index = len(choices)
+            name = choice_rid(rid, index, len(prompts) * per_prompt)
+            submit = submit_of(name, prompt.ids, params, k, request.priority or 0, request.cache_salt or "")
+            output = OutputStream(text.tokenizer, track_offsets=request.logprobs is not None, **rules)
+            choice = Choice(index=index, submit=submit, output=output, prompt_index=p, is_dropped=is_scoring)
+            choices.append(choice)
+    return CompletionJob(
+        request=request,
+        model=model,
+        generation=Generation(state=state, request_id=rid, choices=choices),
+        prompts=prompts,
+        per_prompt=per_prompt,
+    )
+
+
+def check(request: CompletionRequest) -> None:
+    """Refuse what is not supported or does not fit together."""
+    refuse_grammar(request)
+    refuse_stream_mix(request, request.prompt_logprobs)
+    if request.suffix:
+        raise errors.unsupported("suffix", "this model has no fill-in-the-middle template")
+    n, best_of = request.n or 1, request.best_of
+    if best_of is not None and best_of < n:
+        raise RequestError(f"best_of is {best_of}, below n, which is {n}", param="best_of", code="invalid_value")
+    if best_of is not None and best_of > n and request.stream:
+        raise RequestError("best_of above n cannot be streamed", param="best_of", code="invalid_value")
+    if request.max_tokens == 0 and not request.echo:
+        raise RequestError("max_tokens is 0, which needs echo: true", param="max_tokens", code="invalid_value")
+
+
+def read_prompts(prompt: Any, text: TextTools) -> list[Prompt]:
+    """Return every prompt, whichever of the four forms was sent.
+
+    Raises:
+        RequestError: Empty, too big, or an id outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        items: Sequence[Any] = [prompt]
+    elif isinstance(prompt[0], int):
+        items = [prompt]
+    else:
+        items = prompt
+    return [read_prompt(item, text, "prompt" if len(items) == 1 else f"prompt[{i}]") for i, item in enumerate(items)]
+
+
+def read_prompt(item: str | list[int], text: TextTools, param: str) -> Prompt:
+    """Return one prompt."""
+    if isinstance(item, str):
+        result = Prompt(item, text.encode(item, param, add_special_tokens=True))
+    else:
+        check_token_ids(item, text.limits.vocab_size, param)
+        result = Prompt(text.tokenizer.decode(item, skip_special_tokens=False), item)
+    if not result.ids:
+        raise RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")
+    return result
+
+
+def text_of(events: Sequence[Event]) -> str:
+    """Join the text of events."""
+    return "".join(event.text for event in events if isinstance(event, ContentDelta | Malformed))
+
+
+class ChoiceFold:
+    """One choice; a stream takes its pieces, a full reply the whole."""
+
+    def __init__(self, choice: Choice, job: CompletionJob) -> None:
+        """Start with the echoed prompt, if any."""
+        self.choice = choice
+        self.job = job
+        request = job.request
+        self.ids: list[int] = []
+        self.score = 0.0
+        self.num_scored = 0
+        self.echo = job.prompts[choice.prompt_index].text if request.echo else ""
+        self.echoed = self.echo
+        tokenizer = job.state.text.tokenizer
+        self.rows = None
+        if request.logprobs is not None:
+            self.rows = lp.CompletionRows(request.logprobs, tokenizer, choice.output.text_offsets, len(self.echo))
+
+    def take(self, step: Step) -> str:
+        """Add a step and return its text."""
+        if step.is_last:
+            check_not_aborted(self.choice)
+        self.ids += step.ids
+        self.score += sum(row.logprob or 0.0 for row in step.logprobs)
+        self.num_scored += len(step.logprobs)
+        if self.rows is not None:
+            if self.echo and self.choice.prompt_logprobs is not None:
+                self.rows.take_prompt(self.choice.prompt_logprobs)
+            self.rows.take(self.choice.visible(step))
+        piece = self.echo + text_of(step.events)
+        self.echo = ""
+        return piece
+
+    def logprobs(self) -> CompletionLogprobs | None:
+        """Return and forget what has been gathered."""
+        return None if self.rows is None else self.rows.pop()
+
+    @property
+    def mean_logprob(self) -> float:
+        """What `best_of` ranks by."""
+        return self.score / max(self.num_scored, 1)
+
+    def choice_reply(self, index: int) -> CompletionChoice:
+        """Build the choice."""
+        job, choice = self.job, self.choice
+        rows = choice.prompt_logprobs if job.request.prompt_logprobs is not None else None
+        with_ids = bool(job.request.return_token_ids)
+        return CompletionChoice(
+            index=index,
+            text=self.echoed + ("" if choice.is_dropped else choice.output.text),
+            logprobs=self.logprobs(),
+            finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # `abort` has been raised before
+            matched_stop=choice.matched_stop,
+            prompt_logprobs=msgspec.UNSET if rows is None else lp.prompt_logprobs(rows, job.state.text.tokenizer),
+            token_ids=self.ids if with_ids else msgspec.UNSET,
+            prompt_token_ids=choice.submit.prompt_ids if with_ids else msgspec.UNSET,
+        )
+
+
+async def reply(job: CompletionJob) -> bytes:
+    """Run to the end and return the full reply."""
+    folds = [ChoiceFold(choice, job) for choice in job.generation.choices]
+    async for steps in job.generation.steps():
+        for step in steps:
+            folds[step.choice.index].take(step)
+    n = job.request.n or 1
+    kept: list[ChoiceFold] = []
+    for p in range(len(job.prompts)):
+        own = folds[p * job.per_prompt : (p + 1) * job.per_prompt]
+        kept += own if len(own) == n else sorted(own, key=lambda fold: -fold.mean_logprob)[:n]
+    completion = Completion(
+        **reply_head(job.state, job.generation.request_id, job.model),
+        choices=[fold.choice_reply(i) for i, fold in enumerate(kept)],
+        usage=usage_of(job.generation.choices),
+    )
+    return encode(completion)
+
+
+async def stream(job: CompletionJob) -> Chunks:
+    """Yield the chunks of a stream, those of one engine step together."""
+    options = job.request.stream_options
+    wants_usage = bool(options and options.include_usage)
+    continuous = bool(options and options.continuous_usage_stats)
+    generation = job.generation
+    folds = [ChoiceFold(choice, job) for choice in generation.choices]
+    head = {"object": "text_completion", **reply_head(job.state, generation.request_id, job.model)}
+    start = b"data: " + encode(head)[:-1] + b',"choices":['
+    source = generation.steps()
+    try:
+        async for steps in source:
+            if continuous:
+                end = b'],"usage":' + encode(usage_of(generation.choices)) + b"}\n\n"
+            else:
+                end = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+            inner = [part for step in steps for part in chunk_choices(folds[step.choice.index], step)]
+            if inner:
+                yield b"".join([start + choice + end for choice in inner])
+    finally:
+        await source.aclose()
+    usage = start + b'],"usage":' + encode(usage_of(generation.choices)) + b"}\n\n" if wants_usage else b""
+    yield usage + DONE
+
+
+def chunk_choices(fold: ChoiceFold, step: Step) -> list[bytes]:
+    """Return the `choices` entries of a step: its text, and after the last one the finish."""
+    text = fold.take(step)
+    index = b'{"index":%d,"text":' % fold.choice.index
+    result = []
+    if text:
+        result.append(index + encode(text) + riders(fold) + b',"finish_reason":null}')
+    if step.is_last:
+        reason, matched = encode(fold.choice.finish_reason), encode(fold.choice.matched_stop)
+        result.append(
+            index + b'""' + riders(fold) + b',"finish_reason":' + reason + b',"matched_stop":' + matched + b"}"
+        )
+    return result
+
+
+def riders(fold: ChoiceFold) -> bytes:
+    """Return `logprobs` and token ids gathered since the last chunk."""
+    logprobs = b',"logprobs":' + encode(fold.logprobs())
+    ids, fold.ids = fold.ids, []
+    return logprobs + b',"token_ids":' + encode(ids) if fold.job.request.return_token_ids else logprobs

@@ -1,0 +1,254 @@
+"""`/generate`: one prompt or a batch, replies one by one or streamed with cumulative text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from dovetail.engine.messages import SamplingParams, TokenLogprob
+from dovetail.errors import RequestError
+from dovetail.text.stream import OutputStream
+from dovetail_server import errors
+from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
+from dovetail_server.serving import logprobs as lp
+from dovetail_server.serving.common import choice_rid, new_id, submit_of
+from dovetail_server.serving.completions import Prompt, read_prompt
+from dovetail_server.serving.generation import Choice, Generation, Step
+from dovetail_server.serving.params import fit_output, same_field, sampling_params, stop_rules
+from dovetail_server.serving.sse import DONE, Chunks
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
+    from dovetail_server.state import ServerState
+
+encode = msgspec.json.Encoder().encode
+DEFAULT_MAX_TOKENS = 128
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of a batch with its options."""
+
+    prompt: Prompt
+    params: GenerateParams
+    rid: str
+    num_top: int | None
+    """None: no log probabilities."""
+    logprob_start: int
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateJob:
+    """A prepared request."""
+
+    generation: Generation
+    folds: list[ItemFold]
+    is_single: bool
+    """One prompt, one choice, not sent as a batch: the reply is an object, not a list."""
+
+
+def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    text = state.text
+    items = read_items(request, text)
+    choices: list[Choice] = []
+    folds: list[ItemFold] = []
+    for p, item in enumerate(items):
+        params = engine_params(item, text)
+        rules = stop_rules(item.params)
+        rules["min_tokens"] = params.min_tokens
+        count = item.params.n or 1
+        for k in range(count):
+            submit = submit_of(
+                choice_rid(item.rid, k, count),
+                item.prompt.ids,
+                params,
+                k,
+                request.priority or 0,
+                request.cache_salt or "",
+            )
+            output = OutputStream(text.tokenizer, **rules)
+            choice = Choice(index=len(choices), submit=submit, output=output, prompt_index=p)
+            choices.append(choice)
+            show_text = bool(request.return_text_in_logprobs)
+            folds.append(ItemFold(choice=choice, item=item, text=text, show_text=show_text))
+    is_batch = isinstance(request.text, list) or isinstance((request.input_ids or [0])[0], list)
+    generation = Generation(state=state, request_id=items[0].rid, choices=choices)
+    return GenerateJob(generation=generation, folds=folds, is_single=not is_batch and len(choices) == 1)
+
+
+def engine_params(item: Item, text: TextTools) -> SamplingParams:
+    """Build the engine's parameters of one item."""
+    given = item.params
+    for name in ("regex", "ebnf", "json_schema", "structural_tag"):
+        if getattr(given, name) is not None:
+            raise errors.needs_grammar(name)
+    seed = same_field(given, "sampling_seed", "seed")
+    min_tokens = same_field(given, "min_new_tokens", "min_tokens")
+    wanted = same_field(given, "max_new_tokens", "max_tokens")
+    wants_prompt = item.num_top is not None and 0 <= item.logprob_start < len(item.prompt.ids)
+    names = ("text", "max_new_tokens")
+    return sampling_params(
+        given.model_copy(update={"seed": seed, "min_tokens": min_tokens}),
+        text.limits,
+        max_tokens=fit_output(len(item.prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, names),
+        logprobs=item.num_top,
+        prompt_logprobs=item.num_top if wants_prompt else None,
+        prompt_logprobs_start=item.logprob_start if wants_prompt else 0,
+        use_defaults=False,
+    )
+
+
+def read_items(request: GenerateRequest, text: TextTools) -> list[Item]:
+    """Return the prompts with their options, lists spread over the batch.
+
+    Raises:
+        RequestError: No prompt or two, or a list whose length is not the batch's.
+    """
+    if (request.text is None) == (request.input_ids is None):
+        raise RequestError("send one of text and input_ids", param="text", code="invalid_value")
+    param = "text" if request.text is not None else "input_ids"
+    given: Any = request.text if request.text is not None else request.input_ids
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    raw = [given] if is_one else given
+    count = len(raw)
+    wants = spread(request.return_logprob, count, "return_logprob", False)
+    tops = spread(request.top_logprobs_num, count, "top_logprobs_num", 0)
+    starts = spread(request.logprob_start_len, count, "logprob_start_len", -1)
+    params = spread(request.sampling_params, count, "sampling_params", GenerateParams.model_validate({}))
+    prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
+    return [
+        Item(
+            prompt=prompts[i],
+            params=params[i],
+            rid=rid,
+            num_top=tops[i] if wants[i] else None,
+            logprob_start=starts[i],
+        )
+        for i, rid in enumerate(read_rids(request.rid, count))
+    ]
+
+
+def read_rids(given: str | list[str] | None, count: int) -> list[str]:
+    """Return one identifier per prompt."""
+    if given is None:
+        return [new_id("gen") for _ in range(count)]
+    if isinstance(given, str):
+        return [choice_rid(given, i, count) for i in range(count)]
+    if len(given) != count or len(set(given)) != count:
+        text = f"rid must hold {count} different identifiers, one per prompt (given: {len(given)})"
+        raise RequestError(text, param="rid", code="invalid_value")
+    return given
+
+
+def spread(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:
+    """Return one value per prompt."""
+    if isinstance(value, list):
+        if len(value) != count:
+            text = f"{param} has {len(value)} entries, but there are {count} prompts"
+            raise RequestError(text, param=param, code="invalid_value")
+        return value
+    return [default if value is None else value] * count
+
+
+@dataclass(slots=True, kw_only=True)
+class ItemFold:
+    """One choice, folded; asked after each step in a stream, at the end otherwise."""
+
+    choice: Choice
+    item: Item
+    text: TextTools
+    show_text: bool
+    rows: list[TokenLogprob] = field(default_factory=list)
+
+    def take(self, step: Step) -> None:
+        """Add a step."""
+        self.rows += step.logprobs
+
+    def generated(self, began: float, index: int | None) -> Generated:
+        """Return everything so far."""
+        choice = self.choice
+        meta = MetaInfo(
+            id=choice.submit.rid,
+            finish_reason=native_finish(choice),
+            prompt_tokens=choice.num_prompt,
+            completion_tokens=choice.num_completion,
+            cached_tokens=choice.num_cached,
+            reasoning_tokens=choice.output.reasoning_tokens,
+            num_retractions=choice.num_retractions,
+        )
+        if choice.finish_reason:
+            meta.e2e_latency = choice.finished_at - began
+        if self.item.num_top is not None:
+            self._add_logprobs(meta, self.item.num_top)
+        return Generated(
+            text=choice.output.text,
+            output_ids=choice.output.token_ids,
+            meta_info=meta,
+            index=msgspec.UNSET if index is None else index,
+        )
+
+    def _add_logprobs(self, meta: MetaInfo, num_top: int) -> None:
+        text_of_id = self.text.tokenizer.token_text if self.show_text else None
+        prompt = self.choice.prompt_logprobs or []
+        meta.input_token_logprobs = lp.native_rows(prompt, text_of_id)
+        meta.output_token_logprobs = lp.native_rows(self.rows, text_of_id)
+        if num_top:
+            meta.input_top_logprobs = lp.native_top(prompt, num_top, text_of_id)
+            meta.output_top_logprobs = lp.native_top(self.rows, num_top, text_of_id)
+
+
+def native_finish(choice: Choice) -> NativeFinish | None:
+    """Return why a choice ended, or None while it runs."""
+    reason = choice.finish_reason
+    if not reason:
+        return None
+    if reason == "length":
+        return NativeFinish(type=reason, length=choice.num_completion)
+    if reason == "abort":
+        return NativeFinish(type=reason, message=choice.abort_message or "aborted")
+    return NativeFinish(type=reason, matched=choice.matched_stop)
+
+
+async def reply(job: GenerateJob) -> bytes:
+    """Run to the end and return an object, or a list for a batch."""
+    async for steps in job.generation.steps():
+        for step in steps:
+            job.folds[step.choice.index].take(step)
+    began = job.generation.began
+    check_one_done(job.folds)
+    if job.is_single:
+        return encode(job.folds[0].generated(began, None))
+    return encode([fold.generated(began, None) for fold in job.folds])
+
+
+def check_one_done(folds: Sequence[ItemFold]) -> None:
+    """Raise if a lone request failed before its first token; later the reply itself says so."""
+    choice = folds[0].choice
+    if len(folds) == 1 and choice.finish_reason == "abort" and not choice.num_completion:
+        raise errors.aborted(choice.abort_message)
+
+
+async def stream(job: GenerateJob) -> Chunks:
+    """Yield a chunk per step and choice, each with all the text so far."""
+    began = job.generation.began
+    source = job.generation.steps()
+    try:
+        async for steps in source:
+            for step in steps:
+                job.folds[step.choice.index].take(step)
+            check_one_done(job.folds)
+            changed = dict.fromkeys(step.choice.index for step in steps)
+            chunks = [job.folds[i].generated(began, None if job.is_single else i) for i in changed]
+            yield b"".join([b"data: " + encode(chunk) + b"\n\n" for chunk in chunks])
+    finally:
+        await source.aclose()
+    yield DONE

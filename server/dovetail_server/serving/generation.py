@@ -1,0 +1,199 @@
+"""Runs the choices of one HTTP request against the engine and yields what each step brought.
+
+There is one way in and one way out: `Generation.steps` submits, and whatever ends it (the last token, a stop string,
+an error, a client that left) aborts what still runs and gives the admission back, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail.contracts.reasoning import Event
+from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.text.stream import OutputStream
+
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What one engine delta brought to one choice. `is_last` is set once per choice."""
+
+    choice: Choice
+    events: list[Event]
+    ids: list[int]
+    """New ids that count; those after a stop string do not."""
+    logprobs: Sequence[TokenLogprob]
+    """One row per entry of `ids`, or empty."""
+    is_last: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One engine request: a choice of a prompt. `output` holds its reply so far."""
+
+    index: int
+    submit: Submit
+    output: OutputStream
+    prompt_index: int = 0
+    num_cached: int = 0
+    num_retractions: int = 0
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finished_at: float = 0.0
+    is_dropped: bool = False
+    """Nobody wants the output: it only had to exist so that the engine looks at the prompt."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.submit.prompt_ids)
+
+    @property
+    def num_completion(self) -> int:
+        """Generated tokens that count."""
+        return 0 if self.is_dropped else self.output.num_tokens
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop`, `length`, `tool_calls` or `abort`; empty while running."""
+        if self.is_dropped and self.output.finish is not None and self.output.finish.reason != "abort":
+            return "length"
+        return self.output.finish.reason if self.output.finish is not None else ""
+
+    @property
+    def matched_stop(self) -> int | str | None:
+        """The stop token id or string that ended it."""
+        return None if self.output.finish is None or self.is_dropped else self.output.finish.matched
+
+    @property
+    def abort_message(self) -> str | None:
+        """Why the engine gave up."""
+        return None if self.output.finish is None else self.output.finish.message
+
+    def accept(self, delta: TokenDelta) -> Step:
+        """Take an engine delta."""
+        self.num_cached = delta.cached_tokens
+        self.num_retractions = delta.num_retractions
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        before = self.output.num_tokens
+        events = self.output.feed(delta)
+        num_new = self.output.num_tokens - before
+        is_last = self.output.finish is not None
+        if is_last:
+            self.finished_at = time.perf_counter()
+        return Step(
+            choice=self,
+            events=[] if self.is_dropped else events,
+            ids=[] if self.is_dropped else delta.ids[:num_new],
+            logprobs=() if self.is_dropped else (delta.logprobs or ())[:num_new],
+            is_last=is_last,
+        )
+
+    def visible(self, step: Step) -> Sequence[TokenLogprob]:
+        """Return a step's rows without the stop token, which has no text."""
+        ends = step.is_last and isinstance(self.matched_stop, int)
+        return step.logprobs[:-1] if ends else step.logprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """All choices of one HTTP request."""
+
+    state: ServerState
+    request_id: str
+    choices: Sequence[Choice]
+    began: float = field(default_factory=time.perf_counter)
+
+    async def steps(self) -> AsyncGenerator[list[Step], None]:
+        """Submit everything and yield what comes, several choices' steps together where they come together.
+
+        Raises:
+            ServiceError: The queue is full.
+            EngineDeadError: The engine died.
+        """
+        rids = [choice.submit.rid for choice in self.choices]
+        self.state.admit(rids)
+        try:
+            self._log_start()
+            source = self._one() if len(self.choices) == 1 else self._many()
+            async with aclosing(source) as steps:
+                async for step in steps:
+                    yield step
+            self._log_end()
+        finally:
+            self.state.release(rids)
+
+    async def _one(self) -> AsyncGenerator[list[Step], None]:
+        async with aclosing(self._run(self.choices[0])) as steps:
+            async for step in steps:
+                yield [step]
+
+    async def _many(self) -> AsyncGenerator[list[Step], None]:
+        queue: asyncio.Queue[Step | BaseException] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        try:
+            open_choices = len(tasks)
+            while open_choices:
+                items = [await queue.get()]
+                while not queue.empty():
+                    items.append(queue.get_nowait())
+                steps = []
+                for item in items:
+                    if isinstance(item, BaseException):
+                        raise item
+                    open_choices -= item.is_last
+                    steps.append(item)
+                yield steps
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, choice: Choice, queue: asyncio.Queue[Step | BaseException]) -> None:
+        try:
+            async with aclosing(self._run(choice)) as steps:
+                async for step in steps:
+                    queue.put_nowait(step)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def _run(self, choice: Choice) -> AsyncGenerator[Step, None]:
+        """Submit one choice. Leaving closes the engine's iterator, which aborts the request if it still runs."""
+        deltas = self.state.engine.submit(choice.submit)
+        try:
+            async for delta in deltas:
+                step = choice.accept(delta)
+                yield step
+                if step.is_last:
+                    return
+        finally:
+            await close(deltas)
+
+    def _log_start(self) -> None:
+        if self.state.settings.log_requests:
+            num_prompt = sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
+            logger.info("Request %s: %d prompt tokens, %d choices.", self.request_id, num_prompt, len(self.choices))
+
+    def _log_end(self) -> None:
+        if self.state.settings.log_requests:
+            reasons = ",".join(choice.finish_reason for choice in self.choices)
+            num_completion = sum(choice.num_completion for choice in self.choices)
+            took = time.perf_counter() - self.began
+            logger.info("Request %s: %d tokens in %.3f s, %s.", self.request_id, num_completion, took, reasons)
+
+
+async def close(iterator: AsyncIterator[Any]) -> None:
+    """Close an async iterator where it can be closed."""
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -1,0 +1,217 @@
+"""From request fields to the engine's `SamplingParams`, and the one check of token ids that come from outside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from dovetail.engine.messages import SamplingParams
+from dovetail.errors import RequestError
+from dovetail_server import errors
+from dovetail_server.openai.common import GrammarFields, SamplingFields, ServiceFields
+
+MAX_BIAS = 100.0
+SEED_MASK = (1 << 63) - 1
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the model and server allow. `defaults` are the model's own sampling values."""
+
+    vocab_size: int
+    context_len: int
+    max_prompt_bytes: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StopRules(TypedDict):
+    """How decoded text ends, as `OutputStream` takes it; token-level rules are in `SamplingParams`."""
+
+    stop: tuple[str, ...]
+    no_stop_trim: bool
+    min_tokens: int
+    skip_special_tokens: bool
+
+
+def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Refuse ids outside the vocabulary. Every id that comes from outside passes through here.
+
+    Raises:
+        RequestError: An id is negative or not below `vocab_size`.
+    """
+    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if bad is not None:
+        text = f"{param} holds token id {bad}, but this model's ids go from 0 to {vocab_size - 1}"
+        raise RequestError(text, param=param, code="invalid_token_id")
+
+
+def refuse_grammar(request: GrammarFields) -> None:
+    """Refuse fields that constrain the output; plain text is no constraint.
+
+    Raises:
+        RequestError: A grammar backend would be needed, or the format is unknown.
+    """
+    given = request.response_format
+    if given is not None and given.get("type") != "text":
+        kind = given.get("type")
+        if kind not in {"json_object", "json_schema", "regex", "ebnf", "structural_tag"}:
+            text = f"response_format.type must be 'text', 'json_object' or 'json_schema' (given: {kind!r})"
+            raise RequestError(text, param="response_format", code="invalid_value")
+        raise errors.needs_grammar("response_format")
+    for name in ("regex", "ebnf", "json_schema", "structural_tag", "structured_outputs"):
+        if getattr(request, name) is not None:
+            raise errors.needs_grammar(name)
+
+
+def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> None:
+    """Refuse fields that exist only with, or only without, a stream.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+    if request.stream and prompt_logprobs is not None:
+        raise errors.unsupported("prompt_logprobs", "a stream does not carry them; leave out stream")
+
+
+def stop_rules(request: SamplingFields) -> StopRules:
+    """Collect the text-level stop rules.
+
+    Raises:
+        RequestError: A rule that this server does not implement, or two names of one field that disagree.
+    """
+    if request.stop_regex is not None:
+        raise errors.unsupported("stop_regex", "only strings (stop) and token ids (stop_token_ids) end a reply")
+    keep = same_field(request, "no_stop_trim", "include_stop_str_in_output")
+    stop = request.stop
+    return StopRules(
+        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        no_stop_trim=bool(keep),
+        min_tokens=request.min_tokens or 0,
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+
+
+def same_field(request: Any, name: str, alias: str) -> Any:
+    """Return the value of a field with two names.
+
+    Raises:
+        RequestError: Both are given and differ.
+    """
+    first, second = getattr(request, name), getattr(request, alias)
+    if first is not None and second is not None and first != second:
+        raise RequestError(
+            f"{name} and {alias} are one setting and differ; give one", param=alias, code="invalid_value"
+        )
+    return first if first is not None else second
+
+
+def sampling_params(
+    request: SamplingFields,
+    limits: Limits,
+    *,
+    max_tokens: int,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    prompt_logprobs_start: int = 0,
+    use_defaults: bool = True,
+) -> SamplingParams:
+    """Build what the engine gets, seed still as given.
+
+    Args:
+        request: Checked by its schema already.
+        limits: The model's.
+        max_tokens: As resolved against the context.
+        logprobs: See `SamplingParams`.
+        prompt_logprobs: See `SamplingParams`.
+        prompt_logprobs_start: See `SamplingParams`.
+        use_defaults: Take what is left out from the model's generation config.
+
+    Raises:
+        RequestError: A token id outside the vocabulary, or `min_tokens` above `max_tokens`.
+    """
+    chosen = {name: getattr(request, name) for name in DEFAULTABLE}
+    defaults = limits.defaults if use_defaults else {}
+    values = {k: v if v is not None else defaults[k] for k, v in chosen.items() if v is not None or k in defaults}
+    if values.get("top_p") == 0:
+        values |= {"top_p": 1.0, "temperature": 0.0}
+    if values.get("top_k") == 0:
+        values["top_k"] = -1
+    stop_ids = tuple(request.stop_token_ids or ())
+    check_token_ids(stop_ids, limits.vocab_size, "stop_token_ids")
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        text = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
+        raise RequestError(text, param="min_tokens", code="invalid_value")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        stop_token_ids=stop_ids,
+        ignore_eos=bool(request.ignore_eos),
+        logit_bias=logit_bias(request.logit_bias, limits.vocab_size),
+        seed=request.seed,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs_start=prompt_logprobs_start,
+        **values,
+    )
+
+
+def logit_bias(given: Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """Read the keys as token ids and clamp the values to ±100.
+
+    Raises:
+        RequestError: A key is no id of this model.
+    """
+    if not given:
+        return {}
+    bad = next((key for key in given if not key.isascii() or not key.isdigit()), None)
+    if bad is not None:
+        text = f"logit_bias: {bad!r} is no token id; keys are ids written as digits"
+        raise RequestError(text, param="logit_bias", code="invalid_token_id")
+    bias = {int(key): max(-MAX_BIAS, min(MAX_BIAS, value)) for key, value in given.items()}
+    check_token_ids(bias, vocab_size, "logit_bias")
+    return bias
+
+
+def fit_output(
+    num_prompt: int, wanted: int | None, default: int | None, limits: Limits, params: tuple[str, str]
+) -> int:
+    """Return how many tokens may be generated.
+
+    Args:
+        num_prompt: Tokens of the prompt.
+        wanted: As the request says, or None.
+        default: Where the request says nothing; None: up to the context.
+        limits: The model's.
+        params: Names of the prompt's and the output limit's field.
+
+    Raises:
+        RequestError: Context overflow, or no output wanted.
+    """
+    if wanted is not None and wanted < 1:
+        raise RequestError(f"{params[1]} must be at least 1 (given: {wanted})", param=params[1], code="invalid_value")
+    room = limits.context_len - num_prompt
+    if room < 1:
+        raise errors.prompt_too_long(num_prompt, limits.context_len, params[0])
+    if wanted is None:
+        return room if default is None else min(default, room)
+    if wanted > room:
+        raise errors.output_too_long(num_prompt, wanted, limits.context_len, params[1])
+    return wanted
+
+
+def seed_of_choice(seed: int | None, index: int) -> int | None:
+    """Derive the seed of choice `index`; choice 0 has the request's own, so that `n` does not change it."""
+    if seed is None:
+        return None
+    if index == 0:
+        return seed & SEED_MASK
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & SEED_MASK

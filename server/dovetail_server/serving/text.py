@@ -1,0 +1,108 @@
+"""Tokenizer, chat template and parsers of one server, and the preparations that run in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.tools import ToolParser
+from dovetail.engine.messages import EngineInfo
+from dovetail.plugins import PluginPlan, load
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.tokenizer import Tokenizer
+from dovetail_server import errors
+from dovetail_server.serving.params import Limits
+
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
+
+BYTES_PER_TOKEN = 32
+"""No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
+MIN_PROMPT_BYTES = 1 << 16
+
+
+class TextTools:
+    """What turns requests into token ids and tokens into replies. Safe to share between threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+    ) -> None:
+        """Keep the parts; `bound_to` adds the limits once the engine is known."""
+        self.tokenizer = tokenizer
+        self.template = template
+        self.reasoning = reasoning
+        self.tools = tools
+        self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
+
+    @classmethod
+    def load(cls, settings: ServeSettings, plan: PluginPlan) -> TextTools:
+        """Load everything that settings and plan name.
+
+        Raises:
+            ConfigError: The tokenizer, the template or a parser cannot be used.
+        """
+        plugins = load(plan, "api")
+        reasoning = [planned.name for planned in plan.of_kind("reasoning_parser")]
+        tools = [planned.name for planned in plan.of_kind("tool_parser")]
+        tokenizer = Tokenizer.load(Path(settings.tokenizer_path or settings.model_path or ""))
+        return cls(
+            tokenizer,
+            ChatTemplate.load(tokenizer, settings.chat_template),
+            reasoning=plugins.get("reasoning_parser", reasoning[0])() if reasoning else None,
+            tools=plugins.get("tool_parser", tools[0])() if tools else None,
+        )
+
+    def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
+        """Set the limits of the started engine and return self."""
+        context_len = min(info.context_len, info.max_total_tokens)
+        default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
+        self.limits = Limits(
+            vocab_size=info.vocab_size,
+            context_len=context_len,
+            max_prompt_bytes=settings.max_prompt_bytes or default_bytes,
+            defaults=self.tokenizer.default_sampling if settings.sampling_defaults == "model" else {},
+        )
+        return self
+
+    def notes(self) -> list[str]:
+        """Say in short phrases what was loaded."""
+        notes = [f"{self.tokenizer.vocab_size:,} tokens"]
+        if not self.template.source:
+            notes.append("no chat template")
+        return notes
+
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a prompt, refusing by its size first.
+
+        Raises:
+            RequestError: Too big to fit the context, or not Unicode text.
+        """
+        limit = self.limits.max_prompt_bytes
+        if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
+            raise errors.prompt_too_big(len(text.encode(errors="replace")), limit, self.limits.context_len, param)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_size(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a conversation by the size of its text, before it is rendered.
+
+        Raises:
+            RequestError: It cannot fit the context.
+        """
+        size = sum(text_size(message) for message in messages)
+        if size > self.limits.max_prompt_bytes:
+            raise errors.prompt_too_big(size, self.limits.max_prompt_bytes, self.limits.context_len, "messages")
+
+
+def text_size(message: Mapping[str, Any]) -> int:
+    """Return a lower bound of a message's bytes."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text") or "") for part in content or () if isinstance(part, dict))

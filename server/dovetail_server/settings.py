@@ -1,0 +1,189 @@
+"""Settings of `dovetail serve`: the engine's, and those of the HTTP server. One field per flag.
+
+Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`, then the defaults here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from dovetail.errors import ConfigError
+from dovetail.settings import EngineSettings, flag
+
+ENV_PREFIX = "DOVETAIL_"
+
+
+def split_names(value: object) -> object:
+    """Accept `a,b` for a list of names, as environment variables and a single flag write it."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        return [name.strip() for item in value for name in str(item).split(",") if name.strip()]
+    return value
+
+
+def none_word(value: object) -> object:
+    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
+    if isinstance(value, str):
+        value = value.strip().lower().replace("_", "-")
+        return None if value in {"none", ""} else value
+    return value
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
+PluginName = Annotated[str | None, BeforeValidator(none_word)]
+
+
+class ServeSettings(EngineSettings, BaseSettings):
+    """What `dovetail serve` is started with."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", validate_default=True, env_prefix=ENV_PREFIX, env_ignore_empty=True, protected_namespaces=()
+    )
+
+    config: Path | None = Field(
+        None,
+        description="YAML file with any of these settings; flags and environment variables win over it.",
+        json_schema_extra=flag(common=True),
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0 for every interface.",
+        json_schema_extra=flag(common=True),
+    )
+    port: int = Field(
+        30000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.", json_schema_extra=flag(common=True)
+    )
+    served_model_name: Names = Field(
+        default_factory=list,
+        description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
+        json_schema_extra=flag(common=True),
+    )
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file used instead of the model's own chat template.",
+        json_schema_extra=flag(common=True),
+    )
+    reasoning_parser: PluginName = Field(
+        None,
+        description="Plugin that separates reasoning from content, such as `qwen3`; `none` for none.",
+        json_schema_extra=flag(common=True),
+    )
+    tool_call_parser: PluginName = Field(
+        None,
+        description="Plugin that reads the model's tool calls, such as `hermes`; `none` for none.",
+        json_schema_extra=flag("tool-parser", common=True),
+    )
+    plugin: Names = Field(
+        default_factory=list,
+        description="Hook plugins to enable, comma-separated.",
+        json_schema_extra=flag(common=True),
+    )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model",
+        description="Where parameters that a request leaves out come from: the model's generation_config.json, or "
+        "OpenAI's defaults.",
+        json_schema_extra=flag(),
+    )
+    max_body_bytes: int = Field(
+        32 << 20, ge=1024, le=1 << 34, description="Largest request body.", json_schema_extra=flag()
+    )
+    max_prompt_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 34,
+        description="Largest prompt that is tokenized at all; 32 bytes per token of context if not given.",
+        json_schema_extra=flag(),
+    )
+    drain_timeout: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that running requests get to finish after SIGTERM.",
+        json_schema_extra=flag(common=True),
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="What is logged.", json_schema_extra=flag(common=True)
+    )
+    log_requests: bool = Field(
+        False,
+        description="Log each generation request and its result in one line each, without its text.",
+        json_schema_extra=flag("enable-log-requests", common=True),
+    )
+    disable_access_log: bool = Field(
+        False,
+        description="Do not log a line per HTTP request.",
+        json_schema_extra=flag("disable-uvicorn-access-log"),
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, environment, configuration file, in this order."""
+        return init_settings, env_settings, ConfigFileSource(settings_cls)
+
+
+class ConfigFileSource(PydanticBaseSettingsSource):
+    """Reads the file that `--config` or `DOVETAIL_CONFIG` names."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Not used: the file is read whole."""
+        raise NotImplementedError
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the file's settings under their field names."""
+        path = self.current_state.get("config")
+        return read_config(Path(path)) if path else {}
+
+
+def field_aliases() -> dict[str, str]:
+    """Map every accepted name of a setting, written with underscores, to its field name."""
+    names: dict[str, str] = {}
+    for name, field in ServeSettings.model_fields.items():
+        extra = field.json_schema_extra
+        aliases = extra.get("aliases", []) if isinstance(extra, dict) else []
+        for alias in [name, *(aliases if isinstance(aliases, list) else [])]:
+            names[str(alias).replace("-", "_")] = name
+    return names
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings; keys may be written as flags or as fields, under any accepted name.
+
+    Raises:
+        ConfigError: The file is missing, is not a mapping, or gives one setting under two names.
+    """
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {str(path)!r}: {error.strerror}; give a readable YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where is not None else ""
+        raise ConfigError(f"--config {str(path)!r}: not valid YAML{line}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config {str(path)!r}: expected `setting: value` lines, found a {type(data).__name__}")
+    aliases, settings = field_aliases(), {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        field = aliases.get(name, name)
+        if field in settings:
+            raise ConfigError(f"--config {str(path)!r}: {key!r} is another name of a setting that is already given")
+        settings[field] = value
+    settings.pop("config", None)
+    return settings

@@ -1,0 +1,52 @@
+"""What a user sees while the server starts: a timed table of phases, then where to send requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dovetail.engine.messages import EngineInfo
+
+
+class Phases:
+    """Measures named phases, which may overlap."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self.began = time.perf_counter()
+        self.rows: list[tuple[str, float, str]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[list[str]]:
+        """Time a block; what is appended to the list it yields is shown beside the time."""
+        began = time.perf_counter()
+        notes: list[str] = []
+        yield notes
+        self.rows.append((name, time.perf_counter() - began, ", ".join(notes)))
+
+    def show(self) -> None:
+        """Print the table to standard error."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("phase")
+        table.add_column("seconds", justify="right")
+        table.add_column("")
+        for name, seconds, notes in self.rows:
+            table.add_row(name, f"{seconds:.2f}", notes)
+        table.add_row("total", f"{time.perf_counter() - self.began:.2f}", "phases overlap", style="bold")
+        Console(stderr=True, width=120, highlight=False).print(table)
+
+
+def engine_notes(info: EngineInfo) -> list[str]:
+    """Say in short phrases what the engine became."""
+    return [
+        f"{info.architecture} {info.dtype} on {info.device}",
+        f"weights {info.weight_bytes / 2**20:,.0f} MiB in {info.load_s:.2f} s",
+        f"KV cache {info.max_total_tokens:,} tokens ({info.kv_bytes / 2**20:,.0f} MiB)",
+        f"attention {info.attention_backend}",
+        f"context {info.context_len:,}",
+    ]

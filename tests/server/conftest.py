@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
+
+from fake_engine import FakeEngine
+from server_tiny import tokenizer, write_model
+
+from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.tools import ToolParser
+from dovetail.text.chat import ChatTemplate
+from dovetail_server import preflight
+from dovetail_server.app import create_app
+from dovetail_server.lifecycle import HttpServer
+from dovetail_server.serving.text import TextTools
+from dovetail_server.settings import ServeSettings
+from dovetail_server.state import ServerState
+
+
+class Harness:
+    """A real HTTP server in a thread, over a scripted engine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        is_ready: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.tokenizer = tokenizer(folder)
+        self.listener = preflight.bind("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.settings = ServeSettings(
+            model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
+        )
+        self.text = "Hello, world"
+        self.engine = FakeEngine(
+            lambda submit: self.tokenizer.encode(self.text, add_special_tokens=False),
+            eos=self.tokenizer.added_tokens["<|im_end|>"],
+            vocab_size=self.tokenizer.vocab_size,
+        )
+        self.state = ServerState(self.settings, self.engine)
+        template = ChatTemplate.load(self.tokenizer)
+        self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools)
+        if is_ready:
+            self.make_ready()
+        self.server = HttpServer(create_app(self.state), self.state)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.http = requests.Session()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self.server.serve(sockets=[self.listener]))
+        self.loop.close()
+
+    def make_ready(self) -> None:
+        self.state.ready_with(self.tools.bound_to(self.engine.info, self.settings))
+
+    def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
+        if body is not None:
+            kwargs["json"] = body
+        return self.http.post(self.base + path, timeout=20, **kwargs)
+
+    def get(self, path: str, **kwargs: Any) -> requests.Response:
+        return self.http.get(self.base + path, timeout=20, **kwargs)
+
+    def close(self) -> None:
+        self.http.close()
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.listener.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def harness(folder: Path) -> Iterator[Harness]:
+    running = Harness(folder)
+    yield running
+    running.close()

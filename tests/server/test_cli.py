@@ -1,0 +1,239 @@
+"""The command line: flags, their sources, mistakes, and what gets imported."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_tiny import write_model
+
+from dovetail.errors import ConfigError
+from dovetail_server import preflight
+from dovetail_server.cli import main as dovetail
+from dovetail_server.cli import serve
+from dovetail_server.cli.options import NO_OPS, build_parser, load_settings, parse_flags
+from dovetail_server.settings import ServeSettings
+
+FLAGS = """
+attention-backend block-size chat-template chunked-prefill-size config context-length decode-log-interval
+device disable-access-log disable-radix-cache disable-uvicorn-access-log drain-timeout dtype
+enable-auto-tool-choice enable-cache-report enable-log-requests help host load-format log-level log-requests
+max-body-bytes max-model-len max-num-batched-tokens max-num-seqs max-prefill-tokens max-prompt-bytes
+max-queued-requests max-running-requests max-total-tokens mem-fraction-static model model-path num-threads
+page-size plugin port random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
+tokenizer tokenizer-path tool-call-parser tool-parser
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in __import__("os").environ if name.startswith("DOVETAIL_")]:
+        monkeypatch.delenv(name)
+
+
+def settings(*argv: str) -> ServeSettings:
+    flags = parse_flags(argv)
+    assert isinstance(flags, dict)
+    return load_settings(flags)
+
+
+def error(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(*argv)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_flag_is_deliberate() -> None:
+    """The accepted flags are exactly these, so that a new one is a decision."""
+    names = {name[2:] for action in build_parser(True)._actions for name in action.option_strings if name[:2] == "--"}
+    assert names == set(FLAGS.split())
+
+
+def test_common_help_is_short_and_full_help_is_complete() -> None:
+    """Plain help shows about 25 options and says how to see the rest, which `--help=all` shows."""
+    plain, full = parse_flags(["--help"]), parse_flags(["--help=all"])
+    assert isinstance(plain, str)
+    assert isinstance(full, str)
+    assert 18 <= plain.count("\n  --") <= 27
+    assert "--help=all" in plain
+    assert "--max-prompt-bytes" not in plain
+    assert all(
+        f"--{name}" in full for name in [*ServeSettings.model_fields, *NO_OPS] for name in [name.replace("_", "-")]
+    )
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Precedence is flags, environment, `--config`, defaults."""
+    file = tmp_path / "config.yaml"
+    file.write_text("port: 1\nhost: 0.0.0.0\nmax-model-len: 4k\nlog_level: debug\n")
+    monkeypatch.setenv("DOVETAIL_PORT", "2")
+    monkeypatch.setenv("DOVETAIL_HOST", "127.0.0.2")
+    monkeypatch.setenv("DOVETAIL_SERVED_MODEL_NAME", "a,b")
+    found = settings("--config", str(file), "--port", "3")
+    assert (found.port, found.host, found.context_length, found.log_level) == (3, "127.0.0.2", 4096, "debug")
+    assert found.served_model_name == ["a", "b"]
+    assert found.dtype == "auto"
+
+
+def test_peers_names_and_spellings_are_accepted() -> None:
+    """vLLM's aliases, underscores, `32k`, several served names and `deepseek_r1` mean what their users expect."""
+    found = settings("m", "--max-model-len=32k", "--max_num_seqs", "4", "--served-model-name", "a", "b,c")
+    assert (found.model_path, found.context_length, found.max_running_requests) == ("m", 32768, 4)
+    assert found.served_model_name == ["a", "b", "c"]
+    assert settings("--reasoning-parser", "deepseek_r1").reasoning_parser == "deepseek-r1"
+    assert settings("--reasoning-parser", "none").reasoning_parser is None
+    settings("--enable-auto-tool-choice", "--enable-cache-report")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--prot", "1"], ["--prot", "did you mean --port"]),
+        (["--zzzzzz"], ["--zzzzzz", "--help=all"]),
+        (["--port", "99999"], ["--port '99999'", "65535"]),
+        (["--port", "x"], ["--port 'x'", "integer"]),
+        (["--port"], ["--port", "expected one argument"]),
+        (["--dtype", "int8"], ["--dtype 'int8'", "bfloat16"]),
+        (["--drain-timeout", "nan"], ["--drain-timeout 'nan'", "finite"]),
+        (["a", "b"], ["one model path", "'b'"]),
+        (["a", "--model", "b"], ["--model", "same setting"]),
+        (["--model", "a", "--model-path", "b"], ["--model", "--model-path", "same setting"]),
+        (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
+        (["--trust-remote-code"], ["--trust-remote-code", "never run"]),
+        (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
+    ],
+)
+def test_a_bad_flag_gets_one_line_with_the_fix(argv: list[str], parts: list[str]) -> None:
+    """The message names the flag, what was given and what is possible."""
+    message = error(*argv)
+    assert all(part in message for part in parts), message
+
+
+def test_bad_environment_and_file_are_named_as_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error says whether a flag, a variable or the file is at fault."""
+    file = tmp_path / "config.yaml"
+    file.write_text("prot: 1\n")
+    assert "'prot' in the configuration file" in error("--config", str(file))
+    assert "'port'" in error("--config", str(file))
+    file.write_text("port: [1]\n")
+    assert "'port' in the configuration file" in error("--config", str(file))
+    file.write_text("{port: 1")
+    assert "not valid YAML" in error("--config", str(file))
+    file.write_text("model: a\nmodel_path: b\n")
+    assert "another name" in error("--config", str(file))
+    monkeypatch.setenv("DOVETAIL_PORT", "many")
+    assert "environment variable DOVETAIL_PORT 'many'" in error()
+    monkeypatch.delenv("DOVETAIL_PORT")
+    monkeypatch.setenv("DOVETAIL_PROT", "1")
+    assert "did you mean DOVETAIL_PORT" in error()
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    code = serve.main(list(argv))
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return code, lines[0]
+
+
+def test_startup_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad path, config, checkpoint, architecture, plugin or file is one line with cause and fix, exit code 2."""
+    good = write_model(tmp_path / "good")
+    (good / "model.safetensors").write_bytes(b"")
+    odd = write_model(tmp_path / "odd", architectures=["NopeForCausalLM"])
+    (odd / "model.safetensors").write_bytes(b"")
+    pickled = write_model(tmp_path / "pickled")
+    (pickled / "pytorch_model.bin").write_bytes(b"")
+    empty = write_model(tmp_path / "empty")
+    broken = write_model(tmp_path / "broken")
+    (broken / "config.json").write_text("{")
+    nameless = write_model(tmp_path / "nameless")
+    (nameless / "config.json").write_text(json.dumps({}))
+    (tmp_path / "bare").mkdir()
+    cases = {
+        (str(tmp_path / "missing"),): ["missing", "no such folder"],
+        ("qwen/qwen2.5-0.5b-instruct",): ["not downloaded", "hf download qwen/qwen2.5-0.5b-instruct"],
+        (str(tmp_path / "bare"),): ["config.json"],
+        (str(good / "config.json"),): ["is a file"],
+        (str(broken),): ["config.json cannot be read"],
+        (str(nameless),): ["no architecture"],
+        (str(odd),): ["NopeForCausalLM", "installed", "Qwen3ForCausalLM"],
+        (str(pickled),): ["pytorch_model.bin", "safe_serialization=True", "convert"],
+        (str(empty),): ["no *.safetensors", "--load-format dummy"],
+        (str(good), "--reasoning-parser", "qwen"): ["'qwen'", "installed"],
+        (str(good), "--tool-call-parser", "hermess"): ["hermess", "hermes"],
+        (str(good), "--attention-backend", "flashy"): ["flashy", "torch_native"],
+        (str(good), "--plugin", "nope"): ["nope"],
+        (str(good), "--chat-template", "/nope.jinja"): ["--chat-template", "no such file"],
+        (str(good), "--host", "nowhere.invalid"): ["--host 'nowhere.invalid'"],
+        (str(good), "--tokenizer-path", "/nope"): ["--tokenizer-path"],
+        ("--served-model-name", "x", str(good)): ["put the model path first"],
+    }
+    for argv, parts in cases.items():
+        code, line = run(capsys, *argv)
+        assert code == 2, line
+        assert all(part in line for part in parts), line
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The port is taken before anything heavy starts, and a taken one is reported with the fix."""
+    good = write_model(tmp_path / "good")
+    (good / "model.safetensors").write_bytes(b"")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, line = run(capsys, str(good), "--port", str(port))
+    assert code == 2
+    assert f"--port {port}: already in use" in line
+
+
+def test_commands_are_found_and_unknown_ones_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """`dovetail` lists commands, `version` prints, an unknown command exits with 2."""
+    assert dovetail(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert dovetail(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dovetail ")
+    assert dovetail(["srve"]) == 2
+    assert "did you mean 'serve'" in capsys.readouterr().err
+
+
+def test_demo_brings_its_name_and_parsers_unless_given() -> None:
+    """Without a model the demo is served with its parsers; what the user gave stays."""
+    found = preflight.with_demo(settings())
+    assert found.served_model_name == ["dovetail-demo"]
+    assert (found.reasoning_parser, found.tool_call_parser) == ("qwen3", "hermes")
+    found = preflight.with_demo(settings("--reasoning-parser", "none", "--served-model-name", "x"))
+    assert (found.served_model_name, found.reasoning_parser) == (["x"], None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [
+        (["--help"], {"torch", "fastapi", "pydantic", "uvicorn", "transformers", "yaml"}),
+        (["serve", "--help"], {"torch", "fastapi", "uvicorn", "transformers", "tokenizers", "rich"}),
+        (["serve", "/nope"], {"torch", "fastapi", "uvicorn", "transformers", "tokenizers"}),
+        (["srve"], {"torch", "pydantic"}),
+    ],
+)
+def test_light_commands_import_nothing_heavy(argv: list[str], heavy: set[str]) -> None:
+    """Help and mistakes come before the web framework and torch."""
+    code = f"import sys; from dovetail_server.cli import main; main({argv!r}); print('MODULES', *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(out.split("MODULES ")[1].split())
+    assert not loaded & heavy
+
+
+def test_the_api_process_does_not_import_torch() -> None:
+    """Everything the HTTP process runs is importable without torch."""
+    code = (
+        "import sys, dovetail_server.app, dovetail_server.run, dovetail_server.lifecycle, dovetail.engine.process; "
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
