@@ -35,7 +35,14 @@ def modules_below(package: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "package",
-    ["dovetail.contracts", "dovetail.plugins", "dovetail.errors", "dovetail.testing.site", "dovetail_parsers"],
+    [
+        "dovetail.contracts",
+        "dovetail.plugins",
+        "dovetail.errors",
+        "dovetail.testing.site",
+        "dovetail.testing.parsers",
+        "dovetail_parsers",
+    ],
 )
 def test_light_packages_import_neither_torch_nor_pydantic(package: str) -> None:
     """A parser author's imports take no torch, transformers, pydantic or fastapi."""

@@ -1,14 +1,7 @@
 """Tests of the parser as Dovetail finds it: by name, through the installed entry point."""
 
-from dataclasses import dataclass
-
-from dovetail.contracts import Markers, ParserRequest
 from dovetail.plugins import Registry, load, make_plan
-
-
-@dataclass
-class Template:
-    source: str
+from dovetail.testing.parsers import PlainTemplate, parse_chunks
 
 
 def installed_parser():
@@ -16,14 +9,27 @@ def installed_parser():
     return load(plan, "api").get("reasoning_parser", "acme-r2")()
 
 
-def test_spec_declares_the_tags():
-    """Reasoning stands between the tags, and nothing around them is trimmed."""
-    spec = installed_parser().spec(None, Template(""), ParserRequest())
-    assert spec.reasoning == Markers("<r>", "</r>", after_start="", before_end="", after_end="")
-    assert spec.tools is None
+def test_reads_the_format_however_it_is_cut():
+    """Reasoning and answer come out whole wherever the stream is split."""
+    text = "<r>think </r>answer"
+    for cut in range(len(text) + 1):
+        reply = parse_chunks(installed_parser(), [text[:cut], text[cut:]])
+        assert (reply.reasoning, reply.content) == ("think ", "answer")
+
+
+def test_reasoning_opened_by_the_template():
+    """Where the template writes the opening tag, the output starts inside reasoning."""
+    reply = parse_chunks(installed_parser(), ["think</r>answer"], prompt_tail="<r>")
+    assert (reply.reasoning, reply.content) == ("think", "answer")
+
+
+def test_answer_without_reasoning():
+    """A reply without tags is all answer."""
+    reply = parse_chunks(installed_parser(), ["answer"])
+    assert (reply.reasoning, reply.content) == (None, "answer")
 
 
 def test_detects_its_own_template_only():
     """A template that writes the tag is recognised; another one is not."""
-    assert installed_parser().detect(Template("{{ '<r>' }}")) == 1.0
-    assert installed_parser().detect(Template("{{ '<think>' }}")) == 0.0
+    assert installed_parser().detect(PlainTemplate("{{ '<r>' }}")) == 1.0
+    assert installed_parser().detect(PlainTemplate("{{ '<think>' }}")) == 0.0

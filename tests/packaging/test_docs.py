@@ -1,0 +1,98 @@
+"""The documentation agrees with the code: links, names, examples."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dovetail.plugins import State, hookspecs
+from dovetail.plugins.names import KINDS, ROLES
+from dovetail.plugins.scan import Facts, parse_manifest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [page for folder in (".", "docs", "docs/examples/*") for page in sorted(ROOT.glob(f"{folder}/*.md"))]
+PLUGINS = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Return the fenced code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names an existing file, and every anchor an existing heading."""
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_blocks_parse(page: Path) -> None:
+    """Python, JSON and TOML blocks are well-formed."""
+    text = page.read_text(encoding="utf-8")
+    for block in blocks(text, "python"):
+        ast.parse(block)
+    for block in blocks(text, "json"):
+        json.loads(block)
+    for block in blocks(text, "toml"):
+        tomllib.loads(block)
+
+
+def test_every_kind_state_role_and_fact_is_documented() -> None:
+    """The page on plugins names each kind with its group and contract, each state, role and manifest fact."""
+    for kind in KINDS.values():
+        assert f"| `{kind.name}` | `{kind.entry_point_group}` |" in PLUGINS
+        if kind.contract is not None:
+            assert f"`dovetail.contracts.{kind.contract.partition(':')[2]}`" in PLUGINS
+    for word in (*State, *ROLES, *Facts._fields):
+        assert f"`{word}`" in PLUGINS, word
+
+
+def test_every_hook_is_documented() -> None:
+    """The page on plugins names each hook."""
+    hooks = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
+    assert [name for name in hooks if f"`{name}`" not in PLUGINS] == []
+
+
+def test_the_documented_manifest_is_valid() -> None:
+    """The manifest shown is one that Dovetail reads."""
+    (block,) = blocks(PLUGINS, "json")
+    facts = parse_manifest(json.loads(block))["attention_backend", "acme-fast"]
+    assert facts.matches == {"device": ("cuda",), "architecture": ("Llama*", "Qwen*")}
+
+
+def test_the_documented_code_runs() -> None:
+    """The Python blocks of the page on plugins run as they stand."""
+    for block in blocks(PLUGINS, "python"):
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_documented_package_is_the_example() -> None:
+    """The package shown is the example's, short of its description."""
+    shown = tomllib.loads(blocks(PLUGINS, "toml")[0])
+    real = tomllib.loads((ROOT / "docs/examples/dovetail-acme-parser/pyproject.toml").read_text(encoding="utf-8"))
+    del real["project"]["description"]
+    assert shown == real
