@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import venv
@@ -11,6 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import requests
+
+from dovetail.demo import MODEL_DIR
+from dovetail.utils import wait_for_server
 
 pytestmark = pytest.mark.install
 
@@ -18,11 +23,37 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/dovetail-acme-parser"
 
 
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 8192,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "dtype": "float32",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class CleanEnv:
     """A virtual environment with our wheels; other requirements are those of the running environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         venv.create(folder / "env", with_pip=False)
         self.bin = folder / "env/bin"
         (self.site,) = (folder / "env/lib").glob("python3*/site-packages")
@@ -35,9 +66,14 @@ class CleanEnv:
 
     def run(self, *command: str, code: int = 0) -> str:
         """Run a command outside the tree and return what it prints, standard error included."""
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         done = subprocess.run(
-            command, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         assert done.returncode == code, done.stdout
         return done.stdout
@@ -114,6 +150,35 @@ def test_installed_package_is_accepted_by_name(clean: CleanEnv) -> None:
         "print(load(plan, 'engine').all('reasoning_parser'), 'torch' in sys.modules)",
     )
     assert out == "AcmeR2\n[] False\n"
+
+
+def test_server_runs_with_the_installed_parser(clean: CleanEnv) -> None:
+    """`dovetail serve --reasoning-parser acme-r2` starts, shows the plugin as in use, and answers a chat."""
+    model = clean.folder / "model"
+    model.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / file).write_bytes((MODEL_DIR / file).read_bytes())
+    (model / "config.json").write_text(json.dumps(TINY))
+    port = free_port()
+    flags = ("--load-format", "dummy", "--reasoning-parser", "acme-r2", "--port", str(port))
+    command = [str(clean.bin / "dovetail"), "serve", "--model-path", str(model), *flags]
+    with (clean.folder / "log").open("w") as log:
+        server = subprocess.Popen(command, cwd=clean.folder, env=clean.env, stdout=log, stderr=log)
+    try:
+        wait_for_server(f"http://127.0.0.1:{port}", timeout=120)
+        listed = requests.get(f"http://127.0.0.1:{port}/v1/plugins", timeout=10).json()["data"]
+        states = {(item["kind"], item["name"]): item["state"] for item in listed}
+        assert states["reasoning_parser", "qwen3"] == "found"
+        assert states["reasoning_parser", "acme-r2"] in {"selected", "loaded", "active"}
+        body = {"model": "model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        body["model"] = requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=10).json()["data"][0]["id"]
+        reply = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+    finally:
+        server.terminate()
+        code = server.wait(60)
+        print((clean.folder / "log").read_text())
+    assert code == 0
 
 
 def test_example_passes_its_own_tests(clean: CleanEnv) -> None:
