@@ -96,11 +96,18 @@ class EngineSettings(BaseModel):
     max_queued_requests: int = Field(
         4096, ge=1, description="Requests waiting; beyond it a request gets 429.", json_schema_extra=flag()
     )
-    chunked_prefill_size: Tokens = Field(
-        2048, ge=1, description="Most prompt tokens of one request in one step.", json_schema_extra=flag(common=True)
+    chunked_prefill_size: Tokens | None = Field(
+        None,
+        ge=-1,
+        description="Most prompt tokens in one step; longer prompts are computed in chunks, beside decoding requests. "
+        "-1: never cut a prompt. 8192 on CUDA and 512 on CPU if not given.",
+        json_schema_extra=flag("max-num-batched-tokens", common=True),
     )
     max_prefill_tokens: Tokens = Field(
-        16384, ge=1, description="Most prompt tokens of all requests in one step.", json_schema_extra=flag()
+        16384,
+        ge=1,
+        description="Most prompt tokens in one step when prompts are not cut; a longer one then runs alone.",
+        json_schema_extra=flag(),
     )
     schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
         "fcfs",

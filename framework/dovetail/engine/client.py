@@ -8,6 +8,30 @@ from typing import Any, Protocol
 from dovetail.engine.messages import EngineInfo, Submit, TokenDelta
 
 
+class TokenStream(Protocol):
+    """The deltas of one request; the last one has `finish` set.
+
+    Closing it before then, or dropping the last reference to it, aborts the request and frees its pages. Cancelling
+    the task that waits for a delta does neither: a consumer may wait with a time-out and go on.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        """Return itself."""
+        ...
+
+    async def __anext__(self) -> TokenDelta:
+        """Wait for the next delta.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended. Safe to call twice; `contextlib.aclosing` calls it."""
+        ...
+
+
 class EngineClient(Protocol):
     """Submits requests and yields their tokens. Used from one asyncio event loop."""
 
@@ -35,13 +59,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    def submit(self, request: Submit) -> AsyncIterator[TokenDelta]:
-        """Queue a request at once and iterate over its deltas; the last one has `finish` set.
+    def submit(self, request: Submit) -> TokenStream:
+        """Queue a request at once and return its stream.
 
-        Leaving the iterator early (`aclose`, cancellation) aborts the request and frees its pages.
-
-        Raises (while iterating):
-            EngineDeadError: The engine died.
+        Raises:
+            EngineDeadError: The engine is gone.
         """
         ...
 

@@ -24,6 +24,7 @@ from dovetail.engine.policy import POLICIES
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.errors import ConfigError
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.random import derive_seed
 from dovetail.runtime.runner import ModelRunner, StepResult
@@ -47,11 +48,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.pages,
             POLICIES[settings.schedule_policy](),
-            Limits(
-                max_running_requests=settings.max_running_requests,
-                chunked_prefill_size=settings.chunked_prefill_size,
-                max_prefill_tokens=settings.max_prefill_tokens,
-            ),
+            _limits(settings, self.runner.device.type),
         )
         self.report = Report(settings.decode_log_interval)
         self.step_count = 0
@@ -182,6 +179,20 @@ class EngineCore:
             self.scheduler.running.remove(request)
             self.pages.release(request, scrub=token is None)
         return delta
+
+
+def _limits(settings: EngineSettings, device: str) -> Limits:
+    """Bounds of a step; the default chunk keeps a step of a small model well under a second on either device."""
+    chunk = settings.chunked_prefill_size
+    if chunk is None:
+        chunk = 8192 if device == "cuda" else 512
+    if chunk == 0:
+        raise ConfigError("--chunked-prefill-size 0: give a number of tokens, or -1 for prompts that are never cut")
+    return Limits(
+        max_running_requests=settings.max_running_requests,
+        max_prefill_tokens=settings.max_prefill_tokens if chunk == -1 else chunk,
+        cut_prompts=chunk != -1,
+    )
 
 
 def _ending(request: Request, message: str) -> TokenDelta:

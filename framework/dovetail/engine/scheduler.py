@@ -19,11 +19,11 @@ PageKey = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a step, in requests and tokens."""
+    """Bounds of a step. With `cut_prompts` off, a prompt longer than `max_prefill_tokens` runs whole, alone."""
 
     max_running_requests: int
-    chunked_prefill_size: int
     max_prefill_tokens: int
+    cut_prompts: bool = True
 
 
 class NewTokenRatio:
@@ -140,7 +140,8 @@ class Scheduler:
             if key is not None and key in prefixes:
                 self.pages.unmatch(request)  # another request is computing this very page: wait for it and share
                 continue
-            if not self._make_space(plan, request):
+            whole = self.limits.cut_prompts or not plan.chunks or self._uncached(request) <= budget
+            if not whole or not self._make_space(plan, request):
                 self.pages.unmatch(request)
                 break
             self.waiting.remove(request)
@@ -172,6 +173,10 @@ class Scheduler:
             need += sum(self._expected_pages(r) for r in self.running) + self._expected_pages(request)
         return need <= self.pages.num_available
 
+    def _uncached(self, request: Request) -> int:
+        """Tokens that a matched request has to compute."""
+        return len(request.ids) - request.num_tree_pages * self.pages.page_size
+
     def _expected_pages(self, request: Request) -> int:
         return self.pages.pages_for(int(request.remaining_tokens * self.ratio.value))
 
@@ -190,6 +195,6 @@ class Scheduler:
 
     def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Plan the next chunk of a prompt; returns its length."""
-        num = min(request.num_pending, self.limits.chunked_prefill_size, budget)
+        num = min(request.num_pending, budget) if self.limits.cut_prompts else request.num_pending
         plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))
         return num

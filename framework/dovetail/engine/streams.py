@@ -23,6 +23,40 @@ from dovetail.engine.messages import (
 from dovetail.errors import ConfigError, EngineDeadError, EngineError
 
 
+class Stream:
+    """See `TokenStream`."""
+
+    def __init__(self, client: StreamClient, rid: str, queue: asyncio.Queue[TokenDelta | EngineDeadError]) -> None:
+        self._client, self._rid, self._queue = client, rid, queue
+        self._open = True
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        if not self._open:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineDeadError):
+            self._leave(finished=True)
+            raise item
+        if item.finish is not None:
+            self._leave(finished=True)
+        return item
+
+    async def aclose(self) -> None:
+        """See `TokenStream.aclose`."""
+        self._leave(finished=False)
+
+    def __del__(self) -> None:
+        self._leave(finished=False)
+
+    def _leave(self, *, finished: bool) -> None:
+        if self._open:
+            self._open = False
+            self._client.leave(self._rid, finished=finished)
+
+
 class StreamClient:
     """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_lost`."""
 
@@ -57,7 +91,7 @@ class StreamClient:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, request: Submit) -> AsyncIterator[TokenDelta]:
+    def submit(self, request: Submit) -> Stream:
         """See `EngineClient.submit`."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -66,22 +100,13 @@ class StreamClient:
         queue: asyncio.Queue[TokenDelta | EngineDeadError] = asyncio.Queue()
         self._streams[request.rid] = queue
         self._send(request)
-        return self._iterate(request.rid, queue)
+        return Stream(self, request.rid, queue)
 
-    async def _iterate(self, rid: str, queue: asyncio.Queue[TokenDelta | EngineDeadError]) -> AsyncIterator[TokenDelta]:
-        finished = False
-        try:
-            while not finished:
-                item = await queue.get()
-                if isinstance(item, EngineDeadError):
-                    finished = True
-                    raise item
-                finished = item.finish is not None
-                yield item
-        finally:
-            self._streams.pop(rid, None)
-            if not finished and self._dead is None:
-                self._send(Abort(rid))
+    def leave(self, rid: str, *, finished: bool) -> None:
+        """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
+        self._streams.pop(rid, None)
+        if not finished and self._dead is None:
+            self._send(Abort(rid))
 
     def abort(self, rid: str) -> None:
         """See `EngineClient.abort`."""

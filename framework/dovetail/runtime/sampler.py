@@ -99,7 +99,7 @@ def _penalize(logits: Tensor, row: SampleRow) -> None:
     if row.counts is None or row.prompt_seen is None:
         row.counts = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
         row.prompt_seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        row.prompt_seen[torch.tensor(row.prompt_ids, device=logits.device)] = True
+        row.prompt_seen[torch.tensor(row.prompt_ids, dtype=torch.int64, device=logits.device)] = True
     if p.repetition_penalty != 1:
         seen = row.prompt_seen | (row.counts > 0)
         scaled = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)

@@ -1,0 +1,74 @@
+"""Runs requests through a real engine in this process: the shortest way to test a model or an attention backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.engine.inprocess import InProcessClient
+from dovetail.engine.messages import SamplingParams, Submit, TokenDelta
+from dovetail.plugins import Registry, make_plan
+from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.settings import EngineSettings
+
+
+def make_client(folder: Path, **changes: Any) -> InProcessClient:
+    """Make an engine client for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise."""
+    defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
+    settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
+    plan = make_plan(
+        Registry.scan(),
+        model=architecture(read_config(folder), folder),
+        attention_backend=settings.attention_backend,
+        device=settings.device,
+    )
+    return InProcessClient(settings, plan)
+
+
+async def collect(client: InProcessClient, request: Submit) -> list[TokenDelta]:
+    """Return all deltas of one request."""
+    return [delta async for delta in client.submit(request)]
+
+
+def generate(
+    folder: Path, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], **changes: Any
+) -> list[list[TokenDelta]]:
+    """Run all prompts at once through a fresh engine.
+
+    Args:
+        folder: The checkpoint.
+        prompts: Token ids.
+        params: One for all, or one per prompt.
+        changes: Engine settings.
+
+    Returns:
+        The deltas of each request.
+
+    Raises:
+        RuntimeError: The engine still holds pages or requests when all have ended.
+    """
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+
+    async def main() -> list[list[TokenDelta]]:
+        client = make_client(folder, **changes)
+        await client.start()
+        try:
+            submits = [
+                Submit(rid=str(i), prompt_ids=p, params=q) for i, (p, q) in enumerate(zip(prompts, each, strict=True))
+            ]
+            outputs = await asyncio.gather(*(collect(client, submit) for submit in submits))
+            stats = await client.control("stats")
+            if stats["num_running"] or stats["num_queued"] or stats["num_used_tokens"]:
+                raise RuntimeError(f"the engine still holds something: {stats}")
+            return list(outputs)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def tokens(deltas: Sequence[TokenDelta]) -> list[int]:
+    """Return the token ids of one request's deltas."""
+    return [token for delta in deltas for token in delta.ids]

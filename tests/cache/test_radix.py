@@ -1,0 +1,99 @@
+"""The radix tree against a plain model: a set of cached prefixes, page by page."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.cache.allocator import PageAllocator
+from dovetail.cache.radix import RadixTree
+
+PAGE = 3
+
+
+def fresh_ids(rng: random.Random) -> array[int]:
+    """Short ids from a tiny alphabet, so that prefixes are often shared."""
+    return array("i", [rng.randrange(2) for _ in range(rng.randrange(0, 24))])
+
+
+def test_a_match_is_the_longest_inserted_prefix_in_whole_pages() -> None:
+    """What was inserted is found again, up to the last full page that agrees."""
+    tree = RadixTree(PAGE)
+    tree.insert([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11, 12])
+    assert tree.match([1, 2, 3, 4, 5, 6, 7, 8, 9, 1])[0] == [10, 11, 12]
+    assert tree.match([1, 2, 3, 4, 5, 6, 7, 0, 0])[0] == [10, 11]
+    assert tree.match([1, 2])[0] == []
+
+
+def test_salts_never_share() -> None:
+    """The same ids under another salt are not found."""
+    tree = RadixTree(PAGE)
+    tree.insert([1, 2, 3], [5], "tenant-a")
+    assert tree.match([1, 2, 3], "tenant-b")[0] == []
+    assert tree.match([1, 2, 3])[0] == []
+
+
+def test_a_locked_path_is_not_evicted_and_an_unlocked_one_is() -> None:
+    """Eviction takes unlocked leaves only, and everything once nothing is locked."""
+    tree = RadixTree(PAGE)
+    tree.insert([1, 2, 3, 4, 5, 6], [1, 2])
+    _, node = tree.insert([1, 2, 3, 7, 8, 9], [1, 3])
+    tree.lock(node)
+    assert tree.evict(10) == [2]
+    assert (tree.num_locked, tree.num_evictable) == (2, 0)
+    tree.unlock(node)
+    assert sorted(tree.evict(10)) == [1, 3]
+    assert tree.num_pages == 0
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    """A leaf that was matched since outlives one that was not."""
+    tree = RadixTree(PAGE)
+    tree.insert([1, 1, 1], [1])
+    tree.insert([2, 2, 2], [2])
+    tree.match([1, 1, 1])
+    assert tree.evict(1) == [2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_histories_agree_with_a_plain_model(seed: int) -> None:
+    """After any mix of insert, match, lock, unlock and evict: right matches, and no page lost or owned twice."""
+    rng = random.Random(seed)
+    allocator, tree = PageAllocator(200), RadixTree(PAGE)
+    cached: dict[tuple[int, ...], int] = {}
+    locks = []
+    for _ in range(rng.randrange(5, 60)):
+        ids, action = fresh_ids(rng), rng.randrange(4)
+        num = len(ids) // PAGE
+        if action == 0 and allocator.num_free >= num:
+            mine = allocator.allocate(num)
+            theirs, _ = tree.insert(ids, mine)
+            allocator.free([a for a, b in zip(mine, theirs, strict=True) if a != b])
+            for i, page in enumerate(theirs):
+                assert cached.setdefault(tuple(ids[: (i + 1) * PAGE]), page) == page
+        elif action == 1:
+            pages, node = tree.match(ids)
+            want = []
+            while (page := cached.get(tuple(ids[: (len(want) + 1) * PAGE]))) is not None and len(want) < num:
+                want.append(page)
+            assert pages == want
+            tree.lock(node)
+            locks.append((node, set(pages)))
+        elif action == 2 and locks:
+            tree.unlock(locks.pop(rng.randrange(len(locks)))[0])
+        else:
+            gone = tree.evict(rng.randrange(6))
+            held = set().union(*(pages for _, pages in locks)) if locks else set()
+            assert not held & set(gone)
+            allocator.free(gone)
+            cached = {key: page for key, page in cached.items() if page not in gone}
+        assert tree.num_pages == len(cached)
+        assert allocator.num_free + tree.num_pages == allocator.num_pages
+    for node, _ in locks:
+        tree.unlock(node)
+    assert tree.num_locked == 0
+    assert len(tree.clear()) == len(cached)

@@ -1,0 +1,189 @@
+"""Scheduling without a model: a fake step says what would have been computed."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.cache.pool import PagedKVPool
+from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.engine.pages import PageBook
+from dovetail.engine.policy import POLICIES
+from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.runtime.device_state import DeviceState
+
+CONFIG = ModelConfig(
+    architecture="Test",
+    vocab_size=100,
+    hidden_size=2,
+    intermediate_size=2,
+    num_layers=1,
+    num_qo_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    norm_eps=1e-6,
+    hidden_act="silu",
+    max_position_embeddings=1000,
+    tie_word_embeddings=False,
+    rope=RopeConfig(),
+    dtype="float32",
+)
+
+
+class World:
+    """A scheduler, and steps that append token 1 to whatever samples."""
+
+    def __init__(self, num_pages: int = 20, page_size: int = 4, policy: str = "fcfs", **limits: int) -> None:
+        cpu = torch.device("cpu")
+        pool = PagedKVPool(CONFIG, num_pages + 1, page_size, torch.float32, cpu)
+        most = limits.get("max_running_requests", 8)
+        self.pages = PageBook(pool, DeviceState(most, num_pages, cpu), use_tree=True)
+        step = Limits(max_running_requests=most, max_prefill_tokens=limits.get("max_prefill_tokens", 32))
+        self.scheduler = Scheduler(self.pages, POLICIES[policy](), step)
+        self.count = 0
+        self.done: list[Request] = []
+
+    def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> Request:
+        """Queue a request."""
+        self.count += 1
+        message = Submit(
+            rid=str(self.count), prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens), priority=priority
+        )
+        request = Request.from_submit(message, seed=0, arrival=self.count, eos_ids=())
+        self.scheduler.waiting.append(request)
+        return request
+
+    def step(self) -> StepPlan:
+        """One step; the book is checked after it."""
+        plan = self.scheduler.schedule()
+        for request in plan.decode:
+            request.computed_len += 1
+        for chunk in plan.chunks:
+            chunk.request.computed_len += chunk.num_new
+            self.pages.share(chunk.request)
+        for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
+            request.take(1)
+            request.on_device = True
+            if request.finish is not None:
+                self.scheduler.release(request)
+                self.done.append(request)
+        self.pages.check(self.scheduler.running)
+        return plan
+
+    def drain(self, most: int = 5000) -> None:
+        """Step until nothing is left."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            plan = self.step()
+            assert plan.decode or plan.chunks, "a step with work to do computed nothing"
+        pytest.fail("the scheduler does not finish")
+
+
+def test_prompts_are_cut_to_the_budget_and_decode_goes_on_beside_them() -> None:
+    """A long prompt runs in chunks of the step's budget while a decoding request gets its token in every step."""
+    world = World(num_pages=60, max_prefill_tokens=10)
+    first = world.add([1, 2, 3], 30)
+    world.step()
+    world.add(list(range(25)), 5)
+    sizes = []
+    for _ in range(3):
+        plan = world.step()
+        assert plan.decode == [first]
+        sizes.append([c.num_new for c in plan.chunks])
+    assert sizes == [[10], [10], [5]]
+
+
+def test_requests_that_share_a_prefix_wait_for_it_and_hit_the_cache() -> None:
+    """Of equal prompts that arrive together, one is computed and the others find its pages."""
+    world = World(num_pages=60)
+    requests = [world.add(list(range(17)), 3) for _ in range(4)]
+    plan = world.step()
+    assert [c.request for c in plan.chunks] == requests[:1]
+    plan = world.step()
+    assert [(c.request, c.num_new) for c in plan.chunks] == [(r, 1) for r in requests[1:]]
+    assert [r.cached_len for r in requests] == [0, 16, 16, 16]
+
+
+def test_a_full_pool_retracts_the_latest_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    """When decoding outgrows the pool, the latest request goes back, keeps its tokens, and all finish."""
+    world = World(num_pages=12)
+    world.scheduler.ratio.value = 0.0
+    requests = [world.add([i] * 8, 24) for i in range(3)]
+    with caplog.at_level(logging.INFO, "dovetail"):
+        world.drain()
+    assert [r.num_output for r in requests] == [24] * 3
+    assert requests[0].num_retractions == 0
+    assert requests[2].num_retractions > 0
+    assert any(
+        r.getMessage().startswith("KV cache pool is full. Retract requests. #retracted_reqs: ") for r in caplog.records
+    )
+
+
+def test_priority_goes_first_and_preempts_only_under_its_policy() -> None:
+    """A higher priority is admitted first; it pushes out a running request only with `priority`."""
+    for policy, retracted in (("fcfs", 0), ("priority", 1)):
+        world = World(num_pages=8, policy=policy)
+        low = world.add([1] * 20, 8)
+        world.step()
+        world.add([2] * 4, 4)
+        high = world.add([3] * 20, 8, priority=5)
+        world.drain()
+        assert low.num_retractions == retracted
+        assert len(world.done) == 3
+        assert (world.done.index(high) < world.done.index(low)) == (policy == "priority")
+
+
+def test_the_longest_cached_prefix_goes_first_under_lpm() -> None:
+    """A later request with a cached prefix overtakes one without."""
+    world = World(policy="lpm", max_running_requests=1)
+    world.add([7] * 12, 1)
+    world.drain()
+    cold, warm = world.add([1] * 12, 1), world.add([7] * 12, 1)
+    world.drain()
+    assert world.done[1:] == [warm, cold]
+
+
+def test_an_abort_gives_everything_back_at_any_stage() -> None:
+    """Waiting, half-prefilled and decoding requests can be removed; nothing stays held."""
+    world = World(max_prefill_tokens=5, max_running_requests=2)
+    requests = [world.add([i] * 12, 10) for i in range(3)]
+    for _ in range(4):
+        world.step()
+    for request in requests:
+        assert world.scheduler.remove(request.rid) is request
+        world.pages.check(world.scheduler.running)
+    assert world.scheduler.remove("unknown") is None
+    assert world.pages.num_used == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)), st.integers(1, 5))
+def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, page_size: int) -> None:
+    """Whatever arrives, is aborted or retracted: every request ends, and all pages are free or cached in the end."""
+    rng = random.Random(seed)
+    world = World(num_pages=rng.randrange(80 // page_size, 200 // page_size), page_size=page_size, policy=policy)
+    capacity = world.pages.allocator.num_pages * page_size
+    added = aborted = 0
+    for _ in range(rng.randrange(1, 60)):
+        for _ in range(rng.randrange(3)):
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 40))]
+            world.add(prompt, min(rng.randrange(1, 40), capacity - len(prompt)), rng.randrange(2))
+            added += 1
+        if rng.random() < 0.2 and world.scheduler.has_work:
+            pool = world.scheduler.waiting + world.scheduler.running
+            aborted += world.scheduler.remove(rng.choice(pool).rid) is not None
+        if world.scheduler.has_work:
+            world.step()
+    world.drain()
+    assert len(world.done) == added - aborted
+    assert world.pages.num_used == 0
+    world.pages.flush()
+    assert world.pages.allocator.num_free == world.pages.allocator.num_pages

@@ -1,0 +1,176 @@
+"""The sampler against a plain float64 reference, and its distributions by chi-square."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.engine.messages import SamplingParams
+from dovetail.runtime import sampler
+from dovetail.runtime.sampler import SampleRow, adjust, sample
+
+V = 50
+
+
+def row(seed: int = 1, *, stop_ids: tuple[int, ...] = (), prompt: tuple[int, ...] = (), **params: Any) -> SampleRow:
+    """A row with the given parameters."""
+    return SampleRow(SamplingParams(max_tokens=100, **params), seed, stop_ids, list(prompt))
+
+
+def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
+    """Random logits."""
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def reference_probs(x: torch.Tensor, p: SamplingParams) -> torch.Tensor:
+    """Temperature, top-k, top-p, min-p in float64, written as a person would."""
+    probs = (x.double() / p.temperature).softmax(-1)
+    order = sorted(range(len(probs)), key=lambda i: -probs[i])
+    kept = order[: p.top_k] if p.top_k > 0 else order
+    total = sum(probs[i] for i in kept)
+    nucleus: list[int] = []
+    mass = 0.0
+    for i in kept:
+        if nucleus and mass >= p.top_p * total:
+            break
+        nucleus.append(i)
+        mass += probs[i].item()
+    final = [i for i in nucleus if probs[i] >= p.min_p * probs[order[0]]]
+    out = torch.zeros_like(probs)
+    out[final] = probs[final] / probs[final].sum()
+    return out
+
+
+FILTERS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.3, "min_p": 0.15},
+    {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 0.8, "top_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+@pytest.mark.parametrize("candidates", [8, 1024])
+def test_draws_follow_the_reference_distribution(
+    params: dict[str, Any], candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 draws: nothing outside the filters, and a chi-square below its 0.01% quantile, short list or not."""
+    monkeypatch.setattr(sampler, "CANDIDATES", candidates)
+    n = 20_000
+    x = logits()
+    rows = [row(seed, **params) for seed in range(n)]
+    ids = sample(x.expand(n, V), rows).ids
+    counts = torch.bincount(ids, minlength=V).double()
+    want = reference_probs(x[0], rows[0].params) * n
+    assert counts[want == 0].sum() == 0
+    big = want >= 5
+    small_want, small_counts = want[~big].sum(), counts[~big].sum()
+    chi = ((counts[big] - want[big]) ** 2 / want[big]).sum().item()
+    freedom = int(big.sum()) - 1
+    if small_want >= 5:
+        chi += ((small_counts - small_want) ** 2 / small_want).item()
+        freedom += 1
+    limit = freedom + 3.8 * math.sqrt(2 * freedom) + 10  # above the 0.01% quantile for every number of freedoms
+    assert chi < limit
+
+
+def test_a_seeded_row_draws_the_same_whatever_its_neighbours() -> None:
+    """Ten tokens of a seeded row are equal alone, first, last, and beside rows with other filters."""
+    x = [logits(1, seed=i) for i in range(10)]
+
+    def tokens(before: int, after: int, **others: Any) -> list[int]:
+        mine = row(99, temperature=1.0, top_p=0.9)
+        noise = [row(i, temperature=1.0, **others) for i in range(before + after)]
+        rows = [*noise[:before], mine, *noise[before:]]
+        return [int(sample(y.expand(len(rows), V), rows).ids[before]) for y in x]
+
+    alone = tokens(0, 0)
+    assert tokens(3, 0) == alone
+    assert tokens(0, 5, top_k=2) == alone
+    assert tokens(2, 2, frequency_penalty=1.0) == alone
+
+
+def test_temperature_zero_takes_the_best_token_beside_sampled_rows() -> None:
+    """A greedy row is the argmax, whoever samples beside it."""
+    x = logits(2)
+    ids = sample(x, [row(temperature=0.0), row(temperature=1.0)]).ids
+    assert ids[0] == x[0].argmax()
+
+
+def test_a_tiny_temperature_does_not_overflow() -> None:
+    """Temperature 1e-30 is greedy in effect, not NaN."""
+    x = logits() * 1e4
+    assert sample(x, [row(temperature=1e-30)]).ids[0] == x[0].argmax()
+
+
+def test_penalties_and_bias_equal_the_reference() -> None:
+    """Frequency, presence and repetition penalties and logit bias, as documented, in float64."""
+    x = logits(3)
+    rows = [
+        row(frequency_penalty=0.5, presence_penalty=0.25, prompt=(1, 2), temperature=0),
+        row(repetition_penalty=1.7, prompt=(1, 2, 2), temperature=0),
+        row(logit_bias={4: 5.0, 7: -100.0}, temperature=0),
+    ]
+    outputs = [[], [], []]  # type: list[list[int]]
+    for step in range(6):
+        adjusted = adjust(x.clone(), rows)
+        for i, r in enumerate(rows):
+            want = x[i].double().clone()
+            p = r.params
+            for token in range(V):
+                n = outputs[i].count(token)
+                if p.repetition_penalty != 1 and (n or token in r.prompt_ids):
+                    want[token] = want[token] / 1.7 if want[token] > 0 else want[token] * 1.7
+                want[token] -= p.frequency_penalty * n + p.presence_penalty * (n > 0)
+                want[token] += (p.logit_bias or {}).get(token, 0.0)
+            torch.testing.assert_close(adjusted[i].double(), want, rtol=1e-5, atol=1e-5)
+        ids = sample(x, rows).ids
+        for i in range(3):
+            assert ids[i] == adjusted[i].argmax(), step
+            outputs[i].append(int(ids[i]))
+
+
+def test_stop_tokens_are_banned_until_min_tokens() -> None:
+    """A stop token that is the best choice is not taken before `min_tokens`, and is afterwards."""
+    x = torch.zeros(1, V)
+    x[0, 9], x[0, 5] = 10, 5
+    r = row(stop_ids=(9,), min_tokens=2, temperature=0)
+    assert [int(sample(x, [r]).ids[0]) for _ in range(3)] == [5, 5, 9]
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    """Log probabilities come from the raw logits, best first, untouched by temperature, filters and bias."""
+    x = logits()
+    r = row(temperature=0.1, top_k=1, logprobs=4, logit_bias={3: 100.0})
+    found = sample(x, [r]).logprobs[0]
+    assert found is not None
+    want = x[0].double().log_softmax(-1)
+    assert found.token_id == 3
+    assert found.logprob == pytest.approx(want[3].item(), abs=1e-5)
+    best = want.sort(descending=True)
+    assert [t.token_id for t in found.top] == best.indices[:4].tolist()
+    assert [t.logprob for t in found.top] == pytest.approx(best.values[:4].tolist(), abs=1e-5)
+
+
+def test_logits_that_are_not_finite_are_reported_and_harm_no_neighbour() -> None:
+    """A NaN row is marked broken; the row beside it draws what it draws alone."""
+    x = logits(2)
+    alone = sample(x[1:], [row(5, temperature=1.0)]).ids[0]
+    x[0, 3] = float("nan")
+    outcome = sample(x, [row(4, temperature=1.0), row(5, temperature=1.0)])
+    assert outcome.broken.tolist() == [True, False]
+    assert outcome.ids[1] == alone
+
+
+def test_a_short_candidate_list_is_used_only_where_it_is_exact() -> None:
+    """With a flat distribution and top-p near one, the list is too short and the full vocabulary is used."""
+    flat = torch.zeros(200, 3000)
+    ids = sample(flat, [row(seed, temperature=1.0, top_p=0.999) for seed in range(200)]).ids
+    assert (ids >= 1024).float().mean() > 0.5
