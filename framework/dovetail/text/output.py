@@ -274,7 +274,8 @@ class FormatParser:
         if marker and self._broken and not self._explained:
             self._event(Malformed("tool_call", marker))
         self._body = None
-        self._phase, self._lead = Phase.OUT, self._new_lead()
+        self._phase = Phase.OUT
+        self._lead = self._new_lead()
 
     def _new_call(self, name: str, call_id: str | None = None) -> ToolStart:
         index, self._num_calls = self._num_calls, self._num_calls + 1
