@@ -1,0 +1,145 @@
+"""The engine in its own process: start, failure, death of either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.engine.process import ProcessClient
+from dovetail.engine.wire import FrameReader, frame
+from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.plugins import Registry, make_plan
+from dovetail.settings import EngineSettings
+from dovetail.testing.engine import collect, tokens
+
+
+def process_client(folder: Path, **changes: object) -> ProcessClient:
+    """A client of an engine process for a tiny Qwen3."""
+    settings = EngineSettings.model_validate({"model_path": str(folder), "max_total_tokens": 4096, **changes})
+    plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
+    return ProcessClient(settings, plan, log_level="warning")
+
+
+def long_request(rid: str = "a") -> Submit:
+    """A request that runs for a while."""
+    return Submit(rid=rid, prompt_ids=[1, 2, 3], params=SamplingParams(max_tokens=400, temperature=0, ignore_eos=True))
+
+
+def gone(pid: int, within_s: float = 8.0) -> bool:
+    """Whether a process disappears in time."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"):
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_requests_run_in_the_engine_process_and_close_ends_it(qwen3: Path) -> None:
+    """Concurrent requests are served across the socket, and after `close` the process is gone."""
+
+    async def main() -> int:
+        client = process_client(qwen3)
+        info = await client.start()
+        assert (info.architecture, info.max_total_tokens) == ("Qwen3ForCausalLM", 4096)
+        outputs = await asyncio.gather(*(collect(client, long_request(str(i))) for i in range(5)))
+        assert len({tuple(tokens(deltas)) for deltas in outputs}) == 1
+        assert client.step > 0
+        pid = client.pid
+        await client.close()
+        await client.close()
+        with pytest.raises(EngineDeadError):
+            client.submit(long_request())
+        assert pid is not None
+        return pid
+
+    assert gone(asyncio.run(main()))
+
+
+def test_a_killed_engine_ends_every_stream_with_an_error(qwen3: Path) -> None:
+    """After `kill -9` of the engine, open streams and later calls raise, none hangs."""
+
+    async def main() -> None:
+        client = process_client(qwen3)
+        await client.start()
+        stream = client.submit(long_request())
+        await anext(stream)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="exit code -9"):
+            async for _ in stream:
+                pass
+        assert client.dead is not None
+        with pytest.raises(EngineDeadError):
+            await client.control("stats")
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_configuration_error_of_the_engine_reaches_the_parent(qwen3: Path) -> None:
+    """What is wrong inside the engine process comes back as one ConfigError, and the process ends."""
+
+    async def main() -> None:
+        client = process_client(qwen3, context_length=100, chunked_prefill_size=0)
+        with pytest.raises(ConfigError, match="chunked-prefill-size 0"):
+            await client.start()
+        assert client.pid is None or gone(client.pid)
+
+    asyncio.run(main())
+
+
+def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) -> None:
+    """After `kill -9` of the parent, the engine process exits by itself within 5 s, also in mid-request."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import asyncio, sys
+            from dovetail.engine.messages import SamplingParams, Submit
+            from dovetail.engine.process import ProcessClient
+            from dovetail.plugins import Registry, make_plan
+            from dovetail.settings import EngineSettings
+
+            async def main():
+                plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
+                client = ProcessClient(EngineSettings(model_path={str(qwen3)!r}, max_total_tokens=4096), plan)
+                await client.start()
+                while True:
+                    params = SamplingParams(max_tokens=400, ignore_eos=True)
+                    async for _ in client.submit(Submit(rid="a", prompt_ids=[1], params=params)):
+                        print(client.pid, flush=True)
+
+            asyncio.run(main())
+            """
+        ),
+        encoding="utf-8",
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.stdout.close()
+    assert gone(pid, within_s=5)
+
+
+def test_frames_survive_any_cut() -> None:
+    """Frames come out whole whatever the pieces in which the bytes arrive."""
+    payloads = [b"", b"a", b"bc" * 300, b"d"]
+    stream = b"".join(frame(p) for p in payloads)
+    for size in (1, 2, 5, 7, 100, len(stream)):
+        reader = FrameReader()
+        found = [f for at in range(0, len(stream), size) for f in reader.feed(stream[at : at + size])]
+        assert found == payloads
