@@ -19,7 +19,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check types docs bench clean
+.PHONY: help setup serve test check ruff format spelling layers mypy types docs bench clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -32,11 +32,21 @@ serve: $(RUN_STAMP)  ## Serve the bundled demo model on PORT (30000); ARGS adds 
 test: $(DEV_STAMP)  ## Run the tests; ARGS adds pytest's arguments.
 	$(BIN)/python -m pytest $(ARGS)
 
-check: $(DEV_STAMP)  ## Lint, format, types, layers and spelling.
+check: ruff format spelling layers mypy  ## Lint, format, spelling, layers and types; make -k check runs all.
+
+ruff: $(DEV_STAMP)
 	$(BIN)/ruff check .
+
+format: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
+
+spelling: $(DEV_STAMP)
 	$(BIN)/codespell
+
+layers: $(DEV_STAMP)
 	$(BIN)/lint-imports
+
+mypy: $(DEV_STAMP)
 	$(BIN)/mypy
 
 types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
