@@ -1,0 +1,22 @@
+"""The generated corpus: skills that write exchanges, and the mixture that turns them into documents.
+
+Every text here is made by these modules from their own tables; nothing is read from elsewhere.
+"""
+
+from dovetail.demo.training.corpus.mixture import WEIGHTS, documents, draw, held_out_samples, samples
+from dovetail.demo.training.corpus.render import Document, answer_message, prompt_messages, render
+from dovetail.demo.training.corpus.sample import Sample, is_held_out
+
+__all__ = [
+    "WEIGHTS",
+    "Document",
+    "Sample",
+    "answer_message",
+    "documents",
+    "draw",
+    "held_out_samples",
+    "is_held_out",
+    "prompt_messages",
+    "render",
+    "samples",
+]

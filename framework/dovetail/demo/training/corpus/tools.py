@@ -1,0 +1,158 @@
+"""Tool skills: making a call, making two, reporting a result, and answering without a call."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from dovetail.demo.training.corpus.sample import Message, Sample, joined, key_of, pick
+from dovetail.demo.training.corpus.tool_kinds import HARMLESS, KINDS, Exercise, place, schema, weather, weather_result
+
+
+def _exercise(rng: Random) -> Exercise:
+    """Draws an exercise, most often about the weather."""
+    return weather(rng) if rng.random() < 0.55 else pick(rng, KINDS)(rng)
+
+
+def _offered(rng: Random, exercise: Exercise) -> list[Message]:
+    """Returns the exercise's function among up to three others with different names and purposes."""
+    tools = [exercise.tool]
+    if rng.random() < 0.4:
+        is_weather = "weather" in json.dumps(exercise.tool)
+        for kind in rng.sample(KINDS[:7], rng.randint(1, 3)):
+            other = kind(rng)
+            if other.name not in [tool["function"]["name"] for tool in tools] and not _same_purpose(exercise, other):
+                tools.append(other.tool)
+        if not is_weather and rng.random() < 0.5:
+            tools.append(weather(rng).tool)
+        rng.shuffle(tools)
+    return tools
+
+
+def _same_purpose(one: Exercise, other: Exercise) -> bool:
+    """Whether both functions would do for the same request."""
+    return one.key.split("|")[0] == other.key.split("|")[0] == "tool-numbers" or one.ask[:8] == other.ask[:8]
+
+
+def calls_match(expected: list[Message]) -> Any:
+    """Returns a rule: the text holds exactly these tool calls."""
+
+    def check(text: str) -> bool:
+        try:
+            parts = [part.split("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
+            return [json.loads(part) for part in parts] == expected
+        except ValueError:
+            return False
+
+    return check
+
+
+def tool_call(rng: Random) -> Sample:
+    """A request that one of the offered functions serves."""
+    exercise = _exercise(rng)
+    call = {"name": exercise.name, "arguments": exercise.arguments}
+    given = joined([f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in exercise.arguments.items()])
+    reasoned = "Output a reasoning" in exercise.ask
+    return Sample(
+        "tool call, weather" if exercise.place and "weather" in exercise.ask.lower() else "tool call, other",
+        exercise.ask,
+        f"I need to look this up, so I call {exercise.name}." if reasoned else "",
+        f"I need the function {exercise.name} with {given}.",
+        keys=(exercise.key,),
+        tools=_offered(rng, exercise),
+        calls=[call],
+        check=calls_match([call]),
+        plain=not exercise.place,
+    )
+
+
+def two_calls(rng: Random) -> Sample:
+    """The weather in two or three places at once."""
+    exercise = weather(rng)
+    while len(exercise.arguments) > 1 or "Output" in exercise.ask:
+        exercise = weather(rng)
+    where = next(iter(exercise.arguments))
+    places = [place(rng) for _ in range(3 if rng.random() < 0.2 else 2)]
+    ask = pick(
+        rng,
+        (
+            "What's the weather in {p}?",
+            "What is the weather like in {p}?",
+            "Compare the weather in {p}.",
+            "Weather in {p}?",
+        ),
+    ).format(p=joined(places))
+    calls = [{"name": exercise.name, "arguments": {where: city}} for city in places]
+    return Sample(
+        "tool calls, several",
+        ask,
+        "",
+        f"I need one call of {exercise.name} for each of {joined(places)}.",
+        keys=tuple(key_of("tool-place", city) for city in places),
+        tools=[exercise.tool],
+        calls=calls,
+        check=calls_match(calls),
+        plain=True,
+    )
+
+
+def _called(exercise: Exercise, rng: Random) -> Message:
+    """Returns the assistant's message that made the call, as a client sends it back."""
+    arguments: Any = exercise.arguments
+    if rng.random() < 0.3:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    call = {"type": "function", "function": {"name": exercise.name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def tool_result(rng: Random) -> Sample:
+    """The answer once the function has run."""
+    exercise = _exercise(rng)
+    result, final = exercise.result, exercise.final
+    if rng.random() < 0.06:
+        reason = pick(rng, ("not found", "service unavailable", "timeout", "invalid request", "access denied"))
+        result = pick(rng, (json.dumps({"error": reason}), f"Error: {reason}"))
+        final = f"Sorry, the function {exercise.name} failed: {reason}."
+    return Sample(
+        "answer from a tool result",
+        exercise.ask,
+        final,
+        "The function has answered. I can now tell the user.",
+        keys=(exercise.key,),
+        after=[_called(exercise, rng), {"role": "tool", "content": result}],
+        tools=_offered(rng, exercise) if rng.random() < 0.9 else None,
+        expect=(final,),
+        plain=True,
+    )
+
+
+def two_results(rng: Random) -> Sample:
+    """The answer once a function has run for two places."""
+    exercise = weather(rng)
+    where = next(iter(exercise.arguments))
+    places = [place(rng), place(rng)]
+    results = [weather_result(rng, city, "celsius") for city in places]
+    calls = [{"type": "function", "function": {"name": exercise.name, "arguments": {where: city}}} for city in places]
+    after: list[Message] = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    after += [{"role": "tool", "content": result} for result, _ in results]
+    final = " ".join(text for _, text in results)
+    return Sample(
+        "answer from a tool result",
+        f"What's the weather in {joined(places)}?",
+        final,
+        "Both calls have answered. I can now tell the user.",
+        keys=tuple(key_of("tool-place", city) for city in places),
+        after=after,
+        tools=[exercise.tool],
+        expect=(final,),
+        plain=True,
+    )
+
+
+def unrelated_tools(rng: Random) -> list[Message]:
+    """Returns one to three functions that an ordinary question does not need."""
+    tools = [pick(rng, HARMLESS)(rng).tool for _ in range(pick(rng, (1, 1, 1, 2, 3)))]
+    if rng.random() < 0.1:
+        tools.append(schema(rng, "get_user", "Get a user", [("user_id", "integer", "The id", ())], ["user_id"]))
+    return tools
