@@ -50,7 +50,7 @@ mypy: $(DEV_STAMP)
 	$(BIN)/mypy
 
 types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(DEV_STAMP)  ## Check the documentation and show the changelog of the next release.
 	$(BIN)/python -m pytest tests/packaging/test_docs.py
