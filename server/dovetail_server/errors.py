@@ -203,7 +203,7 @@ class ValidationReport:
 
     @staticmethod
     def _reason(text: str) -> str:
-        text = text.removeprefix("Value error, ").removeprefix("Input ")
+        text = text.removeprefix("Value error, ").removeprefix("Input ").replace(" after validation", "")
         return text[0].lower() + text[1:] if text else "is not valid"
 
     @staticmethod

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,7 @@ class Harness:
         self.settings = ServeSettings(
             model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
         )
-        self.text = "Hello, world"
-        self.engine = FakeEngine(
-            lambda submit: self.tokenizer.encode(self.text, add_special_tokens=False),
-            eos=self.tokenizer.added_tokens["<|im_end|>"],
-            vocab_size=self.tokenizer.vocab_size,
-        )
+        self.reset()
         self.state = ServerState(self.settings, self.engine)
         template = ChatTemplate.load(self.tokenizer)
         self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools)
@@ -66,6 +62,24 @@ class Harness:
         asyncio.set_event_loop(self.loop)
         self.loop.run_until_complete(self.server.serve(sockets=[self.listener]))
         self.loop.close()
+
+    def reset(self) -> None:
+        """Give the server a fresh engine that says `self.text`."""
+        self.text = "Hello, world"
+        self.engine = FakeEngine(
+            lambda submit: self.tokenizer.encode(self.text, add_special_tokens=False),
+            eos=self.tokenizer.added_tokens["<|im_end|>"],
+            vocab_size=self.tokenizer.vocab_size,
+        )
+        if hasattr(self, "state"):
+            self.state.engine = self.engine
+
+    def eventually(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+        """Wait until a condition holds."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.005)
 
     def make_ready(self) -> None:
         self.state.ready_with(self.tools.bound_to(self.engine.info, self.settings))
@@ -90,8 +104,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def harness(folder: Path) -> Iterator[Harness]:
+@pytest.fixture(scope="session")
+def plain_server(folder: Path) -> Iterator[Harness]:
     running = Harness(folder)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def thinking_server(folder: Path) -> Iterator[Harness]:
+    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.tools.hermes import Hermes
+
+    running = Harness(folder, reasoning=Qwen3(), tools=Hermes())
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def harness(plain_server: Harness) -> Harness:
+    """A server without parsers, over a fresh engine."""
+    plain_server.reset()
+    return plain_server
+
+
+@pytest.fixture
+def thinking(thinking_server: Harness) -> Harness:
+    """A server with the parsers of a Qwen3 model, over a fresh engine."""
+    thinking_server.reset()
+    return thinking_server
+
+
+@pytest.fixture
+def make_harness(folder: Path) -> Iterator[Callable[..., Harness]]:
+    """Make servers with other settings."""
+    running: list[Harness] = []
+
+    def make(**options: Any) -> Harness:
+        running.append(Harness(folder, **options))
+        return running[-1]
+
+    yield make
+    for each in running:
+        each.close()

@@ -89,8 +89,12 @@ class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
-    functions: Annotated[list[FunctionSpec], Field(max_length=1024)] | None = Field(None, deprecated=True)
-    function_call: Annotated[str, Field(max_length=64)] | FreeForm | None = Field(None, deprecated=True)
+    functions: Annotated[list[FunctionSpec], Field(max_length=1024)] | None = Field(
+        None, json_schema_extra={"deprecated": True}
+    )
+    function_call: Annotated[str, Field(max_length=64)] | FreeForm | None = Field(
+        None, json_schema_extra={"deprecated": True}
+    )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
     stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")

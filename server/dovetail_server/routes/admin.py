@@ -26,7 +26,8 @@ class AbortRequest(RequestModel):
     abort_all: bool | None = None
 
 
-@router.api_route("/flush_cache", methods=["GET", "POST"], response_model=None)
+@router.get("/flush_cache", response_model=None, include_in_schema=False)
+@router.post("/flush_cache", response_model=None)
 async def flush_cache(state: State) -> Response:
     """Forget cached prefixes; running requests keep their pages."""
     result = await state.engine.control("flush_cache")

@@ -1,0 +1,63 @@
+"""Reading streams in tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import requests
+
+Chunk = dict[str, Any]
+
+
+def events(response: requests.Response) -> list[Chunk]:
+    """Return the chunks of a finished stream, and check its framing."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks[-1] == ""
+    assert blocks[-2] == "data: [DONE]"
+    for block in blocks[:-2]:
+        assert block.startswith("data: "), block
+    return [json.loads(block[6:]) for block in blocks[:-2]]
+
+
+def fold_chat(chunks: list[Chunk]) -> dict[int, dict[str, Any]]:
+    """Put the choices of a chat stream together, checking the order of what arrives."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta, index = choice["delta"], choice["index"]
+            if index not in choices:
+                assert delta == {"role": "assistant", "content": ""}
+                choices[index] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None}
+                continue
+            found = choices[index]
+            assert found["finish_reason"] is None, "a chunk after the finish chunk"
+            found["content"] += delta.get("content", "")
+            found["reasoning_content"] += delta.get("reasoning_content", "")
+            assert delta.get("reasoning") == delta.get("reasoning_content")
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    assert call["index"] == len(found["tool_calls"])
+                    assert call["function"]["arguments"] == ""
+                    found["tool_calls"].append(call)
+                else:
+                    found["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            if choice["finish_reason"] is not None:
+                assert delta == {}
+                found["finish_reason"] = choice["finish_reason"]
+                found["matched_stop"] = choice["matched_stop"]
+    return choices
+
+
+def error_of(response: requests.Response) -> dict[str, Any]:
+    """Return the error of a reply, checking that the body has OpenAI's form and tells nothing internal."""
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in response.text
+    assert response.headers["x-request-id"]
+    return error

@@ -1,0 +1,190 @@
+"""Bad input: one clear error each, never a 5xx, and the server keeps serving."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from exchanges import error_of
+
+from conftest import Harness
+
+USER = [{"role": "user", "content": "hi"}]
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+def refuse(harness: Harness, status: int = 400, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "messages": USER, **fields}
+    reply = harness.post(CHAT, data=json.dumps(body), headers=JSON)
+    assert reply.status_code == status, reply.text
+    assert not harness.engine.submits
+    return error_of(reply)
+
+
+def raw(harness: Harness, body: bytes | str, path: str = CHAT) -> dict[str, Any]:
+    reply = harness.post(path, data=body, headers=JSON)
+    assert reply.status_code == 400, reply.text
+    assert harness.get("/health").status_code == 200
+    return error_of(reply)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"text"',
+        b"null",
+        b'{"model": "tiny"} x',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a\\u0000b"}]}',
+        b'{"model": "tiny", "prompt": "a\\u0000b"}',
+        b'{"model": "tiny", "messages": "\xff"}',
+        b"[" * 1000 + b"]" * 1000,
+        b'{"a":' * 1000 + b"1" + b"}" * 1000,
+        b'{"model": "tiny", "temperature": NaN}',
+        b'{"model": "tiny", "temperature": Infinity}',
+    ],
+)
+def test_what_is_no_proper_json_is_a_400(harness: Harness, path: str, body: bytes) -> None:
+    """Malformed, deep or non-Unicode JSON is refused on every route, and the server is still well."""
+    assert raw(harness, body, path)["type"] == "invalid_request_error"
+    assert not harness.engine.submits
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 10**9}, "n", "invalid_value"),
+        ({"n": "2"}, "n", "invalid_type"),
+        ({"max_tokens": -5}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1.5}, "max_tokens", None),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
+        ({"seed": 1 << 70}, "seed", None),
+        ({"stop": ["x"] * 33}, "stop", "invalid_value"),
+        ({"stop": ""}, "stop", "invalid_value"),
+        ({"stop": [""]}, "stop[0]", "invalid_value"),
+        ({"stop_token_ids": [999]}, "stop_token_ids", "invalid_token_id"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_token_id"),
+        ({"logit_bias": {"²": 1}}, "logit_bias", "invalid_token_id"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "invalid_token_id"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_type"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+            None,
+        ),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "poem"}}, "response_format", "invalid_value"),
+        ({"regex": "a+"}, "regex", "unsupported_parameter"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", None),
+        ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"rid": "has space"}, "rid", "invalid_value"),
+        ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),
+    ],
+)
+def test_a_bad_field_is_named(harness: Harness, fields: dict[str, Any], param: str, code: str | None) -> None:
+    """The error names the field as the client wrote it, and has a stable code."""
+    error = refuse(harness, **fields)
+    assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error
+
+
+def test_missing_and_unknown_model(harness: Harness) -> None:
+    """A missing model is a 400, an unknown one a 404 that lists the served names."""
+    reply = harness.post(CHAT, {"messages": USER})
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "model")
+    error = refuse(harness, 404, model="gpt-9")
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "tiny, tiny-too" in error["message"]
+    assert harness.post(CHAT, {"model": "tiny-too", "messages": USER}).json()["model"] == "tiny-too"
+
+
+def test_an_unknown_field_gets_the_nearest_name(harness: Harness) -> None:
+    """A misspelt field is never ignored."""
+    assert "did you mean 'temperature'?" in refuse(harness, temprature=0)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_context_overflow(harness: Harness, stream: bool) -> None:
+    """Too long a prompt, alone or with its output, is one sentence that both peers' clients recognise."""
+    long = [{"role": "user", "content": "x" * 600}]
+    for fields in ({"messages": long}, {"max_tokens": 500}, {"messages": [{"role": "user", "content": "x" * 10**6}]}):
+        error = refuse(harness, **fields, stream=stream)
+        assert error["code"] == "context_length_exceeded"
+        assert "maximum context length is 512" in error["message"]
+        assert "is longer than the model's context length" in error["message"]
+
+
+def test_routes_methods_and_content_types(harness: Harness) -> None:
+    """An unknown route, a wrong method and another content type have their own status."""
+    reply = harness.get("/v2/nothing")
+    assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
+    reply = harness.get(CHAT)
+    assert (reply.status_code, error_of(reply)["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+    reply = harness.post(
+        CHAT, data=json.dumps({"model": "tiny", "messages": USER}), headers={"content-type": "text/plain"}
+    )
+    assert (reply.status_code, error_of(reply)["code"]) == (415, "unsupported_media_type")
+    assert "content-type: application/json" in error_of(reply)["message"]
+
+
+def test_body_limit(make_harness: Any) -> None:
+    """A body over the limit is refused by its declared length, or while it arrives."""
+    harness = make_harness(max_body_bytes=2000)
+    big = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * 3000}]}).encode()
+    reply = harness.post(CHAT, data=big, headers=JSON)
+    assert (reply.status_code, error_of(reply)["code"]) == (413, "body_too_large")
+    reply = harness.post(CHAT, data=iter([big[:1500], big[1500:]]), headers=JSON)
+    assert (reply.status_code, error_of(reply)["code"]) == (413, "body_too_large")
+    assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 200
+
+
+def test_an_unexpected_exception_is_a_500_with_an_id(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """The client gets an id, the log gets the traceback under it."""
+
+    def broken(submit: object) -> list[int]:
+        raise ZeroDivisionError("a secret detail")
+
+    harness.engine.script = broken
+    with caplog.at_level(logging.ERROR, logger="dovetail"):
+        logging.getLogger("dovetail").propagate = True
+        reply = harness.post(CHAT, {"model": "tiny", "messages": USER})
+    error = error_of(reply)
+    assert (reply.status_code, error["code"]) == (500, "internal_error")
+    assert "secret" not in reply.text
+    incident = error["message"].split()[2].rstrip(";")
+    assert incident in caplog.text
+    assert "a secret detail" in caplog.text
+    harness.reset()
+    assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 200
+    assert harness.state.num_live == 0

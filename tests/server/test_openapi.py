@@ -1,0 +1,119 @@
+"""The OpenAPI document: complete, and without unbounded fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import Harness
+
+ROUTES = {
+    "/abort_request": {"post"},
+    "/detokenize": {"post"},
+    "/flush_cache": {"post"},
+    "/generate": {"post"},
+    "/get_model_info": {"get"},
+    "/get_server_info": {"get"},
+    "/health": {"get"},
+    "/health_generate": {"get"},
+    "/livez": {"get"},
+    "/model_info": {"get"},
+    "/readyz": {"get"},
+    "/server_info": {"get"},
+    "/tokenize": {"post"},
+    "/v1/chat/completions": {"post"},
+    "/v1/completions": {"post"},
+    "/v1/models": {"get"},
+    "/v1/models/{model_id}": {"get"},
+    "/v1/plugins": {"get"},
+}
+
+
+@pytest.fixture(scope="module")
+def document(plain_server: Harness) -> dict[str, Any]:
+    found: dict[str, Any] = plain_server.get("/openapi.json").json()
+    return found
+
+
+def test_every_route_is_deliberate(document: dict[str, Any]) -> None:
+    """The documented routes are exactly these."""
+    assert {path: set(methods) for path, methods in document["paths"].items()} == ROUTES
+
+
+def test_bodies_and_replies_are_described(document: dict[str, Any]) -> None:
+    """References resolve, and generation routes describe body, reply and stream."""
+    schemas = document["components"]["schemas"]
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+    for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+        post = document["paths"][path]["post"]
+        assert "$ref" in post["requestBody"]["content"]["application/json"]["schema"]
+        assert set(post["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def unbounded(schema: Any, schemas: dict[str, Any], path: str, seen: frozenset[str]) -> Iterator[str]:
+    """Yield the paths of fields whose values have no limit."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        if name not in seen:
+            yield from unbounded(schemas[name], schemas, path, seen | {name})
+        return
+    for option in [*schema.get("anyOf", []), *schema.get("oneOf", []), *schema.get("allOf", [])]:
+        yield from unbounded(option, schemas, path, seen)
+    kind = schema.get("type")
+    if kind == "string" and not ({"maxLength", "enum", "const"} & set(schema)):
+        yield path
+    if kind in {"integer", "number"}:
+        has_low = {"minimum", "exclusiveMinimum"} & set(schema)
+        has_high = {"maximum", "exclusiveMaximum"} & set(schema)
+        if not (has_low and has_high):
+            yield path
+    if kind == "array":
+        if "maxItems" not in schema:
+            yield path
+        yield from unbounded(schema.get("items", {}), schemas, f"{path}[]", seen)
+    if kind == "object":
+        for name, field in schema.get("properties", {}).items():
+            yield from unbounded(field, schemas, f"{path}.{name}", seen)
+        extra = schema.get("additionalProperties")
+        if not schema.get("properties") and extra is not False and "maxProperties" not in schema:
+            yield path
+        if isinstance(extra, dict):
+            yield from unbounded(extra, schemas, f"{path}.*", seen)
+
+
+def test_no_field_of_a_request_is_unbounded(document: dict[str, Any]) -> None:
+    """Every string, number, list and mapping that a client sends has a limit."""
+    schemas = document["components"]["schemas"]
+    found = []
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            body = operation.get("requestBody")
+            if body is not None:
+                found += unbounded(body["content"]["application/json"]["schema"], schemas, path, frozenset())
+    assert not found
+
+
+def test_unknown_fields_are_refused_by_every_body(document: dict[str, Any]) -> None:
+    """A body is closed; only messages, their parts and calls pass further fields to the chat template."""
+    schemas = document["components"]["schemas"]
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        if "requestBody" in operation
+    }
+    assert all(schemas[name]["additionalProperties"] is False for name in bodies)

@@ -1,0 +1,105 @@
+"""Bringing a server up and down, with a scripted engine in the place of the engine process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+from fake_engine import FakeEngine, failing
+from server_tiny import write_model
+
+from dovetail.errors import EngineError
+from dovetail_server import preflight, run
+from dovetail_server.cli import serve
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine(lambda submit: [1, 2, 3], eos=257, vocab_size=262)
+    monkeypatch.setattr(run, "make_engine", lambda settings, plan: fake)
+    return fake
+
+
+def free_port() -> int:
+    listener = preflight.bind("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    listener.close()
+    return port
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_comes_up_serves_and_goes_down(
+    model: Path, engine: FakeEngine, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """Start-up shows the phases and the line that scripts wait for; a signal ends it with exit code 0."""
+    port = free_port()
+    found: list[int] = []
+
+    def use() -> None:
+        url = f"http://127.0.0.1:{port}"
+        with requests.Session() as http:
+            while True:
+                try:
+                    if http.get(f"{url}/readyz", timeout=5).status_code == 200:
+                        break
+                except requests.ConnectionError:
+                    continue
+            found.append(http.get(f"{url}/v1/models", timeout=5).status_code)
+            found.append(len(http.get(f"{url}/v1/plugins", timeout=5).json()["data"]))
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        code = serve.main([str(model), "--port", str(port), "--reasoning-parser", "qwen3"])
+    finally:
+        thread.join(10)
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger("dovetail").propagate = True
+    output = capfd.readouterr().err
+    assert code == 0
+    assert found[0] == 200
+    assert found[1] > 3
+    assert engine.is_closed
+    assert "The server is fired up and ready to roll!" in output
+    assert '"GET /v1/models HTTP/1.1" 200 OK' in output
+    assert "tokenizer and parsers" in output
+    lines = output.splitlines()
+    ready = next(i for i, line in enumerate(lines) if "ready to roll" in line)
+    assert len([line for line in lines[: ready + 1] if line.strip() and "HTTP/1.1" not in line]) <= 12
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (failing("--dtype float16: not on this device; use float32"), 2, "--dtype float16: not on this device"),
+        (EngineError("the engine process ended with exit code -9"), 1, "exit code -9"),
+    ],
+)
+def test_an_engine_that_cannot_start_is_one_line(
+    model: Path, engine: FakeEngine, capfd: pytest.CaptureFixture[str], error: Exception, code: int, text: str
+) -> None:
+    """The engine's reason is printed on one line; exit code 2 if the user can fix it."""
+    engine.start_error = error
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert serve.main([str(model), "--port", str(free_port())]) == code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert text in lines[0]
+    assert engine.is_closed
