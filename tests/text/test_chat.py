@@ -1,0 +1,274 @@
+"""Chat templates: what they are given, what they may do, and what is read from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.text.chat import ChatTemplate, RenderedChat
+from dovetail.text.tokenizer import Tokenizer
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is not defined or not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+PARTS = "{% for m in messages %}[{{ m.role }}{% for part in m.content %}|{{ part.text }}{% endfor %}]{% endfor %}"
+EITHER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}+{{ part['text'] }}{% endfor %}{% endif %}{% endfor %}"
+)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def template(source: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate({"default": source}, **options)
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
+    return template(source).render(messages or HELLO, **options).text
+
+
+def test_a_conversation_and_its_tail() -> None:
+    """The tail is what the generation prompt added, with the request's switches."""
+    chat = template(CHATML)
+    head = "<|im_start|>user\nhello<|im_end|>\n"
+    closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert chat.render(HELLO) == RenderedChat(head + closed, closed)
+    opened = chat.render(HELLO, template_kwargs={"enable_thinking": True})
+    assert opened == RenderedChat(head + "<|im_start|>assistant\n", "<|im_start|>assistant\n")
+    assert chat.render(HELLO, add_generation_prompt=False) == RenderedChat(head, "")
+
+
+def test_the_tail_of_a_template_that_always_adds_the_header() -> None:
+    """Where the generation prompt is unconditional, the tail is what follows the last message."""
+    always = "{% for m in messages %}{{ m.content }}</s>{% endfor %}<|a|><think>\n"
+    assert template(always).render(HELLO).tail == "</s><|a|><think>"
+    refuses = "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}<|a|>"
+    assert template(refuses).render(HELLO).tail == "<|a|>"
+
+
+def test_markers_in_the_history_are_not_in_the_tail() -> None:
+    """What users and tools write never reaches the parser's priming."""
+    messages = [{"role": "user", "content": "what does <think> mean?"}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "<think>"}}]
+    kwargs = {"enable_thinking": True}
+    assert template(CHATML).render(messages, tools=tools, template_kwargs=kwargs).tail == "<|im_start|>assistant\n"
+
+
+def test_a_final_message_is_continued() -> None:
+    """The prompt ends with the partial message, and the tail begins with the assistant's header."""
+    messages = [*HELLO, {"role": "assistant", "content": "Well, ", "reasoning": "hm"}]
+    rendered = template(CHATML).render(messages, continue_final_message=True)
+    assert rendered.tail == "<|im_start|>assistant\n<think>\nhm\n</think>\n\nWell, "
+    assert rendered.text == "<|im_start|>user\nhello<|im_end|>\n" + rendered.tail
+    assert template(PARTS).render(messages, continue_final_message=True).text == "[user|hello][assistant|Well, |"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        (HELLO, {}, "last message with role 'assistant'"),
+        ([*HELLO, {"role": "assistant", "content": "x"}], {"add_generation_prompt": True}, "exclude each other"),
+    ],
+)
+def test_continuing_needs_a_partial_reply(messages: Any, options: Any, message: str) -> None:
+    """A continuation without a message to continue is refused."""
+    with pytest.raises(RequestError, match=message) as caught:
+        template(CHATML).render(messages, continue_final_message=True, **options)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_a_template_that_hides_the_last_message_cannot_continue_it() -> None:
+    """The error says so rather than continuing something else."""
+    with pytest.raises(RequestError, match="cannot be continued"):
+        template("{{ messages[0].content }}").render(
+            [*HELLO, {"role": "assistant", "content": "x"}], continue_final_message=True
+        )
+
+
+@pytest.mark.parametrize(("source", "form"), [(CHATML, "string"), (PARTS, "parts"), (EITHER, "both"), ("x", "string")])
+def test_the_content_format_is_seen_by_rendering(source: str, form: str) -> None:
+    """A template is tried with both forms of content."""
+    assert template(source).content_format == form
+
+
+@pytest.mark.parametrize(
+    ("source", "plain", "parts"),
+    [
+        ("{{ messages[0].content }}", "hello", "one\ntwo"),
+        (PARTS, "[user|hello]", "[user|one|two]"),
+        (EITHER, "hello", "+one+two"),
+    ],
+)
+def test_content_takes_the_form_that_the_template_reads(source: str, plain: str, parts: str) -> None:
+    """Text becomes a part and parts become text where the template needs it."""
+    content = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    assert render(source) == plain
+    assert render(source, [{"role": "user", "content": content}]) == parts
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        ([{"type": "image_url", "image_url": {}}], "messages[0].content[0].type"),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], "messages[0].content[1].text"),
+        ("a\ud800", "messages[0].content"),
+        ([{"type": "text", "text": "\0"}], "messages[0].content[0]"),
+    ],
+)
+def test_content_that_is_no_text_is_refused(content: Any, param: str) -> None:
+    """The error names the part."""
+    with pytest.raises(RequestError) as caught:
+        render(CHATML, [{"role": "user", "content": content}])
+    assert caught.value.param == param
+
+
+def test_history_reaches_the_template_as_it_was_trained() -> None:
+    """Missing content is empty, arguments are objects, reasoning has both names, and the input is not changed."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"é": [1]}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "reasoning": "why", "tool_calls": [call]}]
+    before = json.dumps(messages)
+    text = render(CHATML, messages, add_generation_prompt=False)
+    assert text.endswith(
+        '<think>\nwhy\n</think>\n\n\n<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call><|im_end|>\n'
+    )
+    assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [('{"a": 1}', "{'a': 1}"), ('{"a": ', '{"a": '), ("[1]", "[1]"), ("", "{}"), (None, "{}")]
+)
+def test_arguments_that_are_no_object_stay_as_sent(arguments: Any, shown: str) -> None:
+    """A truncated call in the history does not make the conversation unusable."""
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    assert render("{{ messages[0].tool_calls[0].function.arguments }}", messages) == shown
+
+
+def test_the_helpers_that_templates_use() -> None:
+    """tojson leaves text alone, loop controls and generation blocks work, special tokens and documents are there."""
+    source = (
+        "{{ bos_token }}{% generation %}{{ {'é': '<'} | tojson }}{% endgeneration %}{% for m in messages %}{% break %}"
+        "{% endfor %}{{ strftime_now('%Y') | length }}{{ documents[0].text }}{{ tools is none }}{{ eos_token }}"
+    )
+    chat = template(source, special_tokens={"bos_token": "<s>"})
+    assert chat.render(HELLO, documents=[{"text": "doc"}]).text == '<s>{"é": "<"}4docTrue'
+
+
+def test_a_tool_template_serves_requests_with_tools() -> None:
+    """Of several templates `tool_use` is taken when there are tools, `default` otherwise."""
+    chat = ChatTemplate({"default": "plain", "tool_use": "tools {{ tools | length }}"})
+    assert chat.render(HELLO).text == "plain"
+    assert chat.render(HELLO, tools=[{"type": "function"}]).text == "tools 1"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "documents"]
+)
+def test_template_kwargs_cannot_take_the_servers_names(name: str) -> None:
+    """A request's kwargs never replace what the server passes."""
+    with pytest.raises(RequestError, match=name) as caught:
+        render(CHATML, template_kwargs={name: "x"})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content.missing.deeper }}", "has no attribute"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% include 'other' %}", "chat template"),
+    ],
+)
+def test_a_template_that_refuses_is_a_bad_request(source: str, message: str) -> None:
+    """Whatever goes wrong inside a template is a 400 with its message."""
+    with pytest.raises(RequestError, match=message) as caught:
+        render("{% if messages[0].content == 'hello' %}" + source + "{% endif %}")
+    assert caught.value.status == 400
+
+
+GROW = "{% set ns = namespace(s='ab') %}{% for i in range(70) %}{% set ns.s = SET %}{% endfor %}{{ ns.s }}"
+RUNAWAYS = {
+    "empty loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro m(n) %}{% if n %}{% if m(n - 1) or m(n - 1) %}{% endif %}{% endif %}{% endmacro %}{{ m(60) }}",
+    "range": "{{ range(10 ** 9) | list }}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "recursive loop": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "times": "{{ 'a' * 10 ** 10 }}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "concat": GROW.replace("SET", "ns.s ~ ns.s"),
+    "plus": GROW.replace("SET", "ns.s + ns.s"),
+    "format": GROW.replace("SET", "'%s%s' % (ns.s, ns.s)"),
+    "format method": GROW.replace("SET", "'{0}{0}'.format(ns.s)"),
+    "replace method": GROW.replace("SET", "ns.s.replace('a', ns.s)"),
+    "replace filter": GROW.replace("SET", "ns.s | replace('a', ns.s)"),
+    "join method": GROW.replace("SET", "ns.s.join(['a', 'b', 'c'] * 100)"),
+    "join filter": GROW.replace("SET", "['a', 'b', 'c'] | join(ns.s)"),
+    "join attribute": GROW.replace("SET", "([{'a': ns.s}] * 99) | join(attribute='a')"),
+    "macro": "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}" + GROW.replace("SET", "two(ns.s)"),
+    "lists": GROW.replace("SET", "[ns.s, ns.s]"),
+    "tuples": GROW.replace("SET", "(ns.s, ns.s)"),
+    "listed tuples": GROW.replace("SET", "(ns.s, ns.s) | list"),
+    "dicts": GROW.replace("SET", "dict(a=ns.s, b=ns.s)"),
+    "dict displays": GROW.replace("SET", "{'a': ns.s, 'b': ns.s}"),
+    "times lists": GROW.replace("SET", "[ns.s] * 2"),
+    "namespace in a list": GROW.replace("SET", "[ns, ns]"),
+    "block": "{% set x %}{% for i in range(99999) %}{% for j in range(99) %}zzzzz{% endfor %}{% endfor %}{% endset %}",
+    "width": "{{ 'a'.center(10 ** 9) }}",
+    "width filter": "{{ 'a' | center(1000000000) }}",
+    "width percent": "{{ '%1000000000d' % 5 }}",
+    "width format": "{{ '{:1000000000d}'.format(5) }}",
+    "width argument": "{{ '{:{w}d}'.format(5, w=10 ** 9) }}",
+    "indent": "{{ {'a': 1} | tojson(indent=10 ** 9) }}",
+    "batch": "{{ [1] | batch(10 ** 9, 'x') | list }}",
+}
+
+
+@pytest.mark.parametrize("name", RUNAWAYS)
+def test_a_runaway_template_is_a_bad_request(name: str) -> None:
+    """Templates that loop or explode end in a 400 within their limits, and the next render is not affected."""
+    chat = template("{% if messages[0].content == 'go' %}" + RUNAWAYS[name] + "{% endif %}fine", max_seconds=0.2)
+    with pytest.raises(RequestError, match="chat template"):
+        chat.render([{"role": "user", "content": "go"}])
+    assert chat.render(HELLO).text == "fine"
+
+
+def test_a_model_without_a_template_says_what_to_do() -> None:
+    """The error names the flag."""
+    chat = ChatTemplate({})
+    assert (chat.source, chat.content_format) == ("", "string")
+    with pytest.raises(RequestError, match="--chat-template"):
+        chat.render(HELLO)
+
+
+def test_the_operators_template_wins(tmp_path: Path, byte_level: Tokenizer) -> None:
+    """`--chat-template FILE` replaces the model's; a file that cannot serve is an error that names it."""
+    path = tmp_path / "mine.jinja"
+    with pytest.raises(ConfigError, match=r"mine\.jinja.*No such file"):
+        ChatTemplate.load(byte_level, path)
+    path.write_text("{{ messages[0].content }}{{ eos_token }}", encoding="utf-8")
+    assert ChatTemplate.load(byte_level, path).render(HELLO).text == "hello<|im_end|>"
+    path.write_text("{% if %}", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"mine\.jinja.*line 1"):
+        ChatTemplate.load(byte_level, path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        ChatTemplate.load(byte_level, path)
+    assert ChatTemplate.load(byte_level).source == ""
