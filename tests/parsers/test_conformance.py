@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from itertools import chain
 from typing import Any
@@ -64,6 +65,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
 }
 
 
+@cache
 def load(group: str, name: str) -> Any:
     (entry,) = entry_points(group=group, name=name)
     return entry.load()()

@@ -129,6 +129,8 @@ def test_content_takes_the_form_that_the_template_reads(source: str, plain: str,
         ([{"type": "text", "text": "a"}, {"type": "text"}], "messages[0].content[1].text"),
         ("a\ud800", "messages[0].content"),
         ([{"type": "text", "text": "\0"}], "messages[0].content[0]"),
+        (3, "messages[0].content"),
+        ([3], "messages[0].content[0]"),
     ],
 )
 def test_content_that_is_no_text_is_refused(content: Any, param: str) -> None:

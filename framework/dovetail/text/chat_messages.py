@@ -35,7 +35,7 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat, param: s
         check_text(reasoning, param=f"{param}.reasoning_content")
         result["reasoning_content"] = result["reasoning"] = reasoning
     if result.get("tool_calls"):
-        result["tool_calls"] = [_tool_call(call) for call in result["tool_calls"]]
+        result["tool_calls"] = [_tool_call(call, f"{param}.tool_calls") for call in result["tool_calls"]]
     else:
         result.pop("tool_calls", None)
     return result
@@ -47,6 +47,8 @@ def _content(content: Any, content_format: ContentFormat, param: str) -> str | l
     if isinstance(content, str):
         check_text(content, param=param)
         return [{"type": "text", "text": content}] if content_format == "parts" else content
+    if not isinstance(content, (list, tuple)):
+        raise RequestError(f"content must be text or a list of parts, not {type(content).__name__}", param=param)
     texts = [_part_text(part, f"{param}[{at}]") for at, part in enumerate(content)]
     if content_format == "string":
         return "\n".join(texts)
@@ -56,6 +58,8 @@ def _content(content: Any, content_format: ContentFormat, param: str) -> str | l
 def _part_text(part: Any, param: str) -> str:
     if isinstance(part, str):
         text: Any = part
+    elif not isinstance(part, Mapping):
+        raise RequestError(f"a content part must be an object, not {type(part).__name__}", param=param)
     else:
         kind = part.get("type", "text")
         if kind not in _TEXT_PARTS:
@@ -67,8 +71,10 @@ def _part_text(part: Any, param: str) -> str:
     return text
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Any, param: str) -> dict[str, Any]:
     """Parse the arguments of a call in the history. Text that is no JSON object stays as the client sent it."""
+    if not isinstance(call, Mapping):
+        raise RequestError(f"a tool call must be an object, not {type(call).__name__}", param=param)
     result = dict(call)
     function = call.get("function")
     if isinstance(function, Mapping):

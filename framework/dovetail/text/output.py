@@ -18,13 +18,15 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
+from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent, ToolStart
 from dovetail.text.detokenizer import Detokenizer
 from dovetail.text.layout import Phase, Role, View, compile_layout
+from dovetail.text.reply import Folded, ToolCall, fold
 from dovetail.text.tokenizer import Tokenizer
+
+__all__ = ["Folded", "FormatParser", "ToolCall", "fold", "new_call_id", "parse_full"]
 
 
 def new_call_id() -> str:
@@ -372,52 +374,6 @@ class FormatParser:
         self._end_run()
         events, self._events = self._events, []
         return [] if self._priming else events
-
-
-@dataclass(slots=True)
-class ToolCall:
-    """A call as folded from its events."""
-
-    id: str
-    name: str
-    _parts: list[str] = field(default_factory=list, repr=False)
-
-    @property
-    def arguments(self) -> str:
-        """The arguments' JSON text, as far as it was generated."""
-        if len(self._parts) > 1:
-            self._parts[:] = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
-
-    def add(self, json: str) -> None:
-        """Append to the arguments."""
-        self._parts.append(json)
-
-
-@dataclass(slots=True)
-class Folded:
-    """A full reply. Absent parts are None."""
-
-    reasoning: str | None
-    content: str | None
-    tool_calls: list[ToolCall]
-
-
-def fold(events: Iterable[Event]) -> Folded:
-    """Put a reply together. What no format explains is content."""
-    reasoning: list[str] = []
-    content: list[str] = []
-    calls: list[ToolCall] = []
-    for event in events:
-        if isinstance(event, ReasoningDelta):
-            reasoning.append(event.text)
-        elif isinstance(event, (ContentDelta, Malformed)):
-            content.append(event.text)
-        elif isinstance(event, ToolStart):
-            calls.append(ToolCall(event.id, event.name))
-        elif isinstance(event, ToolArgs):
-            calls[event.index].add(event.json)
-    return Folded("".join(reasoning) or None, "".join(content) or None, calls)
 
 
 def parse_full(parser: FormatParser, token_ids: Sequence[int] = (), text: str | None = None) -> Folded:
