@@ -137,8 +137,8 @@ class JsonCalls(ToolBody):
         if self._call is not None:
             self._out.append(ToolEnd(self._call))
             self._call = None
-        elif self._raw:
-            self._out.append(Malformed("tool_call", "".join(self._raw)))
+        elif raw := "".join(self._raw):
+            self._out.append(Malformed("tool_call", raw))
         self._raw.clear()
 
     def _read(self, text: str, pos: int) -> int:
