@@ -12,7 +12,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dovetail_server.logs import uvicorn_config
-from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -25,7 +24,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         """Serve `app` whose state is `state`."""
-        super().__init__(uvicorn_options(app, state.settings))
+        super().__init__(uvicorn_options(app, state))
         self.state = state
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -67,11 +66,12 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(0.02)
 
 
-def uvicorn_options(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
+def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
     """Return uvicorn's configuration."""
+    settings = state.settings
     return uvicorn.Config(
         app,
-        log_config=uvicorn_config(settings.log_level),
+        log_config=uvicorn_config(settings.log_level, lambda: state.has_started),
         access_log=not settings.disable_access_log,
         lifespan="on",
         server_header=False,

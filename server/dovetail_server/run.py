@@ -116,10 +116,6 @@ def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -
     if not str(host).startswith(LOOPBACK):
         logger.warning("Listening on %s without a key: whoever reaches this port can use the model.", host)
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
-    logger.info(
-        "Serving %s at http://%s:%d/v1 (documentation: /docs)",
-        settings.served_model_name or settings.model_path,
-        shown,
-        port,
-    )
+    names = ", ".join(settings.served_model_name or [str(settings.model_path)])
+    logger.info("Serving %s at http://%s:%d/v1 (documentation: /docs)", names, shown, port)
     logger.info("The server is fired up and ready to roll!")

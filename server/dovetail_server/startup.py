@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ class Phases:
         for name, seconds, notes in self.rows:
             table.add_row(name, f"{seconds:.2f}", notes)
         table.add_row("total", f"{time.perf_counter() - self.began:.2f}", "phases overlap", style="bold")
-        Console(stderr=True, width=120, highlight=False).print(table)
+        width = None if sys.stderr.isatty() else 120
+        Console(stderr=True, width=width, highlight=False).print(table)
 
 
 def engine_notes(info: EngineInfo) -> list[str]:

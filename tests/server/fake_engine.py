@@ -140,9 +140,7 @@ class FakeEngine:
             return None
         start = request.params.prompt_logprobs_start
         rows = [self._logprob(token, count) for token in request.prompt_ids[start:]]
-        if start == 0:
-            rows[0] = TokenLogprob(request.prompt_ids[0], None, [])
-        return rows
+        return rows if start else rows[1:]
 
     def abort(self, rid: str) -> None:
         self._abort_asked.add(rid)

@@ -84,7 +84,7 @@ class Choice:
         self.num_cached = delta.cached_tokens
         self.num_retractions = delta.num_retractions
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
+            self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
         before = self.output.num_tokens
         events = self.output.feed(delta)
         num_new = self.output.num_tokens - before
@@ -98,6 +98,11 @@ class Choice:
             logprobs=() if self.is_dropped else (delta.logprobs or ())[:num_new],
             is_last=is_last,
         )
+
+    def _with_first_token(self, rows: list[TokenLogprob]) -> list[TokenLogprob]:
+        """Add the prompt's first token, which nothing predicts, where the engine left it out."""
+        is_whole = self.submit.params.prompt_logprobs_start > 0 or len(rows) >= self.num_prompt
+        return rows if is_whole else [TokenLogprob(self.submit.prompt_ids[0], None, []), *rows]
 
     def visible(self, step: Step) -> Sequence[TokenLogprob]:
         """Return a step's rows without the stop token, which has no text."""

@@ -1,0 +1,238 @@
+"""`dovetail serve` as a user starts it: the demo model answers what the usual examples ask, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
+
+MODEL = "dovetail-demo"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+Process = subprocess.Popen[bytes]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Process, int]]:
+    process, port = launch_server_cmd("dovetail serve --random-seed 1")
+    try:
+        wait_for_server(f"http://localhost:{port}", timeout=120)
+        yield process, port
+    finally:
+        terminate_process(process, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def port(server: tuple[Process, int]) -> int:
+    return server[1]
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="None") as api:
+        yield api
+
+
+def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:
+    reply = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": text}], temperature=0, **options
+    )
+    return reply.choices[0]
+
+
+def test_plain_http(port: int) -> None:
+    """A POST with any HTTP client gets the answer."""
+    data = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    reply = requests.post(f"http://localhost:{port}/v1/chat/completions", json=data, timeout=60)
+    choice = reply.json()["choices"][0]
+    assert "Paris" in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    again = requests.post(f"http://localhost:{port}/v1/chat/completions", json=data, timeout=60)
+    assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    """Chat, a follow-up with sampling parameters, and a stream."""
+    assert ask(client, "List 3 countries and their capitals.", max_tokens=64).message.content
+    reply = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "You are a knowledgeable historian who provides concise responses."},
+            {"role": "user", "content": "Tell me about ancient Rome"},
+            {"role": "assistant", "content": "Ancient Rome was a civilization centered in Italy."},
+            {"role": "user", "content": "What were their major achievements?"},
+        ],
+        temperature=0.3,
+        max_tokens=128,
+        top_p=0.95,
+        presence_penalty=0.2,
+        frequency_penalty=0.2,
+        n=1,
+        seed=42,
+    )
+    assert reply.choices[0].message.content
+    stream = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Say this is a test"}], stream=True, temperature=0
+    )
+    text = "".join(chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content is not None)
+    assert "test" in text
+
+
+def test_openai_completions(client: openai.OpenAI) -> None:
+    """Completions, with stop strings and a seed."""
+    reply = client.completions.create(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=16)
+    assert "Paris" in reply.choices[0].text
+    options: dict[str, Any] = {
+        "prompt": "Write a short story about a space explorer.",
+        "temperature": 0.7,
+        "max_tokens": 60,
+        "top_p": 0.9,
+        "stop": ["\n\n", "THE END"],
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.3,
+        "seed": 123,
+    }
+    first, second = (client.completions.create(model=MODEL, **options).choices[0].text for _ in range(2))
+    assert first == second
+    assert "\n\n" not in first
+
+
+def test_reasoning_on_request(client: openai.OpenAI) -> None:
+    """With `enable_thinking` the reasoning comes apart from the right answer; without it there is none."""
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": True}
+    message = ask(client, "9.11 and 9.8, which is greater?", extra_body=thinking).message
+    assert message.reasoning_content
+    assert "9.8" in message.content
+    message = ask(client, "What is 2^8?", extra_body=thinking).message
+    assert message.reasoning_content
+    assert "256" in message.content
+    assert ask(client, "What is 2^8?").message.reasoning_content is None
+
+
+def test_tool_call(client: openai.OpenAI) -> None:
+    """The model calls the tool, and answers from its result."""
+    choice = ask(client, "What is the weather in Paris?", tools=[WEATHER])
+    assert choice.finish_reason == "tool_calls"
+    call = choice.message.tool_calls[0]
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+
+def test_native_generate_and_its_stream(port: int) -> None:
+    """`/generate` answers whole and as a stream that clients read by slicing."""
+    url = f"http://localhost:{port}/generate"
+    body = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 32}}
+    whole = requests.post(url, json=body, timeout=60).json()
+    assert "Paris" in whole["text"]
+    reply = requests.post(url, json={**body, "stream": True}, stream=True, timeout=60)
+    printed, prev = "", 0
+    for line in reply.iter_lines(decode_unicode=False):
+        chunk = line.decode("utf-8")
+        if chunk and chunk.startswith("data:"):
+            if chunk == "data: [DONE]":
+                break
+            output = json.loads(chunk[5:].strip("\n"))["text"]
+            printed += output[prev:]
+            prev = len(output)
+    assert printed == whole["text"]
+
+
+def test_streamed_equals_full_and_neighbours_do_not_matter(client: openai.OpenAI) -> None:
+    """Greedy, with logprobs, the deltas concatenate to the full reply of the same request."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is Python?"}],
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "max_tokens": 40,
+    }
+    full = client.chat.completions.create(**fields).choices[0]
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == full.message.content
+    assert full.logprobs is not None
+    assert "".join(entry.token for entry in full.logprobs.content or []) == full.message.content
+    assert all(entry.top_logprobs[0].token == entry.token for entry in full.logprobs.content or [])
+
+
+def test_prompt_scores(client: openai.OpenAI) -> None:
+    """`echo` with `logprobs` and no output scores the prompt alone."""
+    choice = client.completions.create(
+        model=MODEL, prompt="The capital of France is Paris.", echo=True, max_tokens=0, logprobs=1
+    ).choices[0]
+    assert choice.text == "The capital of France is Paris."
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+
+
+def test_a_disconnect_frees_the_engine(port: int) -> None:
+    """After the client left, nothing runs."""
+    body = {"text": "Once", "sampling_params": {"ignore_eos": True, "max_new_tokens": 1500}, "stream": True}
+    reply = requests.post(f"http://localhost:{port}/generate", json=body, stream=True, timeout=60)
+    next(reply.iter_lines())
+    reply.close()
+    deadline = time.monotonic() + 10
+    while True:
+        load = requests.get(f"http://localhost:{port}/get_server_info", timeout=60).json()["internal_states"][0]
+        if load["num_running"] == load["num_queued"] == 0:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_bad_requests_leave_the_server_serving(port: int, client: openai.OpenAI) -> None:
+    """After every kind of bad input the same question has the same answer."""
+    url = f"http://localhost:{port}/v1/chat/completions"
+    user = [{"role": "user", "content": "hi"}]
+    bad: list[Any] = [
+        {"model": MODEL, "messages": []},
+        {"model": "gpt", "messages": user},
+        {"model": MODEL, "messages": user, "logit_bias": {"999999": 1}},
+        {"model": MODEL, "messages": user, "stop_token_ids": [10**6]},
+        {"model": MODEL, "messages": user, "n": 129},
+        {"model": MODEL, "messages": [{"role": "user", "content": "x " * 9000}]},
+    ]
+    before = ask(client, "What is the capital of Japan?").message.content
+    for body in bad:
+        reply = requests.post(url, json=body, timeout=60)
+        assert 400 <= reply.status_code < 500, reply.text
+    assert ask(client, "What is the capital of Japan?").message.content == before
+
+
+def test_plugins_are_listed(port: int) -> None:
+    """`GET /v1/plugins` names what is installed and what is in use."""
+    found = requests.get(f"http://localhost:{port}/v1/plugins", timeout=60).json()["data"]
+    states = {(record["kind"], record["name"]): record["state"] for record in found}
+    assert states["reasoning_parser", "qwen3"] in {"selected", "loaded", "active"}
+    assert states["reasoning_parser", "deepseek-r1"] == "found"
+
+
+def test_stopping_leaves_nothing_behind(server: tuple[Process, int]) -> None:
+    """SIGTERM ends the server with exit code 0, and the engine with it. Runs last: it ends the module's server."""
+    process, _ = server
+    (engine,) = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert not Path(f"/proc/{engine}").exists()
