@@ -58,7 +58,7 @@ docs: $(DEV_STAMP)  ## Check the documentation and show the changelog of the nex
 
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
 	$(BIN)/python tests/bench/plugin_list.py
-	$(BIN)/dovetail bench $(ARGS)
+	$(BIN)/python tests/bench/engine.py $(ARGS)
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
