@@ -121,7 +121,7 @@ def test_random_tokens_give_the_same_in_every_chunking(byte_level: Tokenizer) ->
 
 @given(text=soup, tail=tails)
 def test_every_character_is_in_one_sink_or_a_marker(byte_level: Tokenizer, text: str, tail: str) -> None:
-    """Reasoning and content together are the output without markers and the newlines around them."""
+    """Reasoning and content together are the output without markers and the whitespace around them."""
     ids = byte_level.encode(text, add_special_tokens=False)
     for made in (parser(REASONING, None, tail), parser(REASONING, byte_level, tail)):
         fed = made.feed(ids) if made.marker_ids else made.feed((), text)
@@ -132,7 +132,7 @@ def test_every_character_is_in_one_sink_or_a_marker(byte_level: Tokenizer, text:
 
 
 def bare(text: str) -> str:
-    for marker in (*MARKERS, "\n"):
+    for marker in (*MARKERS, "\n", " "):
         text = text.replace(marker, "")
     return text
 

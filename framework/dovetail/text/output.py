@@ -10,7 +10,7 @@ It is fed tokens as they come, or text where there are no ids; a full reply is t
    markers are dropped here: those behind a marker as they come, those before one by holding newlines back.
 
 Nothing is lost: every character goes to exactly one sink, or belongs to a marker and its newlines. Whitespace alone
-before, between or after tool calls is no content. All work is linear in the output.
+before thinking, or before, between or after tool calls, is no content. All work is linear in the output.
 """
 
 from __future__ import annotations
