@@ -53,7 +53,7 @@ async def run(
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
         server = await asyncio.to_thread(build_http, settings, engine, registry, phases)
         http = asyncio.create_task(server.serve(sockets=[listener]))
-        ready = asyncio.create_task(get_ready(server.state, plan, engine_start, phases))
+        ready = asyncio.create_task(get_ready(server.state, registry, plan, engine_start, phases))
         try:
             await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
@@ -68,7 +68,7 @@ async def run(
     finally:
         await engine.close()
         listener.close()
-    return 0
+    return 0 if server.started else 1
 
 
 async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
@@ -91,10 +91,17 @@ def build_http(settings: ServeSettings, engine: EngineClient, registry: Registry
 
 
 async def get_ready(
-    state: ServerState, plan: PluginPlan, engine_start: asyncio.Task[EngineInfo], phases: Phases
+    state: ServerState,
+    registry: Registry,
+    plan: PluginPlan,
+    engine_start: asyncio.Task[EngineInfo],
+    phases: Phases,
 ) -> None:
     """Load the text tools, wait for the engine, and open the doors."""
     text = await asyncio.to_thread(load_text, state.settings, plan, phases)
+    for record in text.plugin_states:
+        registry.mark(*record)
+    state.plugins = registry.as_dicts()
     info = await engine_start
     state.ready_with(text.bound_to(info, state.settings))
 

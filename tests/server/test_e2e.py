@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -34,7 +36,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Process, int]]:
-    process, port = launch_server_cmd("dovetail serve --random-seed 1")
+    process, port = launch_server_cmd("dovetail serve --random-seed 1 --num-threads 1")
     try:
         wait_for_server(f"http://localhost:{port}", timeout=120)
         yield process, port
@@ -227,6 +229,23 @@ def test_plugins_are_listed(port: int) -> None:
     states = {(record["kind"], record["name"]): record["state"] for record in found}
     assert states["reasoning_parser", "qwen3"] in {"selected", "loaded", "active"}
     assert states["reasoning_parser", "deepseek-r1"] == "found"
+
+
+def test_the_quickstart_works(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python and shell block of docs/quickstart.md runs against the server and gives a right answer."""
+    page = (Path(__file__).parents[2] / "docs/quickstart.md").read_text("utf-8").replace(":30000", f":{port}")
+    answers = ["\n", "9.8", "get_weather", "Paris"]
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for block, answer in zip(blocks[:4], answers, strict=True):
+        exec(compile(block, "quickstart.md", "exec"), {})
+        assert answer in capsys.readouterr().out
+    assert "launch_server_cmd" in blocks[4]  # the fixture of this module does the same
+    assert len(blocks) == 5
+    (shell,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    if shutil.which("curl") is None:
+        pytest.skip("no curl here; the Python blocks have run")
+    out = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "Paris" in json.loads(out)["choices"][0]["message"]["content"]
 
 
 def test_stopping_leaves_nothing_behind(server: tuple[Process, int]) -> None:

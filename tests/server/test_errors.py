@@ -10,6 +10,9 @@ import pytest
 from exchanges import error_of
 
 from conftest import Harness
+from dovetail.contracts.reasoning import Event
+from dovetail.engine.messages import TokenDelta
+from dovetail.text.stream import OutputStream
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -133,6 +136,12 @@ def test_an_unknown_field_gets_the_nearest_name(harness: Harness) -> None:
     assert "did you mean 'temperature'?" in refuse(harness, temprature=0)["message"]
 
 
+def test_unknown_nulls_are_no_mistake(harness: Harness) -> None:
+    """Clients that send every optional field, null where unused, are served."""
+    body = {"model": "tiny", "messages": USER, "lora_path": None, "temperature": None}
+    assert harness.post(CHAT, body).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_overflow(harness: Harness, stream: bool) -> None:
     """Too long a prompt, alone or with its output, is one sentence that both peers' clients recognise."""
@@ -188,3 +197,25 @@ def test_an_unexpected_exception_is_a_500_with_an_id(harness: Harness, caplog: p
     harness.reset()
     assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 200
     assert harness.state.num_live == 0
+
+
+def test_a_parser_that_raises_fails_its_request_only(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ends with an error, its engine request is aborted, and the next one is served."""
+    feed = OutputStream.feed
+
+    def broken(self: OutputStream, delta: TokenDelta) -> list[Event]:
+        if self.num_tokens >= 3:
+            raise IndexError("a parser's mistake")
+        return feed(self, delta)
+
+    monkeypatch.setattr(OutputStream, "feed", broken)
+    assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 500
+    reply = harness.post(CHAT, {"model": "tiny", "messages": USER, "stream": True})
+    assert reply.status_code == 200
+    assert "event: error" in reply.text
+    assert "mistake" not in reply.text
+    assert reply.text.endswith("data: [DONE]\n\n")
+    monkeypatch.undo()
+    assert len(harness.engine.aborted) == 2
+    assert harness.state.num_live == 0
+    assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 200

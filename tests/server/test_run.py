@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -80,6 +81,39 @@ def test_a_server_comes_up_serves_and_goes_down(
     lines = output.splitlines()
     ready = next(i for i, line in enumerate(lines) if "ready to roll" in line)
     assert len([line for line in lines[: ready + 1] if line.strip() and "HTTP/1.1" not in line]) <= 12
+
+
+def test_a_signal_while_starting_ends_the_server(
+    model: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that takes long to start does not hold the server back from stopping."""
+    port = free_port()
+
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    def stop() -> None:
+        while True:
+            try:
+                requests.get(f"http://127.0.0.1:{port}/livez", timeout=5)
+                break
+            except requests.ConnectionError:
+                continue
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(engine, "start", slow)
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        code = serve.main([str(model), "--port", str(port)])
+    finally:
+        thread.join(10)
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger("dovetail").propagate = True
+    assert code == 0
+    assert engine.is_closed
+    assert "ready to roll" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

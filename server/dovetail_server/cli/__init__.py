@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from importlib import import_module
 
@@ -24,7 +25,15 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = sys.argv[1:] if argv is None else argv
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:  # `dovetail --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run(args: list[str]) -> int:
+    """Find the command and hand over the rest of the arguments."""
     if not args or args[0] in {"-h", "--help", "help"}:
         print(usage())
         return 0

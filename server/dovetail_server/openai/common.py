@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_TEXT = 1 << 26
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -29,6 +29,14 @@ class RequestModel(BaseModel):
     """Base of request bodies: JSON types are not converted, unknown fields are errors, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_unknown_nulls(cls, data: Any) -> Any:
+        """Drop unknown fields that are null: some clients send all their optional fields."""
+        if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
+            return {k: v for k, v in data.items() if v is not None or k in cls.model_fields}
+        return data
 
 
 class StreamOptions(RequestModel):

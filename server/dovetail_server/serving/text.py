@@ -39,6 +39,8 @@ class TextTools:
         self.template = template
         self.reasoning = reasoning
         self.tools = tools
+        self.plugin_states: list[tuple[str, str, str, str]] = []
+        """What loading found, as arguments of `Registry.mark`."""
         self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
 
     @classmethod
@@ -52,12 +54,14 @@ class TextTools:
         reasoning = [planned.name for planned in plan.of_kind("reasoning_parser")]
         tools = [planned.name for planned in plan.of_kind("tool_parser")]
         tokenizer = Tokenizer.load(Path(settings.tokenizer_path or settings.model_path or ""))
-        return cls(
+        made = cls(
             tokenizer,
             ChatTemplate.load(tokenizer, settings.chat_template),
             reasoning=plugins.get("reasoning_parser", reasoning[0])() if reasoning else None,
             tools=plugins.get("tool_parser", tools[0])() if tools else None,
         )
+        made.plugin_states = plugins.states()
+        return made
 
     def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
         """Set the limits of the started engine and return self."""
