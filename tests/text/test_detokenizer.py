@@ -41,7 +41,7 @@ def test_decode_equals_the_library_for_any_byte_level_ids(byte_level: Tokenizer)
             assert byte_level.decode(ids, skip_special_tokens=skip) == byte_level._backend.decode(ids, skip)
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"), max_size=30))
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁<"), max_size=30))
 def test_decode_equals_the_library_for_byte_fallback_text(byte_fallback: Tokenizer, text: str) -> None:
     """With byte fallback the two agree on every sequence that came from text."""
     ids = byte_fallback.encode(text, add_special_tokens=False)
