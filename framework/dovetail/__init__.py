@@ -1,3 +1,20 @@
-"""Dovetail: an LLM server whose every part is a plugin."""
+"""Dovetail: an LLM server whose every part is a plugin. `LLM` runs a model in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.llm import LLM, Reply, SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "Reply", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the offline API on first use: `import dovetail` alone must stay light."""
+    if name in {"LLM", "Reply", "SamplingParams"}:
+        from dovetail import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'dovetail' has no attribute {name!r}")

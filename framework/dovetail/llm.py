@@ -1,0 +1,381 @@
+"""`LLM`: a model in this process, without a server. Batches of thousands, with a progress bar.
+
+```python
+from dovetail import LLM, SamplingParams
+
+with LLM("path/to/model") as llm:
+    for reply in llm.chat([{"role": "user", "content": "What is the capital of France?"}]):
+        print(reply.text)
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from tqdm import tqdm
+
+from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.tools import ToolParser
+from dovetail.engine import messages
+from dovetail.engine.inprocess import InProcessClient
+from dovetail.errors import ConfigError, RequestError
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.random import derive_seed
+from dovetail.settings import EngineSettings
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.output import ToolCall
+from dovetail.text.stream import OutputStream
+from dovetail.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens; names and meanings as in the HTTP API.
+
+    `max_tokens` None means: up to the context length. `n` replies are made for each prompt; with a seed, each has one
+    of its own derived from it.
+    """
+
+    max_tokens: int | None = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values that have bounds.
+
+        Raises:
+            RequestError: Naming the field, its value and its bounds.
+        """
+        bounds: dict[str, tuple[float, float]] = {
+            "temperature": (0, 1e6),
+            "top_p": (0, 1),
+            "min_p": (0, 1),
+            "frequency_penalty": (-2, 2),
+            "presence_penalty": (-2, 2),
+            "repetition_penalty": (1e-6, 2),
+            "n": (1, 10_000),
+            "min_tokens": (0, 1 << 40),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise RequestError(f"{name} must be from {low:g} to {high:g}, not {getattr(self, name)!r}", param=name)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One reply.
+
+    Attributes:
+        prompt_index: Which of the prompts it answers.
+        text: Content, without reasoning and tool calls.
+        reasoning: What a reasoning parser split off; None if there is none.
+        tool_calls: Parsed calls.
+        token_ids: All generated ids that count.
+        finish_reason: `stop`, `length` or `tool_calls`; `abort` if the engine refused the prompt (see `message`).
+        matched_stop: The stop token id or stop string.
+        cached_tokens: Prompt tokens found in the prefix cache.
+    """
+
+    prompt_index: int
+    text: str
+    reasoning: str | None
+    tool_calls: Sequence[ToolCall]
+    token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int]
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    matched_stop: int | str | None
+    message: str | None
+    cached_tokens: int
+    logprobs: Sequence[messages.TokenLogprob]
+    prompt_logprobs: Sequence[messages.TokenLogprob] | None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One engine request and the stream that reads its reply."""
+
+    prompt_index: int
+    submit: messages.Submit
+    output: OutputStream
+
+
+class LLM:
+    """An engine in this process. Thread-safe; `close` it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        reasoning_parser: str | None = None,
+        tool_call_parser: str | None = None,
+        chat_template: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: Its folder; the bundled demo model if not given.
+            reasoning_parser: Plugin name; None for none.
+            tool_call_parser: Plugin name; None for none.
+            chat_template: A template file, instead of the model's own.
+            settings: Fields of `EngineSettings`.
+
+        Raises:
+            ConfigError: Something the caller can fix, and how.
+        """
+        engine = EngineSettings(model_path=model, **settings)
+        folder = engine.folder
+        plan = make_plan(
+            Registry.scan(),
+            model=architecture(read_config(folder), folder),
+            attention_backend=engine.attention_backend,
+            reasoning_parser=reasoning_parser,
+            tool_parser=tool_call_parser,
+            device=engine.device,
+        )
+        plugins = load(plan, "api")
+        self.tokenizer = Tokenizer.load(Path(engine.tokenizer_path) if engine.tokenizer_path else folder)
+        self.template = ChatTemplate.load(self.tokenizer, Path(chat_template) if chat_template else None)
+        self._reasoning: ReasoningParser | None = None
+        self._tools: ToolParser | None = None
+        for planned in plan.of_kind("reasoning_parser"):
+            self._reasoning = plugins.get("reasoning_parser", planned.name)()
+        for planned in plan.of_kind("tool_parser"):
+            self._tools = plugins.get("tool_parser", planned.name)()
+        self._ids = itertools.count(1)
+        # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dovetail-llm", daemon=True)
+        self._thread.start()
+        self._client = InProcessClient(engine, plan)
+        try:
+            self.info = self._call(self._client.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Reply]:
+        """Continue prompts.
+
+        Args:
+            prompts: Text or token ids, one or many.
+            params: One for all, or one per prompt; the model's own defaults if not given.
+            use_tqdm: Show a progress bar.
+
+        Returns:
+            Replies in the order of the prompts, `n` in a row for each.
+
+        Raises:
+            RequestError: A prompt or a parameter is wrong.
+        """
+        many = _as_prompts(prompts)
+        ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else list(p) for p in many]
+        jobs = [
+            job
+            for index, (prompt, one) in enumerate(zip(ids, self._each(params, len(many)), strict=True))
+            for job in self._jobs(index, prompt, one)
+        ]
+        return self._call(self._run(jobs, use_tqdm=use_tqdm))
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Reply]:
+        """Answer conversations through the chat template.
+
+        Args:
+            conversations: One list of messages, or several.
+            params: As for `generate`.
+            tools: As OpenAI writes them, for all conversations.
+            chat_template_kwargs: Passed to the template, such as `{"enable_thinking": True}`.
+            use_tqdm: Show a progress bar.
+
+        Returns:
+            As for `generate`.
+
+        Raises:
+            RequestError: A message, tool or parameter is wrong, or the model has no chat template.
+        """
+        many: list[Sequence[Message]] = (
+            [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)  # type: ignore[list-item,arg-type]
+        )
+        jobs = []
+        for index, (conversation, one) in enumerate(zip(many, self._each(params, len(many)), strict=True)):
+            chat = self.template.render(conversation, tools=tools, template_kwargs=chat_template_kwargs)
+            prompt = self.tokenizer.encode(chat.text, add_special_tokens=False)
+            parsing = {
+                "reasoning": self._reasoning,
+                "tools": self._tools if tools else None,
+                "template": self.template,
+                "template_kwargs": chat_template_kwargs,
+                "tool_schemas": tools or (),
+                "prompt_tail": chat.tail,
+            }
+            jobs += self._jobs(index, prompt, one, **parsing)
+        return self._call(self._run(jobs, use_tqdm=use_tqdm))
+
+    def flush_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._call(self._client.control("flush_cache"))
+
+    def close(self) -> None:
+        """Stop the engine and free the model. Safe to call twice."""
+        if self._thread.is_alive():
+            self._call(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise ConfigError("this LLM was closed; make a new one")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> Sequence[SamplingParams]:
+        if params is None:
+            params = SamplingParams(**self.tokenizer.default_sampling)  # type: ignore[arg-type]
+        if isinstance(params, SamplingParams):
+            return [params] * num
+        if len(params) != num:
+            raise RequestError(f"{len(params)} sampling parameters for {num} prompts; give one, or one per prompt")
+        return params
+
+    def _jobs(self, index: int, prompt: list[int], params: SamplingParams, **parsing: Any) -> list[_Job]:
+        room = self.info.context_len - len(prompt)
+        if not prompt or room < 1:
+            raise RequestError(
+                f"prompt {index} has {len(prompt)} tokens; possible are 1 to {self.info.context_len - 1}"
+            )
+        bad = [i for i in (*prompt, *params.stop_token_ids, *params.logit_bias) if not 0 <= i < self.info.vocab_size]
+        if bad:
+            raise RequestError(f"prompt {index}: token id {bad[0]} is not from 0 to {self.info.vocab_size - 1}")
+        jobs = []
+        for choice in range(params.n):
+            submit = messages.Submit(
+                rid=f"llm-{next(self._ids)}", prompt_ids=prompt, params=_engine_params(params, choice, room)
+            )
+            output = OutputStream(
+                self.tokenizer,
+                stop=params.stop,
+                no_stop_trim=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                skip_special_tokens=params.skip_special_tokens,
+                **parsing,
+            )
+            jobs.append(_Job(index, submit, output))
+        return jobs
+
+    async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
+        with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
+            return list(await asyncio.gather(*(self._one(job, bar) for job in jobs)))
+
+    async def _one(self, job: _Job, bar: tqdm[Any]) -> Reply:
+        logprobs: list[messages.TokenLogprob] = []
+        prompt_logprobs: list[messages.TokenLogprob] | None = None
+        cached = 0
+        async with aclosing(self._client.submit(job.submit)) as stream:
+            async for delta in stream:
+                job.output.feed(delta)
+                logprobs += delta.logprobs or ()
+                prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
+                cached = delta.cached_tokens
+                if job.output.finish is not None:
+                    break
+        bar.update()
+        output, finish = job.output, job.output.finish
+        return Reply(
+            prompt_index=job.prompt_index,
+            text=output.text,
+            reasoning=output.reasoning,
+            tool_calls=tuple(output.tool_calls),
+            token_ids=tuple(output.token_ids),
+            prompt_token_ids=tuple(job.submit.prompt_ids),
+            finish_reason=finish.reason if finish is not None else "abort",
+            matched_stop=finish.matched if finish is not None else None,
+            message=finish.message if finish is not None else None,
+            cached_tokens=cached,
+            logprobs=logprobs[: output.num_tokens],
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of ints is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _engine_params(params: SamplingParams, choice: int, room: int) -> messages.SamplingParams:
+    """The engine's form of one choice's parameters; `room` is what the context leaves."""
+    return messages.SamplingParams(
+        max_tokens=min(params.max_tokens or room, room),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        logit_bias=dict(params.logit_bias),
+        seed=None if params.seed is None else derive_seed(params.seed, choice),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )

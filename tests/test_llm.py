@@ -1,0 +1,112 @@
+"""The offline `LLM`, on the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The demo model with its parsers."""
+    with LLM(reasoning_parser="qwen3", tool_call_parser="hermes", max_total_tokens=16384) as model:
+        yield model
+
+
+def ask(question: str) -> list[dict[str, str]]:
+    """A conversation of one question."""
+    return [{"role": "user", "content": question}]
+
+
+def test_chat_answers_in_the_order_of_the_conversations(llm: LLM) -> None:
+    """A batch of conversations comes back in order, each with its own answer."""
+    cities = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome"}
+    replies = llm.chat([ask(f"What is the capital of {country}?") for country in cities], GREEDY, use_tqdm=False)
+    assert [r.prompt_index for r in replies] == [0, 1, 2]
+    for city, reply in zip(cities.values(), replies, strict=True):
+        assert city in reply.text
+        assert reply.finish_reason == "stop"
+
+
+def test_reasoning_is_split_off(llm: LLM) -> None:
+    """With thinking enabled the reasoning is apart from the answer; without it there is none."""
+    [on] = llm.chat(
+        ask("What is 2^8?"),
+        SamplingParams(temperature=0, max_tokens=300),
+        chat_template_kwargs={"enable_thinking": True},
+    )
+    assert on.reasoning
+    assert "256" in on.text
+    [off] = llm.chat(ask("What is 2^8?"), GREEDY)
+    assert off.reasoning is None
+    assert "256" in off.text
+
+
+def test_generate_takes_text_and_ids(llm: LLM) -> None:
+    """A string and its token ids give the same continuation; a list of strings is a batch."""
+    text = "The capital of France is"
+    [by_text] = llm.generate(text, GREEDY)
+    [by_ids] = llm.generate(llm.tokenizer.encode(text, add_special_tokens=True), GREEDY)
+    assert by_text.token_ids == by_ids.token_ids
+    assert "Paris" in by_text.text
+    assert len(llm.generate([text, text], GREEDY)) == 2
+
+
+def test_a_stop_string_ends_the_reply_and_is_cut(llm: LLM) -> None:
+    """The text ends before the stop string, which is reported."""
+    [reply] = llm.generate("The capital of France is", SamplingParams(temperature=0, stop=["Paris"]))
+    assert "Paris" not in reply.text
+    assert (reply.finish_reason, reply.matched_stop) == ("stop", "Paris")
+
+
+def test_n_replies_differ_and_repeat_with_a_seed(llm: LLM) -> None:
+    """`n` seeded replies are distinct and the same in the next call."""
+    params = SamplingParams(temperature=8.0, seed=3, n=4, max_tokens=20)
+    first, second = (llm.generate("Once upon a time", params) for _ in range(2))
+    assert [r.token_ids for r in first] == [r.token_ids for r in second]
+    assert len({tuple(r.token_ids) for r in first}) > 1
+
+
+def test_a_hundred_prompts_run_at_once(llm: LLM) -> None:
+    """More prompts than running requests are served in one call."""
+    replies = llm.generate([f"{i} plus" for i in range(100)], SamplingParams(temperature=0, max_tokens=4))
+    assert [r.prompt_index for r in replies] == list(range(100))
+
+
+def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
+    """A caller with an event loop of its own, such as a notebook, can use it."""
+
+    async def main() -> str:
+        return llm.chat(ask("What is the capital of France?"), GREEDY)[0].text
+
+    assert "Paris" in asyncio.run(main())
+
+
+def test_mistakes_are_named(llm: LLM) -> None:
+    """Bad parameters, ids and lengths raise errors that say what is possible."""
+    with pytest.raises(RequestError, match="temperature must be from 0"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(RequestError, match="token id 999999"):
+        llm.generate([[1, 999999]], GREEDY)
+    with pytest.raises(RequestError, match="possible are 1 to"):
+        llm.generate([[1] * 5000], GREEDY)
+    with pytest.raises(RequestError, match="2 sampling parameters for 1 prompts"):
+        llm.generate("a", [GREEDY, GREEDY])
+    with pytest.raises(ConfigError, match="no such folder"):
+        LLM("does/not/exist")
+
+
+def test_a_closed_llm_says_so() -> None:
+    """After `close`, calls raise; closing again is harmless."""
+    llm = LLM(max_total_tokens=1024)
+    llm.close()
+    llm.close()
+    with pytest.raises(ConfigError, match="was closed"):
+        llm.generate("a", GREEDY)
