@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dovetail_server.body import json_body
 from dovetail_server.openai.chat import ChatCompletion, ChatRequest
 from dovetail_server.openapi import json_route
-from dovetail_server.serving import chat
+from dovetail_server.serving import chat, chat_reply
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -29,5 +29,5 @@ async def chat_completions(
     model = state.check_model(body.model)
     job = await while_connected(request, asyncio.to_thread(chat.prepare, state, body, model))
     if body.stream:
-        return await start(request, chat.stream(job))
-    return Response(await while_connected(request, chat.reply(job)), media_type="application/json")
+        return await start(request, chat_reply.stream(job))
+    return Response(await while_connected(request, chat_reply.reply(job)), media_type="application/json")

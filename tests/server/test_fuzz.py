@@ -1,0 +1,70 @@
+"""Random requests: whatever is sent, nothing is a 5xx, and the next good request is answered as before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import Harness
+from dovetail_server.native.generate import GenerateParams, GenerateRequest
+from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.completions import CompletionRequest
+
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": "tiny", "prompt": "abc"},
+    "/generate": {"text": "abc"},
+}
+FIELDS = {
+    "/v1/chat/completions": list(ChatRequest.model_fields),
+    "/v1/completions": list(CompletionRequest.model_fields),
+    "/generate": list(GenerateRequest.model_fields),
+}
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 300)
+    | st.floats()
+    | st.floats(0, 2)
+    | st.text(max_size=20)
+    | st.sampled_from(["tiny", "auto", "none", "user", "function", "text", "\ud800", "\0", "<think>", "#"])
+)
+WORDS = "role content type text name function parameters include_usage 3 enable_thinking".split()
+names = st.text(max_size=8) | st.sampled_from([*WORDS, *GenerateParams.model_fields])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
+
+
+@pytest.mark.parametrize("path", list(GOOD))
+def test_random_fields_never_break_the_server(thinking: Harness, path: str) -> None:
+    """A good body with some fields replaced by anything is answered or refused, by the client's fault only."""
+    thinking.engine.context_len = 512
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.dictionaries(st.sampled_from(FIELDS[path]) | names, values, max_size=4), st.booleans())
+    def try_one(changes: dict[str, Any], stream: bool) -> None:
+        body = GOOD[path] | ({"stream": True} if stream else {}) | changes
+        raw = json.dumps(body).encode()
+        reply = thinking.post(path, data=raw, headers={"content-type": "application/json"})
+        assert reply.status_code < 500, reply.text
+        assert "event: error" not in reply.text
+        if reply.status_code >= 400:
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+    before = thinking.post(path, GOOD[path]).json()
+    try_one()
+    after = thinking.post(path, GOOD[path]).json()
+    assert json.dumps(after.get("choices") or after["text"]) == json.dumps(before.get("choices") or before["text"])
+    assert thinking.state.num_live == 0
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=st.binary(max_size=200))
+def test_random_bytes_are_refused(harness: Harness, raw: bytes) -> None:
+    """A body that is no JSON object of the right form is a 400."""
+    for path in GOOD:
+        assert harness.post(path, data=raw, headers={"content-type": "application/json"}).status_code == 400
