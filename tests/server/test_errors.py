@@ -102,6 +102,7 @@ def test_what_is_no_proper_json_is_a_400(harness: Harness, path: str, body: byte
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"response_format": {"type": "poem"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": []}}, "response_format", "invalid_value"),
         ({"regex": "a+"}, "regex", "unsupported_parameter"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", None),

@@ -34,7 +34,7 @@ scalars = (
     | st.text(max_size=20)
     | st.sampled_from(["tiny", "auto", "none", "user", "function", "text", "\ud800", "\0", "<think>", "#"])
 )
-WORDS = "role content type text name function parameters include_usage 3 enable_thinking".split()
+WORDS = ["role", "content", "type", "text", "name", "function", "parameters", "include_usage", "3", "enable_thinking"]
 names = st.text(max_size=8) | st.sampled_from([*WORDS, *GenerateParams.model_fields])
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
 

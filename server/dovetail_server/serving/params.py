@@ -57,7 +57,7 @@ def refuse_grammar(request: GrammarFields) -> None:
     given = request.response_format
     if given is not None and given.get("type") != "text":
         kind = given.get("type")
-        if kind not in {"json_object", "json_schema", "regex", "ebnf", "structural_tag"}:
+        if kind not in ("json_object", "json_schema", "regex", "ebnf", "structural_tag"):
             text = f"response_format.type must be 'text', 'json_object' or 'json_schema' (given: {kind!r})"
             raise RequestError(text, param="response_format", code="invalid_value")
         raise errors.needs_grammar("response_format")
