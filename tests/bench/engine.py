@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import statistics
 import sys
@@ -20,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does; for both sides of the comparison
 
 import torch
 import transformers

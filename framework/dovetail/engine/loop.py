@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import Control, FromEngine, ToEngine
+
+if TYPE_CHECKING:
+    from dovetail.engine.core import EngineCore  # imports torch, which the client's side of a socket does not need
 
 logger = logging.getLogger(__name__)
 

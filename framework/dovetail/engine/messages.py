@@ -37,6 +37,40 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs_start: int = 0
 
 
+class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way to enforce a request's grammar: a backend of the plan and a `GrammarSpec` as data."""
+
+    backend: str
+    kind: str
+    source: str
+    max_whitespace: int | None = None
+    relax: tuple[str, ...] = ()
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """A marker of thinking: its text, and the ids that the tokenizer makes of it.
+
+    With one id it is an added token and matches by that id only; otherwise by its text, wherever tokens cut it.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the engine must know of the model's thinking to start the grammar after it.
+
+    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that end thinking and
+    begin the answer; `budget` is the most tokens of thinking, after which the end marker is forced.
+    """
+
+    state: Literal["open", "in", "out"]
+    start: Marker
+    end: Marker
+    tools: tuple[int, ...] = ()
+    budget: int | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A new request. `rid` is unique among live requests. Higher `priority` goes first."""
 
@@ -46,6 +80,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     priority: int = 0
     cache_salt: str = ""
     """Requests with different salts never share cached pages."""
+    grammar: tuple[GrammarStep, ...] = ()
+    """What the text must match: the first step that compiles is enforced. Empty: anything."""
+    thinking: Thinking | None = None
+    """Given where a grammar or a budget depends on it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -78,11 +116,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`."""
+    """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`.
+
+    `code` is set where the request itself is at fault: that of the `RequestError` to raise.
+    """
 
     reason: Literal["stop", "length", "abort"]
     matched: int | None = None
     message: str | None = None
+    code: str | None = None
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -97,6 +139,8 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sent with every delta, as is `cached_tokens`."""
     cached_tokens: int = 0
     num_retractions: int = 0
+    grammar_step: int | None = None
+    """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
     finish: Finish | None = None
 
 

@@ -29,6 +29,7 @@ class TorchNativeBackend(AttentionBackend):
         self.device = device
         self._decode_pages = torch.empty(0)
         self._key_rows = torch.empty(0)
+        self._gathered = torch.empty(2, 0, 0, dtype=kv_pool.layer(0).dtype, device=device)
         self._bias: dict[int | None, Tensor | None] = {}
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
@@ -106,15 +107,21 @@ class TorchNativeBackend(AttentionBackend):
         """Collect `pages` `[B, N]` into keys and values `[B, Hk, N * P, D]`.
 
         Whole half-pages are selected as rows: `index_select` copies them as blocks, where advanced indexing would go
-        element by element (on CPU about ten times slower).
+        element by element (on CPU about ten times slower). They go to a buffer that all layers share: fresh megabytes
+        for every layer would be paid in page faults.
         """
         kv = self.kv_pool.layer(layer.index)
         halves = kv.view(2 * kv.shape[0], -1)
-        shape = (pages.shape[0], -1, kv.shape[3], kv.shape[4])
         wanted = pages.reshape(-1) * 2
-        keys = halves.index_select(0, wanted).view(shape)
-        values = halves.index_select(0, wanted + 1).view(shape)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        num = wanted.shape[0]
+        if self._gathered.shape[1] < num or self._gathered.shape[2] != halves.shape[1]:
+            self._gathered = halves.new_empty(2, num + num // 2, halves.shape[1])
+        shape = (pages.shape[0], -1, kv.shape[3], kv.shape[4])
+        keys, values = (
+            torch.index_select(halves, 0, wanted + half, out=self._gathered[half, :num]).view(shape).transpose(1, 2)
+            for half in (0, 1)
+        )
+        return keys, values
 
     def _decode_mask(
         self, window: int | None, dtype: torch.dtype, num_keys: int, batch: ForwardBatch

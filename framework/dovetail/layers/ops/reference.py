@@ -16,9 +16,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Source: arXiv:1910.07467.
     """
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
-    return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype) * weight
+    wide = x.float()
+    scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if wide is x:
+        return (x * scale).mul_(weight)
+    return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
