@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from dovetail.contracts.options import Configurable
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -113,7 +115,7 @@ class ForwardBatch:
         return int(self.positions.shape[0])
 
 
-class AttentionBackend(ABC):
+class AttentionBackend(Configurable, ABC):
     """Computes attention over the paged KV cache. One instance per engine process.
 
     Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from dovetail.contracts.options import Configurable
 from dovetail.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class CompiledGrammar(Protocol):
         ...
 
 
-class GrammarBackend(ABC):
+class GrammarBackend(Configurable, ABC):
     """Compiles grammars. Subclass it, name the class in an entry point of `dovetail.grammar_backends.v1`.
 
     One instance per process and vocabulary. `compile` may run in a process that is killed at the time limit: what it

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.contracts.options import Configurable
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -99,7 +101,7 @@ class CausalLM(Protocol):
         ...
 
 
-class ModelPlugin(ABC):
+class ModelPlugin(Configurable, ABC):
     """One model family. Subclass it, name the class in an entry point of `dovetail.models.v1`."""
 
     architectures: ClassVar[Sequence[str]]

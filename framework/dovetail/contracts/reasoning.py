@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dovetail.contracts.options import Configurable
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolFormat, ToolStart
 
 
@@ -126,7 +127,7 @@ class ParserRequest:
     """`chat_template_kwargs` as sent."""
 
 
-class ReasoningParser(ABC):
+class ReasoningParser(Configurable, ABC):
     """One reasoning format. Made once per process without arguments; keeps no per-request state."""
 
     @abstractmethod

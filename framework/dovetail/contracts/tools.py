@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from dovetail.contracts.options import Configurable
+
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import GrammarSpec
     from dovetail.contracts.reasoning import FormatSpec, TemplateView
@@ -109,7 +111,7 @@ class ToolFormat:
     before_start: str = "\n"
 
 
-class ToolParser(ABC):
+class ToolParser(Configurable, ABC):
     """One tool-call format. Made once per process without arguments; keeps no per-request state."""
 
     @abstractmethod

@@ -27,13 +27,15 @@ class ProcessContext:
         role: `api`, `engine`, `worker` or `compiler`.
         rank: Rank among the processes of this role.
         plugin: Name of the plugin whose hook is called.
-        options: That plugin's settings.
+        options: That plugin's settings as plain values.
+        settings: An instance of what its `dovetail_settings` returned; None if it returned nothing.
     """
 
     role: str
     rank: int = 0
     plugin: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

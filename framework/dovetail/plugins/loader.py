@@ -15,27 +15,32 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from dovetail.errors import PluginError
+from dovetail.plugins.adapters import adapt
+from dovetail.plugins.drift import drift_since, snapshot
+from dovetail.plugins.files import PluginFileError, load_file
+from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.options import make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State
 
 logger = logging.getLogger("dovetail.plugins")
 
 
-def load(plan: PluginPlan, role: str) -> LoadedPlugins:
+def load(plan: PluginPlan, role: str | None) -> LoadedPlugins:
     """Import what `plan` holds for `role`. The first thing that every process does.
 
     Plugins asked for by name are imported now; candidates of `auto` when `candidates`, `get` or `all` come to them.
 
     Args:
         plan: As made by the main process.
-        role: `api`, `engine`, `worker` or `compiler`.
+        role: `api`, `engine`, `worker` or `compiler`; None for everything, which only the main process may want.
 
     Raises:
         PluginError: A plugin cannot be imported, has no such attribute, does not implement the contract, or is not
             the version that was planned.
     """
-    if role not in ROLES:
+    if role is not None and role not in ROLES:
         raise PluginError(f"role {role!r}: unknown; possible: {', '.join(ROLES)}")
     return LoadedPlugins(plan, role)
 
@@ -43,14 +48,16 @@ def load(plan: PluginPlan, role: str) -> LoadedPlugins:
 class LoadedPlugins:
     """The plugins of one process."""
 
-    def __init__(self, plan: PluginPlan, role: str) -> None:
+    def __init__(self, plan: PluginPlan, role: str | None) -> None:
         """Import every plugin of the role that was asked for by name."""
         self.plan = plan
-        self.role = role
+        self.role = role or "main"
         self.failures: dict[tuple[str, str], str] = {}
         """Why a candidate of `auto` was passed over, by (kind, qualified name)."""
+        self.drift: list[str] = []
+        """What plugins changed in Dovetail's own attributes when they were loaded, one line per plugin."""
         self._objects: dict[tuple[str, str], Any] = {}
-        self._planned = plan.for_role(role)
+        self._planned = plan.plugins if role is None else plan.for_role(role)
         for planned in self._planned:
             if planned.requested:
                 self._object(planned)
@@ -114,27 +121,65 @@ class LoadedPlugins:
     def _object(self, planned: PlannedPlugin) -> Any:
         key = (planned.kind, planned.qualified)
         if key not in self._objects:
-            self._objects[key] = import_planned(planned)
+            own_module = planned.target.partition(":")[0]
+            before = snapshot(skip=own_module)
+            self._objects[key] = import_planned(planned, self.plan.timeout_s)
+            if changed := drift_since(before, skip=own_module):
+                self.drift.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
+                logger.warning("%s", self.drift[-1])
         return self._objects[key]
 
 
-def import_planned(planned: PlannedPlugin) -> Any:
-    """Import one plugin and check it against the plan and its kind's contract.
+def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    """Import one plugin, check it against the plan and its kind's contract, and give it its options.
 
     Raises:
         PluginError: See `load`.
     """
+    kind = KINDS[planned.kind]
     _check_version(planned)
-    loaded = _import_target(planned)
-    contract = KINDS[planned.kind].contract
-    if contract is not None:
-        module, attr = contract.split(":")
+    with time_limit(f"{describe(planned)}: importing {planned.target.partition(':')[0]}", timeout_s):
+        loaded = _import_target(planned)
+    if planned.api < kind.api:
+        loaded = _adapt(planned, loaded)
+    if kind.contract is not None:
+        module, attr = kind.contract.split(":")
         _check_contract(planned, loaded, getattr(import_module(module), attr))
+        loaded = _with_options(planned, loaded)
     return loaded
 
 
+def describe(planned: PlannedPlugin) -> str:
+    """Name a plugin with its package, as every message about it begins: "hooks 'acme' of acme 1.0"."""
+    package = f"{planned.distribution} {planned.version}".strip() or "no package"
+    return f"{planned.kind} {planned.name!r} of {package}"
+
+
+def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
+    try:
+        return adapt(planned.kind, planned.api, loaded)
+    except Exception as error:  # it works on a stranger's class, which may be anything
+        reason = f"adapting it from API {planned.api} raised {type(error).__name__}: {error}"
+        raise _error(planned, reason, f"upgrade {planned.distribution}") from error
+
+
+def _with_options(planned: PlannedPlugin, loaded: Any) -> Any:
+    """Return a subclass that holds the options; the class itself where it declares none."""
+    if loaded.Options is None:
+        if planned.options:
+            raise _error(planned, f"has no options, but was given {', '.join(planned.options)}", "remove them")
+        return loaded
+    try:
+        made = make_options(loaded.Options, planned.options)
+    except PluginError as error:
+        raise _error(planned, str(error), "correct it") from None
+    return type(
+        loaded.__name__, (loaded,), {"options": made, "__module__": loaded.__module__, "__doc__": loaded.__doc__}
+    )
+
+
 def _check_version(planned: PlannedPlugin) -> None:
-    if not planned.distribution:
+    if planned.file or not planned.distribution:
         return
     try:
         found = installed_version(planned.distribution)
@@ -149,7 +194,9 @@ def _check_version(planned: PlannedPlugin) -> None:
 def _import_target(planned: PlannedPlugin) -> Any:
     module_name, _, path = planned.target.partition(":")
     try:
-        loaded: Any = import_module(module_name)
+        loaded: Any = load_file(planned.file, planned.version) if planned.file else import_module(module_name)
+    except PluginFileError as error:
+        raise _error(planned, str(error), "restart the server so that it plans anew") from None
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything; the cause is kept
         reason = f"importing {module_name} raised {type(error).__name__}: {error}"
         raise _error(planned, reason, _import_fix(planned, error)) from error
@@ -183,5 +230,4 @@ def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None
 
 
 def _error(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
-    package = f"{planned.distribution} {planned.version}".strip() or "no package"
-    return PluginError(f"{planned.kind} {planned.name!r} of {package}: {reason}; {fix}")
+    return PluginError(f"{describe(planned)}: {reason}; {fix}")

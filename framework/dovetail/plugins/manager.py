@@ -11,7 +11,8 @@ hooks.start("api")
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -21,7 +22,9 @@ import pluggy
 from dovetail.errors import PluginError
 from dovetail.plugins import hookspecs
 from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
-from dovetail.plugins.loader import import_planned
+from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
+from dovetail.plugins.loader import LoadedPlugins, describe, load
+from dovetail.plugins.options import make_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
 
@@ -51,11 +54,14 @@ Arguments = Callable[[PlannedPlugin], Mapping[str, Any]]
 class HookManager:
     """The enabled hook plugins of one process, first enabled first."""
 
-    def __init__(self, plugins: Iterable[tuple[PlannedPlugin, Any]] = ()) -> None:
+    def __init__(
+        self, plugins: Iterable[tuple[PlannedPlugin, Any]] = (), *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
         """Register loaded hook plugins.
 
         Args:
             plugins: Pairs as from `LoadedPlugins.all("hooks")`.
+            timeout_s: Time that each call of a hook gets; 0 for no limit.
 
         Raises:
             PluginError: An implementation's name or arguments fit no hook, or the object cannot hold hooks.
@@ -63,21 +69,44 @@ class HookManager:
         self._pm = pluggy.PluginManager(hookspecs.PROJECT)
         self._pm.add_hookspecs(hookspecs)
         self._planned: dict[str, PlannedPlugin] = {}
+        self._settings: dict[str, Any] = {}
+        self._timeout_s = timeout_s
         for planned, plugin in reversed(list(plugins)):  # pluggy calls the last registered first
             self._register(planned, plugin)
+        for result in self.settings():
+            planned = result.plugin
+            self._settings[planned.qualified] = _make_settings(planned, result.value)
 
     @classmethod
-    def enable(cls, registry: Registry, names: Sequence[str]) -> HookManager:
+    def enable(
+        cls,
+        registry: Registry,
+        names: Sequence[str],
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> HookManager:
         """Import the named hook plugins and let them register further plugins. For the main process.
+
+        Args:
+            registry: What is installed.
+            names: Names of hook plugins, as a user gives them.
+            options: Their settings by plugin name, plain values.
+            timeout_s: Time that each import and each call of a hook gets; 0 for no limit.
 
         Raises:
             PluginError: A name cannot be used, or a plugin fails to import, to fit the hooks or to register.
         """
-        plan = make_plan(registry, hooks=names)
-        manager = cls((planned, import_planned(planned)) for planned in plan.of_kind("hooks"))
+        loaded = load(make_plan(registry, hooks=names, options=options, timeout_s=timeout_s), None)
+        manager = cls(loaded.all("hooks"), timeout_s=timeout_s)
         for kind, hook in REGISTRATION_HOOKS.items():
             manager.collect(hook, _with_registry(registry, kind))
         return manager
+
+    @property
+    def planned(self) -> list[PlannedPlugin]:
+        """The plugins held, first enabled first."""
+        return list(reversed(self._planned.values()))
 
     def collect(self, hook: str, arguments: Arguments, *, strict: bool = True) -> list[HookResult]:
         """Call every implementation of a hook, each in its own try, and return what is not None.
@@ -96,7 +125,11 @@ class HookManager:
             planned = self._planned[impl.plugin_name]
             given = arguments(planned)
             try:
-                value = impl.function(*(given[name] for name in impl.argnames))
+                with time_limit(f"{describe(planned)}: {hook}", self._timeout_s):
+                    value = impl.function(*(given[name] for name in impl.argnames))
+            except PluginTimeout as error:
+                failures.append(str(error))
+                continue
             except Exception as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
                 failures.append(_hook_failure(planned, hook, error))
@@ -111,7 +144,10 @@ class HookManager:
 
     def select(self, kind: str, facts: Mapping[str, str]) -> str | None:
         """Return the first answer to `auto`, or None. Pass it to `make_plan`."""
-        results = self.collect("dovetail_select", lambda planned: {"kind": kind, "facts": dict(facts)})
+        results = self.collect(
+            "dovetail_select",
+            lambda planned: {"kind": kind, "facts": dict(facts), "settings": self._settings.get(planned.qualified)},
+        )
         return next((str(result.value) for result in results), None)
 
     def settings(self) -> list[HookResult]:
@@ -121,7 +157,12 @@ class HookManager:
     def configure(self, draft: ConfigDraft, facts: Mapping[str, Any]) -> None:
         """Let the plugins propose defaults; read them from `draft` afterwards."""
         self.collect(
-            "dovetail_configure", lambda planned: {"draft": draft.for_plugin(planned.name), "facts": dict(facts)}
+            "dovetail_configure",
+            lambda planned: {
+                "draft": draft.for_plugin(planned.name),
+                "facts": dict(facts),
+                "settings": self._settings.get(planned.qualified),
+            },
         )
 
     def cli_commands(self, commands: CliCommands) -> None:
@@ -134,15 +175,22 @@ class HookManager:
         Raises:
             PluginError: A plugin failed; the process must not go on.
         """
-        self.collect("dovetail_process_start", _with_context(role, rank))
+        self.collect("dovetail_process_start", self._with_context(role, rank))
 
     def stop(self, role: str, rank: int = 0) -> None:
         """Call `dovetail_process_stop`; failures are logged."""
-        self.collect("dovetail_process_stop", _with_context(role, rank), strict=False)
+        self.collect("dovetail_process_stop", self._with_context(role, rank), strict=False)
 
     def in_process(self, hook: str, role: str, rank: int = 0) -> list[HookResult]:
         """Call `dovetail_routes`, `dovetail_request_observers`, `dovetail_stat_loggers` or `dovetail_health`."""
-        return self.collect(hook, _with_context(role, rank))
+        return self.collect(hook, self._with_context(role, rank))
+
+    def _with_context(self, role: str, rank: int) -> Arguments:
+        return lambda p: {
+            "ctx": ProcessContext(
+                role=role, rank=rank, plugin=p.name, options=p.options, settings=self._settings.get(p.qualified)
+            )
+        }
 
     def _register(self, planned: PlannedPlugin, plugin: Any) -> None:
         if isinstance(plugin, type):
@@ -166,15 +214,20 @@ class HookManager:
 
 
 def _with_registry(registry: Registry, kind: str) -> Arguments:
-    return lambda p: {"registry": registry.for_kind(kind, p.distribution, p.version)}
+    return lambda p: {"registry": registry.for_kind(kind, p.distribution, p.version, p.file)}
 
 
-def _with_context(role: str, rank: int) -> Arguments:
-    return lambda p: {"ctx": ProcessContext(role=role, rank=rank, plugin=p.name, options=p.options)}
+def _make_settings(planned: PlannedPlugin, settings: Any) -> Any:
+    if not isinstance(settings, type):
+        raise _unfit(planned, f"dovetail_settings returned {settings!r}", "return a dataclass or a pydantic model")
+    try:
+        return make_options(settings, planned.options)
+    except PluginError as error:
+        raise _unfit(planned, str(error), "correct it") from None
 
 
 def _hook_failure(planned: PlannedPlugin, hook: str, error: Exception) -> str:
-    return f"hooks {planned.name!r} of {planned.distribution} {planned.version}: {hook} raised {_one_line(error)}"
+    return f"{describe(planned)}: {hook} raised {_one_line(error)}"
 
 
 def _one_line(error: Exception) -> str:
@@ -182,4 +235,19 @@ def _one_line(error: Exception) -> str:
 
 
 def _unfit(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
-    return PluginError(f"hooks {planned.name!r} of {planned.distribution} {planned.version}: {reason}; {fix}")
+    return PluginError(f"{describe(planned)}: {reason}; {fix}")
+
+
+@contextmanager
+def running_hooks(loaded: LoadedPlugins, rank: int = 0) -> Iterator[HookManager]:
+    """Start the hook plugins of a process and stop them at the end of the block.
+
+    Raises:
+        PluginError: A plugin could not be started.
+    """
+    hooks = HookManager(loaded.all("hooks"), timeout_s=loaded.plan.timeout_s)
+    hooks.start(loaded.role, rank)
+    try:
+        yield hooks
+    finally:
+        hooks.stop(loaded.role, rank)

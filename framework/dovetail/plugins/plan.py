@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import PluginError
+from dovetail.plugins.guard import DEFAULT_TIMEOUT_S
 from dovetail.plugins.names import KINDS
+from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
 
@@ -37,6 +39,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
         roles: The processes that import it.
         options: Its settings, plain values.
         requested: Asked for by name. False for a candidate of `auto`, whose failure passes to the next one.
+        file: Path of the `--plugin-file` that holds it, whose digest is then the version; "" for an installed one.
     """
 
     kind: str
@@ -48,6 +51,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     options: dict[str, Any] = {}
     requested: bool = True
+    file: str = ""
 
     @property
     def qualified(self) -> str:
@@ -56,9 +60,13 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Every plugin that may be loaded, in order; candidates of `auto` best first."""
+    """Every plugin that may be loaded, in order; candidates of `auto` best first.
+
+    `timeout_s` is the time that each plugin gets to be imported or started; 0 for no limit.
+    """
 
     plugins: tuple[PlannedPlugin, ...] = ()
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     def of_kind(self, kind: str) -> tuple[PlannedPlugin, ...]:
         """Return the plugins of one kind, in order."""
@@ -97,6 +105,7 @@ def make_plan(
     device: str = AUTO,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> PluginPlan:
     """Choose the plugins of a server and mark them `selected` in the registry. Imports none of them.
 
@@ -111,6 +120,7 @@ def make_plan(
         device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
         options: Settings by plugin name, plain values.
         select: Asked first for every `auto`; usually the `dovetail_select` hook.
+        timeout_s: Time that each plugin gets to be imported or started; 0 for no limit.
 
     Raises:
         PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
@@ -131,7 +141,7 @@ def make_plan(
             planned.append(_by_name(registry, kind, name, device, options or {}))
     for name in dict.fromkeys(hooks):
         planned.append(_by_name(registry, "hooks", name, device, options or {}))
-    return PluginPlan(plugins=tuple(planned))
+    return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
 
 
 def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[PluginRecord]:
@@ -197,9 +207,17 @@ def _planned(
         version=record.version,
         api=record.api or kind.api,
         roles=record.facts.roles or kind.roles,
-        options=dict(options.get(record.name, {})),
+        options=_options_of(options, record.name),
         requested=requested,
+        file=record.file,
     )
+
+
+def _options_of(options: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    key = option_key(name)
+    return {
+        option: value for owner, given in options.items() if option_key(owner) == key for option, value in given.items()
+    }
 
 
 def _why_not(record: PluginRecord, device: str) -> str | None:

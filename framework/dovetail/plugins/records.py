@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class PluginRecord:
 
     `kind` is a key of `KINDS`, or the middle of an entry-point group that this Dovetail does not know. `api` is None
     where the group carries no version. `reason` says why the state is what it is, or what to know about the name.
+    `file` is the path of a `--plugin-file`, "" for what a distribution registers.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class PluginRecord:
     reason: str = ""
     facts: Facts = NO_FACTS
     location: str = ""
+    file: str = ""
 
     @property
     def qualified(self) -> str:
@@ -93,22 +95,50 @@ class PluginRecord:
         }
 
 
-class DenyList:
-    """Distributions, or `distribution:name`, that must not be used."""
+class NameList:
+    """Distributions, or `distribution:name`: what the deny list and the allow list hold."""
 
     def __init__(self, items: Collection[str] = ()) -> None:
         """Take items as a user writes them."""
-        self._denied = {self._key(item) for item in items}
+        self._items = {self._key(item) for item in items}
 
     def __contains__(self, qualified: str) -> bool:
-        """Whether `distribution:name` is denied, itself or with its distribution."""
+        """Whether `distribution:name` is on the list, itself or with its distribution."""
         distribution, name = self._key(qualified)
-        return bool({(distribution, ""), (distribution, name)} & self._denied)
+        return bool({(distribution, ""), (distribution, name)} & self._items)
+
+    def __bool__(self) -> bool:
+        """Whether anything is on the list."""
+        return bool(self._items)
 
     @staticmethod
     def _key(item: str) -> tuple[str, str]:
         distribution, name = split_qualified(item)
         return (normalise_distribution(item), "") if distribution is None else (distribution, normalise("", name))
+
+
+class Rules:
+    """What may be used: the deny list, the allow list (empty: everything), and a lock; the built-ins always may."""
+
+    def __init__(
+        self,
+        deny: Collection[str] = (),
+        allow: Collection[str] = (),
+        lock: Callable[[str, str], str | None] | None = None,
+    ) -> None:
+        """Take the lists as a user writes them, and a lock's answer for (distribution, version): why not, or None."""
+        self.deny, self.allow, self.lock = NameList(deny), NameList(allow), lock
+
+    def why_blocked(self, distribution: str, version: str, name: str) -> str | None:
+        """Say why a plugin must not be used, with the fix, or None."""
+        qualified = f"{distribution}:{name}"
+        if qualified in self.deny:
+            return f"on the deny list; take {distribution} off it to use it"
+        if normalise_distribution(distribution) == BUILTIN_DISTRIBUTION:
+            return None
+        if self.allow and qualified not in self.allow:
+            return f"not on the allow list; add {distribution} to --plugin-allow to use it"
+        return self.lock(distribution, version) if self.lock is not None else None
 
 
 def is_target(target: str) -> bool:
@@ -117,11 +147,11 @@ def is_target(target: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attr.split(".")))
 
 
-def record_of(installed: Installed, entry: EntryPoint, denied: DenyList) -> PluginRecord:
+def record_of(installed: Installed, entry: EntryPoint, rules: Rules) -> PluginRecord:
     """Make the record of one entry point, with the state that metadata alone determines."""
     kind, api = split_group(entry.group)
     name = kind.name if kind else entry.group.removeprefix("dovetail.").rpartition(".v")[0] or entry.group
-    state, reason = _static_state(installed, entry, kind, api, denied)
+    state, reason = _static_state(installed, entry, kind, api, rules)
     return PluginRecord(
         kind=name,
         name=entry.name,
@@ -150,7 +180,7 @@ def facts_without_plugin(installed: Installed, records: list[PluginRecord]) -> I
 
 
 def _static_state(
-    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, denied: DenyList
+    installed: Installed, entry: EntryPoint, kind: Kind | None, api: int | None, rules: Rules
 ) -> tuple[State, str]:
     if installed.shadowed_by is not None:
         return State.SHADOWED, f"hidden by {installed.name} {installed.shadowed_by}; uninstall one of the two"
@@ -164,9 +194,9 @@ def _static_state(
         return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
     if not is_target(entry.target):
         return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
-    if f"{installed.name}:{entry.name}" in denied:
-        return State.BLOCKED, f"on the deny list; take {installed.name} off it to use it"
-    return State.FOUND, ""
+    if (blocked := rules.why_blocked(installed.name, installed.version, entry.name)) is not None:
+        return State.BLOCKED, blocked
+    return State.FOUND, "" if api == kind.api else f"made for API {api} of {kind.name}; used through an adapter"
 
 
 def _span(kind: Kind) -> str:

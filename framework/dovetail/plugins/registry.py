@@ -8,13 +8,13 @@ and what to do; nothing ever falls back to something else.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.plugins.names import KINDS, normalise, normalise_distribution, split_qualified
-from dovetail.plugins.records import DenyList, PluginRecord, State, facts_without_plugin, is_target, record_of
+from dovetail.plugins.records import PluginRecord, Rules, State, facts_without_plugin, is_target, record_of
 from dovetail.plugins.scan import parse_facts, scan
 
 
@@ -25,24 +25,34 @@ class Registry:
     Attributes:
         records: In the order found.
         problems: Manifests that could not be used, one line each.
+        rules: What may be used.
     """
 
     records: list[PluginRecord] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    rules: Rules = field(default_factory=Rules)
     _warned: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
-    def scan(cls, *, deny: Collection[str] = (), path: list[str] | None = None) -> Registry:
+    def scan(
+        cls,
+        *,
+        deny: Collection[str] = (),
+        allow: Collection[str] = (),
+        lock: Callable[[str, str], str | None] | None = None,
+        path: list[str] | None = None,
+    ) -> Registry:
         """Read the metadata of everything installed; import nothing.
 
         Args:
             deny: Distributions, or `distribution:name`, that must not be used.
+            allow: The only ones that may be used, beside the built-ins; empty for all.
+            lock: Says for (distribution, version) why a lock file refuses it, or None.
             path: Folders to search instead of `sys.path`.
         """
-        registry = cls()
-        denied = DenyList(deny)
+        registry = cls(rules=Rules(deny, allow, lock))
         for installed in scan(path):
-            records = [record_of(installed, entry, denied) for entry in installed.entry_points]
+            records = [record_of(installed, entry, registry.rules) for entry in installed.entry_points]
             problems = (*installed.problems, *facts_without_plugin(installed, records))
             registry.problems += [f"{installed.name} {installed.version}: {line}" for line in problems]
             registry.records += records
@@ -89,7 +99,15 @@ class Registry:
         return chosen[0]
 
     def add(
-        self, kind: str, name: str, target: str, *, distribution: str = "", version: str = "", **facts: Any
+        self,
+        kind: str,
+        name: str,
+        target: str,
+        *,
+        distribution: str = "",
+        version: str = "",
+        file: str = "",
+        **facts: Any,
     ) -> PluginRecord:
         """Register a plugin that entry points cannot list statically. Hooks use `for_kind`.
 
@@ -99,6 +117,7 @@ class Registry:
             target: `module:attr`, a string so that the plan can carry it to other processes.
             distribution: The package that registers it.
             version: That package's version.
+            file: The `--plugin-file` that defines it.
             **facts: As in a manifest: `aliases`, `devices`, `packages`, `roles`, `matches`.
 
         Raises:
@@ -122,7 +141,11 @@ class Registry:
             version=version,
             api=KINDS[kind].api,
             facts=checked,
+            location=file,
+            file=file,
         )
+        if (blocked := self.rules.why_blocked(distribution, version, name)) is not None:
+            record.state, record.reason = State.BLOCKED, blocked
         for other in self.of_kind(kind):
             same = normalise(kind, other.name) == normalise(kind, name) and other.distribution == distribution
             if same and other.usable:
@@ -133,9 +156,9 @@ class Registry:
         _note_taken_names(self.records)
         return record
 
-    def for_kind(self, kind: str, distribution: str = "", version: str = "") -> KindRegistry:
+    def for_kind(self, kind: str, distribution: str = "", version: str = "", file: str = "") -> KindRegistry:
         """Return what a registration hook is given: an object with `add(name, target, **facts)`."""
-        return KindRegistry(self, kind, distribution, version)
+        return KindRegistry(self, kind, distribution, version, file)
 
     def sorted(self) -> list[PluginRecord]:
         """Return all records by kind, name and distribution."""
@@ -213,6 +236,7 @@ class KindRegistry:
     kind: str
     distribution: str
     version: str
+    file: str = ""
 
     def add(self, name: str, target: str, **facts: Any) -> None:
         """Register `name` as `module:attr`; facts as in a manifest.
@@ -220,7 +244,9 @@ class KindRegistry:
         Raises:
             PluginError: The target or a fact is wrong, or the name is taken within the distribution.
         """
-        self.registry.add(self.kind, name, target, distribution=self.distribution, version=self.version, **facts)
+        self.registry.add(
+            self.kind, name, target, distribution=self.distribution, version=self.version, file=self.file, **facts
+        )
 
 
 def _note_taken_names(records: list[PluginRecord]) -> None:

@@ -1,0 +1,31 @@
+"""How a plugin gets settings of its own: a nested class `Options`, whose instance the plugin finds in `options`.
+
+```python
+@dataclass
+class AcmeOptions:
+    top_k: int = field(default=4, metadata={"help": "Candidates to look at."})
+
+class Acme(ReasoningParser):
+    Options = AcmeOptions
+
+    def spec(self, tokenizer, template, request):
+        ... self.options.top_k ...
+```
+
+The fields become `--acme.top-k`, `DOVETAIL_PLUGIN__ACME__TOP_K` and `plugins: {acme: {top_k: …}}` in the configuration
+file, where `acme` is the plugin's name. Class methods read `cls.options`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class Configurable:
+    """What every class chosen by name has: `Options` declares its settings, `options` holds them."""
+
+    Options: ClassVar[type[Any] | None] = None
+    """A dataclass or a pydantic model whose fields all have defaults; None for a plugin without settings."""
+
+    options: ClassVar[Any] = None
+    """An instance of `Options`, there before anything is called. The loader sets it on a subclass of its own."""

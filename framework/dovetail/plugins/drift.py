@@ -1,0 +1,75 @@
+"""What a plugin changed in Dovetail's own modules when it was loaded: named in the log and by `plugin doctor`.
+
+A plugin that patches the core works until the core changes, and breaks other plugins meanwhile. Nothing prevents it
+(a plugin is ordinary code), so it is shown. Compared are the attributes of every core module and of the classes
+defined there, by identity, and the contents of its constant tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+CORE = ("dovetail", "dovetail_server")
+_MACHINERY = ("__pydantic_", "__warningregistry__", "__annotat", "_abc_")
+"""Attributes that Python and pydantic make themselves, when they are first needed."""
+
+Snapshot = dict[str, dict[str, tuple[Any, Any]]]
+"""Attributes by owner (`module` or `module:Class`): the object, and a copy of its contents if it is a table."""
+
+
+def snapshot(skip: str = "") -> Snapshot:
+    """Return what the imported core modules hold now.
+
+    Args:
+        skip: Module whose plugin is about to be loaded; it may change itself.
+    """
+    taken: Snapshot = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in CORE and name != skip and isinstance(module, ModuleType):
+            for owner, namespace in _owners(name, module):
+                taken[owner] = {key: (value, _contents(key, value)) for key, value in list(namespace.items())}
+    return taken
+
+
+def drift_since(before: Snapshot, skip: str = "") -> list[str]:
+    """Return the core attributes that changed since `before`, as `module.attribute`, sorted."""
+    changed = []
+    now = snapshot(skip)
+    for owner, attributes in before.items():
+        current = now.get(owner, {})
+        for key in attributes.keys() | current.keys():
+            if not key.startswith(_MACHINERY) and _differs(attributes.get(key), current.get(key)):
+                changed.append(f"{owner.replace(':', '.')}.{key}")
+    return sorted(changed)
+
+
+def _owners(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
+    namespace = vars(module)
+    yield name, namespace
+    for key, value in list(namespace.items()):
+        if isinstance(value, type) and value.__module__ == name:
+            yield f"{name}:{key}", vars(value)
+
+
+def _contents(key: str, value: Any) -> Any:
+    """Copy a constant table (`KINDS`); private and lower-case ones are caches that may grow."""
+    if key.isupper() and not key.startswith("_") and isinstance(value, dict | list | set):
+        return value.copy()
+    return None
+
+
+def _differs(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
+    if old is None:  # importing a sub-module sets an attribute of its package, and so does a lazy `__getattr__`
+        return new is not None and _is_foreign(new[0])
+    if new is None or old[0] is not new[0]:
+        return True
+    return old[1] is not None and old[1] != new[1]
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a new attribute of the core came from outside it."""
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return not (isinstance(home, str) and home.partition(".")[0] in CORE)

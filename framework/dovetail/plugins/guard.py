@@ -1,0 +1,84 @@
+"""A time limit for code of plugins: one that hangs at start is named and stopped instead of hanging the server.
+
+In the main thread of a process the limit interrupts whatever Python waits for (a sleep, a lock, a socket). Code that
+cannot be interrupted (a C call) ends the process after a grace period, with the same message and exit code 2. In any
+other thread nothing can be interrupted safely: there, the log names the plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from dovetail.errors import PluginError
+
+logger = logging.getLogger("dovetail.plugins")
+
+DEFAULT_TIMEOUT_S = 60.0
+GRACE_S = 5.0
+
+
+class PluginTimeout(PluginError):
+    """A plugin took longer than it may."""
+
+
+class _Interrupt(BaseException):
+    """Raised inside the plugin's code; no `except Exception` of its own holds it up."""
+
+
+@contextmanager
+def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
+    """Stop the block after `timeout_s` seconds.
+
+    Args:
+        what: What is running, for the message: "hooks 'acme' of acme 1.0: importing acme_hooks".
+        timeout_s: 0 for no limit.
+
+    Raises:
+        PluginTimeout: The time is over.
+    """
+    if timeout_s <= 0:
+        yield
+        return
+    text = f"{what} did not end within {timeout_s:g} s; fix or disable the plugin, or raise --plugin-timeout"
+    is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(done, timeout_s, text, is_main), name="dovetail-guard", daemon=True)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not done.is_set():
+            raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt) if is_main else None
+    watch.start()
+    try:
+        try:
+            yield
+        finally:
+            done.set()
+    except _Interrupt:
+        raise PluginTimeout(text) from None
+    finally:
+        watch.join()  # it may be about to send the signal, which must still find our handler
+        if is_main:
+            signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+
+
+def _watch(done: threading.Event, timeout_s: float, text: str, is_main: bool) -> None:
+    if done.wait(timeout_s):
+        return
+    if not is_main:
+        logger.error("%s", text)
+        return
+    ident = threading.main_thread().ident
+    if ident is not None:
+        signal.pthread_kill(ident, signal.SIGALRM)
+    if not done.wait(GRACE_S):
+        print(f"dovetail: error: {text}", file=sys.stderr, flush=True)
+        os._exit(2)

@@ -1,0 +1,126 @@
+"""The lock file: which distributions may provide plugins, with version and the hash of their installed file list.
+
+`dovetail plugin lock` writes it, `--plugins-locked FILE` refuses every other plugin. A distribution's `RECORD` lists
+the hash of each of its files, so the hash of `RECORD` stands for all of them; before a locked plugin is imported, its
+files are compared with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.plugins.names import normalise_distribution
+from dovetail.plugins.registry import Registry
+
+LOCK_VERSION = 1
+DEFAULT_FILE = "dovetail-plugins.lock"
+
+
+def record_hash(distribution: str) -> str:
+    """Return `sha256:…` of a distribution's RECORD, or "" where there is none."""
+    text = _record(distribution)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" if text else ""
+
+
+def make_lock(registry: Registry) -> dict[str, Any]:
+    """Return the lock of every usable distribution that registers plugins, as plain JSON values."""
+    usable = {(r.distribution, r.version) for r in registry.records if r.usable and not r.file}
+    plugins = [
+        {
+            "name": name,
+            "version": version,
+            "record": record_hash(name),
+            "plugins": sorted(f"{r.kind}:{r.name}" for r in registry.records if r.usable and r.distribution == name),
+        }
+        for name, version in sorted(usable, key=lambda item: normalise_distribution(item[0]))
+    ]
+    return {"lock": LOCK_VERSION, "distributions": plugins}
+
+
+def read_lock(path: Path) -> Callable[[str, str], str | None]:
+    """Return what `Registry.scan(lock=…)` takes: says why a distribution is refused, or None.
+
+    Raises:
+        PluginError: The file cannot be read or does not have the form that `dovetail plugin lock` writes.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data["lock"] != LOCK_VERSION:
+            raise ValueError(f"lock version {data['lock']!r}; this dovetail reads {LOCK_VERSION}")
+        locked = {normalise_distribution(d["name"]): (d["version"], d["record"]) for d in data["distributions"]}
+    except OSError as error:
+        raise PluginError(
+            f"--plugins-locked {str(path)!r}: {error.strerror}; write it with dovetail plugin lock"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PluginError(
+            f"--plugins-locked {str(path)!r}: not a lock file ({error}); write it with dovetail plugin lock"
+        ) from None
+
+    def why_not(distribution: str, version: str) -> str | None:
+        entry = locked.get(normalise_distribution(distribution))
+        if entry is None:
+            return f"not in the lock file {path.name}; check it and run dovetail plugin lock"
+        if entry[0] != version:
+            return f"the lock file {path.name} has version {entry[0]}; install that, or run dovetail plugin lock"
+        if entry[1] != record_hash(distribution):
+            return f"its files are not those of the lock file {path.name}; reinstall it, or run dovetail plugin lock"
+        return None
+
+    return why_not
+
+
+def changed_files(distribution: str) -> list[str]:
+    """Return the files of an installed distribution whose contents differ from its RECORD, or that are gone."""
+    try:
+        dist = Distribution.from_name(distribution)
+    except PackageNotFoundError:
+        return []
+    changed = []
+    for path, expected in _hashes(_record(distribution).splitlines()):
+        algorithm, _, digest = expected.partition("=")
+        try:
+            data = Path(str(dist.locate_file(path))).read_bytes()
+        except OSError:
+            changed.append(path)
+            continue
+        found = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=").decode()
+        if found != digest:
+            changed.append(path)
+    return changed
+
+
+def check_files(distributions: Iterable[str]) -> None:
+    """Compare the files of distributions with their RECORDs.
+
+    Raises:
+        PluginError: A file differs.
+    """
+    for distribution in distributions:
+        if changed := changed_files(distribution):
+            raise PluginError(
+                f"--plugins-locked: {distribution}: {changed[0]} differs from what was installed; "
+                f"reinstall {distribution}"
+            )
+
+
+def _record(distribution: str) -> str:
+    try:
+        return Distribution.from_name(distribution).read_text("RECORD") or ""
+    except PackageNotFoundError:
+        return ""
+
+
+def _hashes(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """Yield (path, `sha256=…`) of each line of a RECORD that has a hash."""
+    for row in csv.reader(lines):
+        if len(row) >= 2 and row[1].partition("=")[0] in hashlib.algorithms_guaranteed:
+            yield row[0], row[1]

@@ -1,0 +1,116 @@
+"""A plugin's own settings: from strings and YAML values to an instance of its `Options` class, and back.
+
+`Options` is a dataclass or a pydantic model whose fields all have defaults. pydantic does the checking; it is imported
+only where a plugin has options, so that a parser without any needs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dovetail.errors import PluginError
+
+
+class Option(NamedTuple):
+    """One field of an `Options` class. `default` is shown as text; None for no default worth showing."""
+
+    name: str
+    type: str
+    default: str | None
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The field's name as a flag writes it: `top-k`."""
+        return self.name.replace("_", "-")
+
+
+class OptionError(PluginError):
+    """An option is unknown or has a wrong value; carries its `name` so that the source can be shown."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"option {name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+def option_key(name: str) -> str:
+    """Return the form in which plugin names of options compare: lower case, `_` and `.` as `-`."""
+    return name.strip().lower().replace("_", "-").replace(".", "-")
+
+
+def describe_options(options: type[Any]) -> list[Option]:
+    """Return the fields of an `Options` class.
+
+    Raises:
+        PluginError: It is neither a dataclass nor a pydantic model, or a field has no default.
+    """
+    fields = getattr(options, "model_fields", None)
+    if isinstance(fields, dict):
+        described = [
+            Option(name, _type_name(field.annotation), _default(field.get_default), str(field.description or ""))
+            for name, field in fields.items()
+        ]
+        required = [name for name, field in fields.items() if field.is_required()]
+    elif dataclasses.is_dataclass(options):
+        each = dataclasses.fields(options)
+        described = [
+            Option(f.name, _type_name(f.type), _default(lambda f=f: f.default), str(f.metadata.get("help", "")))
+            for f in each
+        ]
+        missing = dataclasses.MISSING
+        required = [f.name for f in each if f.default is missing and f.default_factory is missing]
+    else:
+        raise PluginError(f"{options!r} is neither a dataclass nor a pydantic model")
+    if required:
+        raise PluginError(f"{options.__qualname__}.{required[0]} has no default; every option needs one")
+    return described
+
+
+def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
+    """Return an instance of `options` from plain values; strings are converted as pydantic does.
+
+    Raises:
+        OptionError: A name that is no field, or a value of the wrong type or out of bounds.
+    """
+    known = [option.name for option in describe_options(options)]
+    values: dict[str, Any] = {}
+    for written, value in given.items():
+        name = written.replace("-", "_")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"possible: {', '.join(known) or 'none'}"
+            raise OptionError(written, f"unknown; {hint}")
+        values[name] = value
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(options).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise OptionError(name, f"{first['input']!r} {text[:1].lower()}{text[1:]}") from None
+
+
+def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
+    """Return the values of an instance as JSON values, which a plan can carry."""
+    from pydantic import TypeAdapter
+
+    values = TypeAdapter(options).dump_python(made, mode="json")
+    return dict(values)
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _default(get: Any) -> str | None:
+    value = get()
+    shown = value is not None and value is not dataclasses.MISSING and type(value).__name__ != "PydanticUndefinedType"
+    return str(value) if shown else None
