@@ -6,11 +6,14 @@ import asyncio
 import queue
 import threading
 
+import msgspec
+
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
 from dovetail.engine.streams import StreamClient
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginPlan, load
+from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
 
@@ -65,11 +68,12 @@ class InProcessClient(StreamClient):
     def _run(self) -> None:
         try:
             plugins = load(self._plan, "engine")
-            from dovetail.engine.core import EngineCore  # imports torch
+            with running_hooks(plugins):
+                from dovetail.engine.core import EngineCore  # imports torch
 
-            core = EngineCore(self._settings, plugins)
-            self.send(Ready(core.info))
-            run_loop(core, self)
+                core = EngineCore(self._settings, plugins)
+                self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
+                run_loop(core, self)
         except ConfigError as error:
             self.send(Failed(str(error), user_error=True))
         except Exception as error:

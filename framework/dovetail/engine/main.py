@@ -8,12 +8,15 @@ import sys
 import traceback
 from pathlib import Path
 
+import msgspec
+
 from dovetail import log
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.messages import Failed, Ready
 from dovetail.engine.wire import SocketTransport, Start
 from dovetail.errors import ConfigError
 from dovetail.plugins import load
+from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -43,11 +46,12 @@ def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
     log.setup(start.log_level)
     plugins = load(start.plan, "engine")
-    from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
+    with running_hooks(plugins):
+        from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
 
-    core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
-    transport.send(Ready(core.info))
-    run_loop(core, transport)
+        core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
+        transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
+        run_loop(core, transport)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes: int
     load_s: float
+    plugins: list[tuple[str, str, str, str]] = []
+    """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
