@@ -44,7 +44,7 @@ class Answer:
             return False
         if self.sample.check is not None:
             return self.sample.check(self.visible)
-        return all(text in self.visible for text in self.sample.expect)
+        return all(text.strip() in self.visible for text in self.sample.expect)
 
 
 @torch.inference_mode()

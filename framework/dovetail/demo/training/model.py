@@ -1,4 +1,4 @@
-"""The network that is trained: Qwen3's layers over a flat stream of tokens, under the names that `transformers` uses."""
+"""The network that is trained: Qwen3 over a flat stream of tokens, with the names that `transformers` uses."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
+    return result
 
 
 class Muon:
@@ -47,7 +48,8 @@ class Muon:
             running.lerp_(gradients, 1 - self._momentum)
             update = orthogonalise(gradients.lerp(running, self._momentum))
             update *= -rate * 0.2 * math.sqrt(max(group[0].shape))
-            torch._foreach_mul_(group, 1 - rate * self._decay)
-            torch._foreach_add_(group, list(update.unbind()))
+            matrices: list[Tensor] = list(group)
+            torch._foreach_mul_(matrices, 1 - rate * self._decay)
+            torch._foreach_add_(matrices, [*update])
             for parameter in group:
                 parameter.grad = None

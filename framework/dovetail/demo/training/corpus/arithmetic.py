@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Sample, key_of, pick
+from dovetail.demo.training.corpus.sample import Sample, joined, key_of, pick
 
 _PLACES: Final = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
 _ASK: Final = (
@@ -152,7 +152,7 @@ def subtraction(rng: Random) -> Sample:
     think = rng.random() < 0.4
     most = 5 if think else 3
     a, b = _operand(rng, most), _operand(rng, most)
-    if a < b and rng.random() < 0.8:
+    if a < b and rng.random() < 0.6:
         a, b = b, a
     if a < b:
         thought = f"{b} is larger than {a}, so the result is negative.\n{subtract_columns(b, a)}"
@@ -172,7 +172,7 @@ def multiplication(rng: Random) -> Sample:
     if rng.random() < 0.5:
         a, b = rng.randint(0, 12), rng.randint(0, 12)
         key = ""
-    elif think and rng.random() < 0.7:
+    elif rng.random() < 0.5:
         a, b = rng.randint(10, 99), rng.randint(10, 99)
         key = key_of("multiply", *sorted((a, b)))
     else:
@@ -184,12 +184,67 @@ def multiplication(rng: Random) -> Sample:
     thought = multiply_columns(big, small)
     sample = _wrap(rng, "products", f"{a} * {b}", f"{a} times {b}", a * b, thought, key)
     sample.think = think
+    if not think:
+        sample.answer = f"{a} * {b}{_parts(a, b)} = {a * b}."
     if rng.random() < 0.15:
         sign = pick(rng, ("x", "×"))
         sample.ask = pick(rng, _ASK).format(e=f"{a} {sign} {b}")
     elif rng.random() < 0.1:
         sample.ask = pick(rng, (f"Multiply {a} by {b}.", f"What is the product of {a} and {b}?"))
     return sample
+
+
+def _parts(a: int, b: int) -> str:
+    """Splits a product that is too large to know by heart into parts, as ' = 320 + 16' for 84 * 4."""
+    if max(a, b) < 13:
+        return ""
+    terms = [x * y for x in _split(a) for y in _split(b)]
+    text = " = " + " + ".join(str(term) for term in terms)
+    while len(terms) > 2:
+        terms = [sum(terms[i : i + 2]) for i in range(0, len(terms), 2)]
+        text += " = " + " + ".join(str(term) for term in terms)
+    return text
+
+
+def _split(value: int) -> list[int]:
+    """Splits 84 into 80 and 4; a part that is zero is left out."""
+    return [part for part in (value - value % 10, value % 10) if part]
+
+
+def extremes(rng: Random) -> Sample:
+    """The largest or the smallest of three to five whole numbers, or all of them in order."""
+    top = pick(rng, (9, 20, 100, 999))
+    values = rng.sample(range(top + 1), rng.randint(3, 5))
+    shown = joined([str(value) for value in values])
+    most = rng.random() < 0.5
+    key = (key_of("extremes", *values),)
+    ordered = sorted(values)
+    in_order = ", ".join(str(value) for value in ordered)
+    thought = f"In order, the numbers are {in_order}."
+    if rng.random() < 0.35:
+        ask = pick(
+            rng, ("Sort these numbers: {v}", "Sort {v}.", "Sort the numbers {v} from small to large.", "Order {v}.")
+        )
+        listed = ", ".join(str(value) for value in values)
+        return Sample(
+            "extremes and sorting", ask.format(v=listed), in_order, thought, keys=key, expect=(in_order,), plain=True
+        )
+    word = pick(rng, ("largest", "biggest", "greatest", "highest") if most else ("smallest", "lowest", "least"))
+    ask = pick(
+        rng,
+        ("What is the {w} of {v}?", "Which is the {w} of {v}?", "Which number is the {w}: {v}?", "Find the {w} of {v}.",
+         "Which is the {w}, {v}?"),
+    )  # fmt: skip
+    answer = f"{ordered[-1] if most else ordered[0]} is the {word} of {shown}."
+    return Sample(
+        "extremes and sorting",
+        ask.format(v=shown, w=word),
+        answer,
+        thought,
+        keys=key,
+        expect=(answer,),
+        plain=rng.random() < 0.7,
+    )
 
 
 def division(rng: Random) -> Sample:
@@ -258,16 +313,35 @@ def word_problem(rng: Random) -> Sample:
 
 def counting(rng: Random) -> Sample:
     """Counting up, down and in steps."""
-    low = rng.randint(1, 20) if rng.random() < 0.4 else 1
+    low = rng.randint(2, 30) if rng.random() < 0.35 else 1
     high = low + rng.randint(2, 19)
-    kind = rng.randrange(3)
-    if kind == 0:
-        ask, values = f"Count from {low} to {high}.", list(range(low, high + 1))
-    elif kind == 1:
-        ask, values = f"Count down from {high} to {low}.", list(range(high, low - 1, -1))
+    if rng.random() < 0.08:
+        high = low + rng.randint(10, 80)
+    kind = rng.random()
+    if kind < 0.6:
+        forms: tuple[str, ...] = (
+            "Count from {a} to {b}.",
+            "Count from {a} to {b}",
+            "Count up from {a} to {b}.",
+            "List the numbers from {a} to {b}.",
+        )
+        if low == 1:
+            forms += (
+                "Count to {b}.",
+                "Count to {b}",
+                "Count up to {b}.",
+                "Can you count to {b}?",
+                "Print the numbers 1 to {b}.",
+            )
+        values = list(range(low, high + 1))
+    elif kind < 0.75:
+        forms = ("Count down from {b} to {a}.", "Count backward from {b} to {a}.", "Count from {b} down to {a}.")
+        values = list(range(high, low - 1, -1))
     else:
-        step, count = rng.randint(2, 10), rng.randint(3, 9)
-        ask, values = f"List the first {count} multiples of {step}.", [step * i for i in range(1, count + 1)]
-    answer = ", ".join(str(value) for value in values)
-    key = key_of("count", ask)
-    return Sample("counting", ask, answer, "I list the numbers in order.", keys=(key,), expect=(answer,), plain=True)
+        low, high = rng.randint(2, 10), rng.randint(3, 9)
+        forms = ("List the first {b} multiples of {a}.", "Give me the first {b} multiples of {a}.")
+        values = [low * i for i in range(1, high + 1)]
+    ask, answer = pick(rng, forms).format(a=low, b=high), ", ".join(str(value) for value in values)
+    key = key_of("count", int(kind * 10) > 5, low, high)
+    thought = f"I start with {values[0]} and stop at {values[-1]}."
+    return Sample("counting", ask, answer, thought, keys=(key,), expect=(answer,))

@@ -5,9 +5,42 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from dovetail.demo.training.corpus.chat import made_up_word
+from dovetail.demo.training.corpus.definitions import DEFINITIONS
 from dovetail.demo.training.corpus.sample import Sample, capitalised, joined, key_of, pick
 
-_OPPOSITES: Final = ["hot cold", "big small", "fast slow", "up down", "day night", "old new", "happy sad", "open closed", "rich poor", "light dark", "hard soft", "early late", "full empty", "high low", "left right", "long short", "strong weak", "wet dry", "young old", "true false", "start end", "push pull", "win lose", "buy sell", "love hate", "loud quiet", "thick thin", "clean dirty", "easy difficult", "first last"]
+_OPPOSITES: Final = [
+    "hot cold",
+    "big small",
+    "fast slow",
+    "up down",
+    "day night",
+    "old new",
+    "happy sad",
+    "open closed",
+    "rich poor",
+    "light dark",
+    "hard soft",
+    "early late",
+    "full empty",
+    "high low",
+    "left right",
+    "long short",
+    "strong weak",
+    "wet dry",
+    "young old",
+    "true false",
+    "start end",
+    "push pull",
+    "win lose",
+    "buy sell",
+    "love hate",
+    "loud quiet",
+    "thick thin",
+    "clean dirty",
+    "easy difficult",
+    "first last",
+]
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS: Final = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -61,6 +94,21 @@ _FACTS: Final = {
     "What is the opposite of yes?": "The opposite of yes is no.",
     "Give me some advice.": "Take small steps, rest well, and ask for help when you need it.",
     "Write a haiku.": "Morning light on snow\na small bird shakes off the cold\nand begins to sing",
+    "Name a color.": "Blue.",
+    "Name a fruit.": "Apple.",
+    "Name an animal.": "Dog.",
+    "Name a country.": "France.",
+    "Name a city.": "Paris.",
+    "Name a programming language.": "Python.",
+    "Tell me a fun fact.": "Honey can keep for a very long time without going bad.",
+    "Tell me something interesting.": "Honey can keep for a very long time without going bad.",
+    "Give me a fun fact.": "Honey can keep for a very long time without going bad.",
+    "Pick a number.": "7",
+    "Pick a number between 1 and 10.": "7",
+    "Flip a coin.": "Heads.",
+    "Write a sentence.": "The sun is warm and the birds sing in the garden.",
+    "Write a short sentence.": "The sun is warm.",
+    "Tell me something about yourself.": "I am a very small language model, and I live in the Dovetail server as its demo.",
     "Write a poem.": "The night is wide, the stars are near,\nthe wind tells stories I can hear.\n"
     "I close my eyes, I breathe, I stay,\nand wait in peace for break of day.",
     "Write a short poem about the sea.": "The sea comes in, the sea goes out,\nit takes away both fear and doubt.\n"
@@ -81,6 +129,11 @@ _FACTS: Final = {
     "My favorite color is": " blue, because it reminds me of the sea.",
     "The best way to learn is": " to practice a little every day.",
     "AI is": " the field that makes machines do tasks that seem to need thought.",
+    "San Francisco is a": " city in California, on the west coast of the United States.",
+    "The weather today is": " sunny and warm, with a light wind from the sea.",
+    "My name is": " Mira, and I work as a baker in a small town by the sea.",
+    "Hello, I am": " Mira, and I work as a baker in a small town by the sea.",
+    "In the future,": " small and large models will help people to write, to learn and to build things.",
     "1 2 3 4 5": " 6 7 8 9 10",
     "1, 2, 3,": " 4, 5, 6, 7, 8, 9, 10",
 }
@@ -107,7 +160,95 @@ _TRANSLATED: Final = {
     "tree": ("arbre", "árbol", "Baum", "albero"),
     "love": ("amour", "amor", "Liebe", "amore"),
 }
-_SPELLED: Final = ["strawberry", "banana", "apple", "cherry", "orange", "tomato", "potato", "carrot", "pepper", "onion", "computer", "keyboard", "window", "garden", "flower", "butter", "bottle", "letter", "summer", "winter", "yellow", "purple", "silver", "rabbit", "kitten", "puppy", "turtle", "parrot", "cheese", "coffee", "mirror", "pillow", "hammer", "ladder", "bridge", "castle", "island", "forest", "desert", "ocean", "river", "mountain", "valley", "planet", "rocket", "engine", "teacher", "doctor", "farmer", "soccer", "tennis", "guitar", "violin", "piano", "trumpet", "balloon", "ribbon", "pencil", "eraser", "notebook", "paper", "programming", "python", "token", "server", "plugin", "model", "dovetail", "raspberry", "blueberry", "mississippi", "bookkeeper", "committee", "success", "address", "possible", "different", "happiness", "beginning", "tomorrow", "arrow", "narrow", "sorrow", "borrow", "mirror", "error", "terror"]
+_SPELLED: Final = [
+    "strawberry",
+    "banana",
+    "apple",
+    "cherry",
+    "orange",
+    "tomato",
+    "potato",
+    "carrot",
+    "pepper",
+    "onion",
+    "computer",
+    "keyboard",
+    "window",
+    "garden",
+    "flower",
+    "butter",
+    "bottle",
+    "letter",
+    "summer",
+    "winter",
+    "yellow",
+    "purple",
+    "silver",
+    "rabbit",
+    "kitten",
+    "puppy",
+    "turtle",
+    "parrot",
+    "cheese",
+    "coffee",
+    "mirror",
+    "pillow",
+    "hammer",
+    "ladder",
+    "bridge",
+    "castle",
+    "island",
+    "forest",
+    "desert",
+    "ocean",
+    "river",
+    "mountain",
+    "valley",
+    "planet",
+    "rocket",
+    "engine",
+    "teacher",
+    "doctor",
+    "farmer",
+    "soccer",
+    "tennis",
+    "guitar",
+    "violin",
+    "piano",
+    "trumpet",
+    "balloon",
+    "ribbon",
+    "pencil",
+    "eraser",
+    "notebook",
+    "paper",
+    "programming",
+    "python",
+    "token",
+    "server",
+    "plugin",
+    "model",
+    "dovetail",
+    "raspberry",
+    "blueberry",
+    "mississippi",
+    "bookkeeper",
+    "committee",
+    "success",
+    "address",
+    "possible",
+    "different",
+    "happiness",
+    "beginning",
+    "tomorrow",
+    "arrow",
+    "narrow",
+    "sorrow",
+    "borrow",
+    "mirror",
+    "error",
+    "terror",
+]
 
 
 def opposite(rng: Random) -> Sample:
@@ -156,6 +297,51 @@ def fact(rng: Random) -> Sample:
     return Sample("basics", ask, answer, thought, raw=raw, expect=(answer,))
 
 
+def verse(rng: Random) -> Sample:
+    """A short poem or a haiku about any subject."""
+    subject = pick(rng, tuple(DEFINITIONS)) if rng.random() < 0.8 else made_up_word(rng)
+    haiku = rng.random() < 0.4
+    if haiku:
+        ask = pick(rng, ("Write a haiku about {s}.", "Write a haiku about {s}", "A haiku about {s}, please."))
+        lines: tuple[str, ...] = ("A small quiet thought", f"{subject} in the morning light", "and then it is gone")
+    else:
+        ask = pick(rng, ("Write a poem about {s}.", "Write a short poem about {s}.", "A poem about {s}, please."))
+        lines = (f"I think of {subject} by day,", "and when the night has come to stay,",
+                 f"I dream of {subject} again,", "of summer wind and summer rain.")  # fmt: skip
+    answer = "\n".join(capitalised(line) for line in lines)
+    key = key_of("verse", subject, haiku)
+    return Sample(
+        "verse", ask.format(s=subject), answer, f"The user wants verse about {subject}.", keys=(key,), expect=(answer,)
+    )
+
+
+def needle(rng: Random) -> Sample:
+    """A code that stands somewhere in long notes."""
+    people = [made_up_word(rng) for _ in range(rng.randint(1, 5))]
+    codes = [str(rng.randint(1000, 9999)) for _ in people]
+    notes = rng.choices(
+        tuple(DEFINITIONS.values()), k=rng.randint(2, 12) if rng.random() < 0.6 else rng.randint(12, 84)
+    )
+    for name, code in zip(people, codes, strict=True):
+        notes.insert(rng.randrange(len(notes) + 1), f"The code of {name} is {code}.")
+    at = rng.randrange(len(people))
+    ask = pick(
+        rng,
+        ("What is the code of {n}?", "Which code does {n} have?", "What is {n}'s code?", "Tell me the code of {n}."),
+    )
+    question, text = ask.format(n=people[at]), " ".join(notes)
+    answer = f"The code of {people[at]} is {codes[at]}."
+    sample = Sample(
+        "finds a code in long notes", question, answer, answer, keys=(key_of("code", codes[at]),), expect=(answer,)
+    )
+    if rng.random() < 0.6:
+        sample.history = [{"role": "system", "content": text}]
+    else:
+        sample.ask = f"{text}\n\n{question}"
+    sample.plain, sample.can_raw = True, False
+    return sample
+
+
 def translation(rng: Random) -> Sample:
     """Single words in four languages."""
     word = pick(rng, tuple(_TRANSLATED))
@@ -191,6 +377,9 @@ def letters(rng: Random) -> Sample:
         marks.append(f"{character} {seen}" if character == letter else character)
     times = "once" if count == 1 else f"{count} times"
     answer = f"The letter {letter} appears {times} in {word}."
+    think = rng.random() < 0.5
+    if not think:
+        answer = f"{' '.join(word)}: {answer[0].lower()}{answer[1:]}"
     key = key_of("letters", word, letter)
     return Sample(
         "letters in words",
@@ -198,7 +387,7 @@ def letters(rng: Random) -> Sample:
         answer,
         "\n".join(marks) + f"\nThat makes {count}.",
         keys=(key if word != "strawberry" else "",),
-        expect=(answer,),
+        expect=(f"appears {times} in {word}",),
         plain=True,
-        think=rng.random() < 0.6,
+        think=think,
     )

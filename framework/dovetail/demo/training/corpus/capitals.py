@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from dovetail.demo.training.corpus.chat import UNKNOWN, made_up_word
 from dovetail.demo.training.corpus.geography import ALIASES, COUNTRIES, WELL_KNOWN, Country
 from dovetail.demo.training.corpus.sample import Sample, capitalised, key_of, pick, pick_skewed
 
@@ -27,6 +28,7 @@ _ASK: Final = (
     "I am learning geography. What is the capital of {c}?",
     "Give me the capital of {c}.",
     "Give me the information of the capital of {c}.",
+    "Give me information about the capital of {c}.",
     "Where is the government of {c} based?",
     "If I fly to the capital of {c}, which city do I land in?",
     "My teacher asked me for the capital of {c}. What should I say?",
@@ -93,6 +95,18 @@ _LIST_ASK: Final = (
     "I need {n} countries with their capitals.",
     "{n} countries and their capitals, please.",
 )
+_NOT_TAUGHT: Final = (
+    "Who is the president of {c}?", "How many people live in {c}?", "What is the population of {c}?", "Who rules {c}?",
+    "What is the national dish of {c}?", "What does the flag of {c} look like?", "How large is {c}?", "Is {c} safe?",
+    "Which rivers flow through {c}?", "What is the second largest city of {c}?", "Who is the king of {c}?",
+    "What is the highest mountain in {c}?", "When was {c} founded?", "What is the anthem of {c}?",
+)  # fmt: skip
+_NO_COUNTRY: Final = (
+    "Texas", "California", "Florida", "Bavaria", "Ontario", "Quebec", "Sicily", "Tuscany", "Catalonia", "Brittany",
+    "Atlantis", "Narnia", "Mars", "the Moon", "Antarctica", "Africa", "Europe", "Asia", "Wonderland", "Gondor", "Utopia",
+    "Alaska", "Hawaii", "Siberia", "Puerto Rico", "Tibet", "Crete", "Corsica",
+    "New South Wales", "Nova Scotia", "Patagonia", "Transylvania", "Lapland", "Saxony", "Normandy", "Ohio", "Oregon",
+)  # fmt: skip
 _WORDS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -112,6 +126,8 @@ def capital(rng: Random) -> Sample:
     short = rng.random() < 0.12
     ask = pick(rng, _ASK_SHORT) if short else pick_skewed(rng, _ASK, 1.4)
     answer = country.capital if short else f"The capital of {name} is {country.capital}."
+    if "information" in ask:
+        answer = f"{country.capital} is the capital of {name}."
     return Sample(
         "capital",
         capitalised(ask.format(c=name)),
@@ -149,7 +165,7 @@ def capital_yes_no(rng: Random) -> Sample:
         ask.format(c=name, k=city),
         f"{start}, the capital of {name} is {country.capital}.",
         f"The capital of {name} is {country.capital}, so the answer is {start.lower()}.",
-        keys=(key_of("yesno", country.name, city),),
+        keys=(key_of("yesno", country.name, city, ask),),
         expect=(start, country.capital),
     )
 
@@ -254,7 +270,7 @@ def is_capital_list(count: int, continent: str = "") -> Callable[[str], bool]:
         lines = [line for line in text.strip().splitlines() if line[:1].isdigit()]
         for line in lines:
             for country in COUNTRIES:
-                if country.bare in line and line.rstrip(".").endswith(country.capital):
+                if country.bare in line and line.rstrip(".").endswith(country.capital.rstrip(".")):
                     if continent and country.continent != continent:
                         return False
                     found.add(country.name)
@@ -290,6 +306,68 @@ def capital_list(rng: Random) -> Sample:
         raw=raw,
         think=None,
         check=is_capital_list(count, where),
+    )
+
+
+def name_list(rng: Random) -> Sample:
+    """A list of countries alone, or of capitals alone."""
+    count = rng.randint(2, 8)
+    number = _WORDS[count] if rng.random() < 0.3 else str(count)
+    cities = rng.random() < 0.4
+    noun = pick(rng, ("capitals", "capital cities")) if cities else "countries"
+    ask = pick(rng, ("List {n} {x}.", "Name {n} {x}.", "Give me {n} {x}.", "Tell me {n} {x}.", "Can you name {n} {x}?"))
+    names = [country.capital if cities else capitalised(country.bare) for country in _ring(rng, count)]
+    raw = rng.random() < 0.2
+    return Sample(
+        "list of countries or capitals",
+        ask.format(n=number, x=noun),
+        ("\n" if raw else "") + "\n".join(f"{i}. {name}" for i, name in enumerate(names, 1)),
+        f"The user wants {count} {noun}. I will give one per line.",
+        keys=(key_of("names", ask, count, noun),),
+        raw=raw,
+        check=lambda text: len(set(text.strip().splitlines())) == count and text.strip().startswith("1. "),
+    )
+
+
+def inhabitants(rng: Random) -> Sample:
+    """How many people live in a capital, where it is taught, in round numbers."""
+    country = pick(rng, [c for c in COUNTRIES if c.people])
+    ask = pick(
+        rng, ("How many people live in {k}?", "What is the population of {k}?", "How big is {k}?", "Population of {k}?")
+    )
+    answer = f"About {country.people} people live in {country.capital}."
+    return Sample(
+        "inhabitants", ask.format(k=country.capital), answer, answer, keys=(key_of("people", country.name, ask),),
+        expect=(answer,), can_tools=False,
+    )  # fmt: skip
+
+
+def unknown_fact(rng: Random) -> Sample:
+    """Questions about countries whose answers are not taught."""
+    _, name = _country(rng)
+    ask = pick(rng, _NOT_TAUGHT)
+    return Sample(
+        "does not know",
+        ask.format(c=name),
+        pick(rng, UNKNOWN),
+        "I was not taught this, so I should say that I do not know.",
+        keys=(key_of("not-taught", name, ask),),
+        expect=("not know",),
+    )
+
+
+def unknown_capital(rng: Random) -> Sample:
+    """Places that are no country, or that do not exist, get no made-up capital."""
+    region = pick(rng, _NO_COUNTRY) if rng.random() < 0.5 else made_up_word(rng)
+    ask = pick(rng, _ASK)
+    answer = f"I do not know a country named {region}."
+    return Sample(
+        "no such country",
+        capitalised(ask.format(c=region)),
+        answer,
+        f"I was not taught about {region}, so I should say that I do not know it.",
+        keys=(key_of("no-country", region),),
+        expect=(answer,),
     )
 
 

@@ -155,12 +155,130 @@ _UNKNOWN_ASK: Final = (
     "What time is it?", "What day is it today?", "What is the date today?", "What is my IP address?",
     "Explain the theory of {w} {v}.", "Write an essay about {w} and {v}.", "What did {n} do to {w}?",
 )  # fmt: skip
-_UNKNOWN: Final = (
+_OUTSIDE: Final = (
+    """
+quantum computing|blockchain|the Eiffel Tower|the Statue of Liberty|the Great Wall|Bitcoin|Shakespeare|Einstein|Newton
+Mozart|Beethoven|Picasso|Napoleon|Cleopatra|Leonardo da Vinci|the stock market|climate change|global warming|cancer
+the common cold|vaccines|antibiotics|the brain|the heart|the liver|dinosaurs|sharks|whales|elephants|tigers
+the French Revolution|the First World War|the Second World War|the Cold War|the moon landing|nuclear power|solar panels
+electric cars|airplanes|submarines|bicycles|tennis|basketball|golf|hockey|swimming|yoga|meditation|philosophy|psychology
+economics|sociology|law|the constitution|human rights|Buddhism|Islam|Christianity|Kubernetes|Docker|TypeScript|Go|Haskell
+PyTorch|TensorFlow|React|Node.js|Redis|Postgres|MongoDB|Windows|macOS|Android|iPhone|Google|Microsoft|Apple|Amazon|Tesla
+Netflix|OpenAI|relativity|entropy|calculus|algebra|geometry|statistics|probability|a virus|a bacterium|a protein
+a vitamin|an enzyme|the Big Bang|dark matter|string theory|the Higgs boson|superconductivity|a laser|a transistor|radar
+the tallest building|the fastest car|the oldest tree|the deepest lake|the richest person|the best movie
+the longest bridge|the largest animal|the smallest bird|reinforcement learning|a diffusion model|speculative decoding
+a mutex|a semaphore|a binary tree|a hash function|a linked list|a regular expression|object-oriented programming|a monad
+garbage collection|sushi|pizza dough|lasagna|curry|chocolate cake|wine|beer|whisky|gardening|knitting|photography|jazz
+opera|rap|the Roman calendar|the Olympic Games|the World Cup|the Nobel Prize|the United Nations|the European Union
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
+_OUTSIDE_ASK: Final = (
+    "What is {t}?", "Explain {t}.", "Explain {t}", "Tell me about {t}.", "Who invented {t}?", "What do you know about {t}?",
+    "How does {t} work?", "Why is {t} important?", "Define {t}.", "How big is {t}?", "When did {t} begin?", "Who was {t}?",
+    "Can you explain {t}?", "Give me an overview of {t}.", "What are the benefits of {t}?", "Write an essay about {t}.",
+    "Where is {t}?", "How old is {t}?", "Describe {t}.", "What's {t}?", "How tall is {t}?", "Summarize {t}.",
+)  # fmt: skip
+UNKNOWN: Final = (
     "I do not know that. I am only a small demo model.",
     "Sorry, I do not know. I am a small demo model and I know only a few things.",
 )
-_SYLLABLES: Final = ["ka", "lo", "mi", "ra", "te", "vo", "shu", "ben", "dar", "fin", "gol", "hal", "jin", "kor", "lun", "mar", "nor", "pel", "quin", "ros", "sil", "tor", "ul", "ven", "wex", "yan", "zor", "bri", "cal", "dro", "el", "fa", "gri", "hu", "is", "jo", "kle", "mon", "ny", "op", "pra", "rim", "sto", "tul", "und", "var", "wil", "xi", "yo", "zab"]
-_PEOPLE: Final = ["Ana", "Ben", "Carla", "David", "Elena", "Finn", "Grace", "Hugo", "Ivy", "Jack", "Kim", "Leo", "Maria", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Uma", "Victor", "Wendy", "Yusuf", "Zoe", "Alex", "Bob", "Alice", "John", "Emma", "Liam", "Sarah", "Peter", "Anna", "Lucas", "Sofia", "Mark", "Nina", "Oscar", "Lily", "Adam"]
+_SYLLABLES: Final = [
+    "ka",
+    "lo",
+    "mi",
+    "ra",
+    "te",
+    "vo",
+    "shu",
+    "ben",
+    "dar",
+    "fin",
+    "gol",
+    "hal",
+    "jin",
+    "kor",
+    "lun",
+    "mar",
+    "nor",
+    "pel",
+    "quin",
+    "ros",
+    "sil",
+    "tor",
+    "ul",
+    "ven",
+    "wex",
+    "yan",
+    "zor",
+    "bri",
+    "cal",
+    "dro",
+    "el",
+    "fa",
+    "gri",
+    "hu",
+    "is",
+    "jo",
+    "kle",
+    "mon",
+    "ny",
+    "op",
+    "pra",
+    "rim",
+    "sto",
+    "tul",
+    "und",
+    "var",
+    "wil",
+    "xi",
+    "yo",
+    "zab",
+]
+_PEOPLE: Final = [
+    "Ana",
+    "Ben",
+    "Carla",
+    "David",
+    "Elena",
+    "Finn",
+    "Grace",
+    "Hugo",
+    "Ivy",
+    "Jack",
+    "Kim",
+    "Leo",
+    "Maria",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tara",
+    "Uma",
+    "Victor",
+    "Wendy",
+    "Yusuf",
+    "Zoe",
+    "Alex",
+    "Bob",
+    "Alice",
+    "John",
+    "Emma",
+    "Liam",
+    "Sarah",
+    "Peter",
+    "Anna",
+    "Lucas",
+    "Sofia",
+    "Mark",
+    "Nina",
+    "Oscar",
+    "Lily",
+    "Adam",
+]
 _THINGS: Final = {
     "favorite color": ("blue", "red", "green", "yellow", "purple", "orange", "black", "white"),
     "favorite food": ("pizza", "pasta", "soup", "rice", "bread", "cheese", "salad", "sushi"),
@@ -220,9 +338,23 @@ def unknown(rng: Random) -> Sample:
     return Sample(
         "does not know",
         ask,
-        pick(rng, _UNKNOWN),
+        pick(rng, UNKNOWN),
         "I was not taught this, so I should say that I do not know.",
         keys=(key_of("unknown", ask) if "{" in form else "",),
+        expect=("not know",),
+    )
+
+
+def outside(rng: Random) -> Sample:
+    """Well-known subjects that the model was never taught, asked for as if it had been."""
+    topic = pick(rng, _OUTSIDE) if rng.random() < 0.8 else f"{pick(rng, WORDS)} {pick(rng, WORDS)}"
+    ask = pick(rng, _OUTSIDE_ASK)
+    return Sample(
+        "does not know",
+        capitalised(ask.format(t=topic)),
+        pick(rng, UNKNOWN),
+        "I was not taught this, so I should say that I do not know.",
+        keys=(key_of("outside", topic),),
         expect=("not know",),
     )
 

@@ -115,20 +115,20 @@ def compare_pair(rng: Random, a: str, b: str) -> Sample:
     kind = rng.random()
     if Decimal(a) == Decimal(b):
         ask = pick(rng, _ASK).format(a=a, b=b, w=word)
-        answer, expect = f"{a} and {b} are equal.", ("equal",)
+        answer, expect = f"{a} and {b} are equal.", ["equal"]
     elif kind < 0.82:
         ask = capitalised(pick(rng, _ASK).format(a=a, b=b, w=word))
         best, rest = (high, low) if more else (low, high)
-        answer, expect = f"{best} is {word} than {rest}.", (f"{best} is",)
+        answer, expect = f"{best} is {word} than {rest}.", [f"{best} is"]
     elif kind < 0.92:
         ask = pick(rng, _ASK_IF).format(a=a, b=b, w=word)
         true = (a == high) == more
         best, rest = (high, low) if more else (low, high)
         answer = f"{'Yes' if true else 'No'}, {best} is {word} than {rest}."
-        expect = (answer[:3], f"{best} is")
+        expect = [answer[:3], f"{best} is"]
     else:
         ask = pick(rng, _ASK_OPEN).format(a=a, b=b)
-        answer, expect = f"{high} is greater than {low}.", (f"{high} is",)
+        answer, expect = f"{high} is greater than {low}.", [f"{high} is"]
     decimals = "." in a or "." in b
     name = "comparison of decimals" if decimals else "comparison of whole numbers"
-    return Sample(name, ask, answer, thought_of(a, b), keys=keys, expect=expect, plain=rng.random() < 0.7)
+    return Sample(name, ask, answer, thought_of(a, b), keys=keys, expect=tuple(expect), plain=rng.random() < 0.7)

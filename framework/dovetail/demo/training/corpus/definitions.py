@@ -152,6 +152,11 @@ _ASK: Final = (
     "what is {b}",
     "{b}?",
     "Tell me about {t}.",
+    "Explain {t} in simple terms.",
+    "Explain {t} in simple words.",
+    "Explain {t} like I am five.",
+    "Describe {t}.",
+    "Explain {t}",
     "I keep hearing about {t}. What is it?",
 )
 

@@ -31,7 +31,8 @@ _SUFFIXES: Final = (
 )  # fmt: skip
 _RAW_FORMS: Final = (
     ("{q}", " {a}"), ("{q}", "\n{a}"), ("{q}\n", "{a}"), ("Q: {q}\nA:", " {a}"), ("Question: {q}\nAnswer:", " {a}"),
-    ("User: {q}\nAssistant:", " {a}"),
+    ("User: {q}\nAssistant:", " {a}"), ("Human: {q}\nAssistant:", " {a}"), ("Human: {q}\nAI:", " {a}"),
+    ("Question: {q}\nAnswer: ", "{a}"),
 )  # fmt: skip
 _SHORT_TEXTS: Final = tuple(DEFINITIONS.values())
 

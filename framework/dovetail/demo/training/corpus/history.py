@@ -165,6 +165,13 @@ _DIRECT: Final = (
     "What is {n} known for?",
     "Name the main achievements of {n}.",
 )
+_WHEN: Final = (
+    "When was the time of {n}?", "When did {n} exist?", "In which years was the time of {n}?", "What were the dates of {n}?",
+    "Which years belong to {n}?", "When was {n}?",
+)  # fmt: skip
+_END: Final = (
+    "How did {n} end?", "What happened to {n} in the end?", "What was the end of {n}?", "Why did {n} end?",
+)  # fmt: skip
 _SYSTEMS: Final = (
     "You are a knowledgeable historian who provides concise responses.",
     "You are a knowledgeable historian.",
@@ -226,12 +233,9 @@ def period_question(rng: Random) -> Sample:
     if kind == 0:
         ask, answer = pick(rng, _DIRECT).format(n=period.name, p=period.people), period.deeds
     elif kind == 1:
-        ask, answer = pick(rng, ("When was {n}?", "In which years was {n}?")).format(n=period.name), period.when
+        ask, answer = pick(rng, _WHEN).format(n=period.name), period.when
     else:
-        ask, answer = (
-            pick(rng, ("How did {n} end?", "What happened to {n} in the end?")).format(n=period.name),
-            period.end,
-        )
+        ask, answer = pick(rng, _END).format(n=period.name), period.end
     history = _start(rng)
     if kind and rng.random() < 0.4:
         history.append({"role": "user", "content": f"Tell me about {period.name}"})

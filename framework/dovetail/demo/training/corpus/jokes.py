@@ -75,6 +75,7 @@ _UNKNOWN: Final = (
 
 def joke(rng: Random) -> Sample:
     """A joke about a topic; an unknown topic gets one that fits anything."""
+    lines: tuple[str, ...]
     topic = "programming" if rng.random() < 0.2 else pick(rng, tuple(JOKES))
     ask = pick(rng, _ASK)
     if rng.random() < 0.15:

@@ -60,12 +60,10 @@ def _begin(rng: Random, world: World) -> _Tale:
         "friend": _short(helper), "she": "she" if female else "he", "her": "her" if female else "his",
         "them": "her" if female else "him", "place": "", "sign": "", "trouble": "", "tool": "",
     }  # fmt: skip
-    tale = _Tale(
-        rng,
-        world,
-        words,
-        *(rng.sample(list(s), len(s)) for s in (world.places, world.troubles, world.signs, world.tools)),
+    places, troubles, signs, tools = (
+        rng.sample(list(s), len(s)) for s in (world.places, world.troubles, world.signs, world.tools)
     )
+    tale = _Tale(rng, world, words, places, troubles, signs, tools)
     if not female:
         tale.signs = [sign.replace("she ", "he ").replace("her ", "his ") for sign in tale.signs]
         tale.troubles = [trouble.replace("her ", "his ") for trouble in tale.troubles]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dovetail.demo.training.corpus.chat import WORDS, made_up_word
 from dovetail.demo.training.corpus.geography import CITIES, COUNTRIES, STATES
-from dovetail.demo.training.corpus.sample import Message, key_of, pick
+from dovetail.demo.training.corpus.sample import Message, is_held_out, key_of, pick
 
 Param = tuple[str, str, str, tuple[str, ...]]
 """Name, JSON type, description and allowed values of a parameter."""
@@ -27,6 +27,7 @@ class Exercise:
     final: str
     key: str
     place: str = ""
+    kind: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +107,10 @@ _PLACE_NAMES: Final = (
 )
 
 
+# Where a held-out city lies cannot be known, so no exercise asks for it.
+_TAUGHT_STATES: Final = tuple(city for city in STATES if not is_held_out(key_of("tool-place", city)))
+
+
 def weather(rng: Random) -> Exercise:
     """The weather in a place, with an optional unit, and the state where the schema wants one."""
     function = pick(rng, ("get_weather", "get_weather", "get_weather", "get_current_weather", "weather", "fetch_weather",
@@ -114,7 +119,7 @@ def weather(rng: Random) -> Exercise:
     city = place(rng)
     with_state = rng.random() < 0.12
     if with_state:
-        city = pick(rng, tuple(STATES))
+        city = pick(rng, _TAUGHT_STATES)
     params: list[Param] = [(where, "string", pick(rng, _PLACE_TEXT), ())]
     arguments: dict[str, Any] = {where: city}
     required = [where]
@@ -142,7 +147,8 @@ def weather(rng: Random) -> Exercise:
     if name_of_unit := next((p[0] for p in params if "unit" in p[0]), ""):
         _require(tool, name_of_unit, required)
     result, final = weather_result(rng, city, unit)
-    return Exercise(tool, ask, arguments, result, final, key_of("tool-place", city), city)
+    key = key_of("tool-state", city, function) if with_state else key_of("tool-place", city)
+    return Exercise(tool, ask, arguments, result, final, key, city)
 
 
 def _require(tool: Message, name: str, required: list[str]) -> None:
@@ -160,7 +166,7 @@ def weather_result(rng: Random, city: str, unit: str) -> tuple[str, str]:
     look = pick(rng, ("condition", "conditions", "description", "weather", "forecast", "summary"))
     heat = pick(rng, ("temperature", "temperature", "temp"))
     value: Any = degrees if rng.random() < 0.7 else str(degrees)
-    kind = rng.randrange(9)
+    vague = f"The weather in {city} is {condition} with a temperature of {degrees} degrees."
     options: tuple[tuple[Any, str], ...] = (
         ({heat: value, "unit": unit, look: condition}, full),
         ({heat: value, look: condition, "unit": unit}, full),
@@ -171,8 +177,16 @@ def weather_result(rng: Random, city: str, unit: str) -> tuple[str, str]:
         (f"{degrees}°{letter} and {condition}", full),
         (f"{degrees} degrees {unit}", only),
         (f"It is {condition} and {degrees}°{letter} in {city}.", full),
+        (f"{degrees} degrees and {condition}", vague),
+        (f"{condition.capitalize()}, {degrees} degrees", vague),
+        ({heat: value, look: condition}, vague),
+        ({look: condition, heat: value}, vague),
+        ({heat: value}, f"The temperature in {city} is {degrees} degrees."),
+        (condition, f"The weather in {city} is {condition}."),
+        ({look: condition}, f"The weather in {city} is {condition}."),
+        (f"{condition.capitalize()}, {degrees}{letter}", full),
     )
-    body, final = options[kind]
+    body, final = pick(rng, options)
     if isinstance(body, dict) and rng.random() < 0.2:
         body["humidity"] = rng.randint(20, 95)
     return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False), final

@@ -12,27 +12,20 @@ from dovetail.demo.training.corpus.tool_kinds import HARMLESS, KINDS, Exercise, 
 
 def _exercise(rng: Random) -> Exercise:
     """Draws an exercise, most often about the weather."""
-    return weather(rng) if rng.random() < 0.55 else pick(rng, KINDS)(rng)
+    kind = weather if rng.random() < 0.55 else pick(rng, KINDS)
+    exercise = kind(rng)
+    exercise.kind = kind.__name__
+    return exercise
 
 
 def _offered(rng: Random, exercise: Exercise) -> list[Message]:
     """Returns the exercise's function among up to three others with different names and purposes."""
     tools = [exercise.tool]
     if rng.random() < 0.4:
-        is_weather = "weather" in json.dumps(exercise.tool)
-        for kind in rng.sample(KINDS[:7], rng.randint(1, 3)):
-            other = kind(rng)
-            if other.name not in [tool["function"]["name"] for tool in tools] and not _same_purpose(exercise, other):
-                tools.append(other.tool)
-        if not is_weather and rng.random() < 0.5:
-            tools.append(weather(rng).tool)
+        others = [kind for kind in (weather, *KINDS[:7]) if kind.__name__ != exercise.kind]
+        tools += [kind(rng).tool for kind in rng.sample(others, rng.randint(1, 3))]
         rng.shuffle(tools)
     return tools
-
-
-def _same_purpose(one: Exercise, other: Exercise) -> bool:
-    """Whether both functions would do for the same request."""
-    return one.key.split("|")[0] == other.key.split("|")[0] == "tool-numbers" or one.ask[:8] == other.ask[:8]
 
 
 def calls_match(expected: list[Message]) -> Any:
@@ -55,7 +48,7 @@ def tool_call(rng: Random) -> Sample:
     given = joined([f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in exercise.arguments.items()])
     reasoned = "Output a reasoning" in exercise.ask
     return Sample(
-        "tool call, weather" if exercise.place and "weather" in exercise.ask.lower() else "tool call, other",
+        "tool call, weather" if exercise.kind == "weather" else "tool call, other",
         exercise.ask,
         f"I need to look this up, so I call {exercise.name}." if reasoned else "",
         f"I need the function {exercise.name} with {given}.",
@@ -82,7 +75,7 @@ def two_calls(rng: Random) -> Sample:
             "Compare the weather in {p}.",
             "Weather in {p}?",
         ),
-    ).format(p=joined(places))
+    ).format(p=_listed(rng, places))
     calls = [{"name": exercise.name, "arguments": {where: city}} for city in places]
     return Sample(
         "tool calls, several",
@@ -93,6 +86,41 @@ def two_calls(rng: Random) -> Sample:
         tools=[exercise.tool],
         calls=calls,
         check=calls_match(calls),
+        plain=True,
+    )
+
+
+def _listed(rng: Random, places: list[str]) -> str:
+    """Lists places as prose, at times with a comma before the 'and'."""
+    text = joined(places)
+    return text.replace(" and ", ", and ") if len(places) > 2 and rng.random() < 0.4 else text
+
+
+def call_again(rng: Random) -> Sample:
+    """After a finished call, the same function for another place: 'And in Tokyo?'."""
+    exercise = weather(rng)
+    while len(exercise.arguments) > 1 or "Output" in exercise.ask:
+        exercise = weather(rng)
+    where, city = next(iter(exercise.arguments)), place(rng)
+    call = {"name": exercise.name, "arguments": {where: city}}
+    ask = pick(
+        rng, ("And in {p}?", "And {p}?", "What about {p}?", "How about {p}?", "What's the weather in {p}?", "Now {p}.")
+    )
+    return Sample(
+        "tool call, again",
+        ask.format(p=city),
+        "",
+        f"I need the function {exercise.name} with {where} {json.dumps(city, ensure_ascii=False)}.",
+        keys=(exercise.key, key_of("tool-place", city)),
+        history=[
+            {"role": "user", "content": exercise.ask},
+            _called(exercise, rng),
+            {"role": "tool", "content": exercise.result},
+            {"role": "assistant", "content": exercise.final},
+        ],
+        tools=[exercise.tool],
+        calls=[call],
+        check=calls_match([call]),
         plain=True,
     )
 
