@@ -213,6 +213,21 @@ def _planned(
     )
 
 
+def as_planned(record: PluginRecord) -> PlannedPlugin:
+    """Return a record as a plan holds it, without options and not asked for: for looking at plugins, not serving."""
+    return PlannedPlugin(
+        kind=record.kind,
+        name=record.name,
+        target=record.target,
+        distribution=record.distribution,
+        version=record.version,
+        api=record.api or KINDS[record.kind].api,
+        roles=record.facts.roles or KINDS[record.kind].roles,
+        requested=False,
+        file=record.file,
+    )
+
+
 def _options_of(options: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     key = option_key(name)
     return {

@@ -1,0 +1,139 @@
+"""`dovetail plugin`: what is installed, from where, and why something is not used.
+
+Each command has a file of its own, imported when it is typed: `list` imports no plugin and no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from dovetail.errors import DovetailError
+from dovetail.plugins.names import KINDS
+from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.registry import Registry
+
+_COLUMNS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NOTES")
+
+
+def main(argv: list[str]) -> int:
+    """Run `dovetail plugin …`.
+
+    Args:
+        argv: The arguments after `plugin`.
+
+    Returns:
+        The exit code: 0, 1 for problems found, 2 for what cannot be done; wrong arguments exit through `SystemExit`.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        if args.command == "list":
+            return list_plugins(as_json=args.json)
+        return int(import_module(f"{__name__}.{args.command}").run(args))
+    except DovetailError as error:
+        print(f"dovetail plugin {args.command}: error: {error}", file=sys.stderr)
+        return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="dovetail plugin", description="Show, check and write plugins.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, help: str, description: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=help, description=description)
+
+    kinds = ", ".join(KINDS)
+    listing = add(
+        "list",
+        "list every plugin with its state and package",
+        "List every installed plugin from package metadata; nothing is imported.",
+    )
+    listing.add_argument("--json", action="store_true", help="print what GET /v1/plugins returns")
+    info = add("info", "show one plugin, its package and its options", "Show one plugin; imports it for its options.")
+    info.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
+    info.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    doctor = add(
+        "doctor",
+        "explain everything that is wrong",
+        "Look for hidden installs, conflicts, missing packages and changed files, and load each package's plugins in "
+        "a process of its own to find what fails, hangs, or changes Dovetail.",
+    )
+    doctor.add_argument("--no-load", action="store_true", help="read metadata only; import nothing")
+    doctor.add_argument("--timeout", type=float, default=60.0, help="seconds that one plugin may take [60]")
+    check = add("check", "run the conformance kit on a plugin", "Run the conformance kit; needs pytest.")
+    check.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
+    check.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    new = add("new", "write the package of a new plugin", "Write a package that installs and passes its test.")
+    new.add_argument("kind", metavar="KIND", help=kinds)
+    new.add_argument("name", metavar="NAME", help="the plugin's name, such as acme-r2; for a model, its architecture")
+    new.add_argument("--dir", help="the folder to write; dovetail-NAME if not given")
+    lock = add("lock", "write down what is installed, for --plugins-locked", "Write name, version and RECORD hash.")
+    lock.add_argument("--output", help="the file; dovetail-plugins.lock if not given, - for standard output")
+    return parser
+
+
+def scan_as_configured() -> Registry:
+    """Scan under the deny and allow lists that the environment holds, as `dovetail serve` would."""
+    deny, allow = (os.environ.get(f"DOVETAIL_PLUGIN_{rule}", "") for rule in ("DENY", "ALLOW"))
+    return Registry.scan(deny=_names(deny), allow=_names(allow))
+
+
+def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
+    """Return the plugin that a user means.
+
+    Raises:
+        PluginError: There is none, several kinds have the name, or it cannot be used.
+    """
+    from dovetail.errors import PluginError
+    from dovetail.plugins.names import split_qualified
+
+    if kind is not None and kind not in KINDS:
+        raise PluginError(f"--kind {kind!r}: unknown; possible: {', '.join(KINDS)}")
+    bare = split_qualified(name)[1]
+    having = [k for k in KINDS if kind in (None, k) and any(r.answers_to(bare) for r in registry.of_kind(k))]
+    if len(having) > 1:
+        raise PluginError(f"{name!r} is the name of {' and '.join(having)}; add --kind {having[0]}")
+    if not having:
+        known = sorted({n for k in KINDS for n in registry.names(k)})
+        raise PluginError(f"plugin {name!r}: not installed; installed: {', '.join(known) or 'none'}")
+    return registry.resolve(having[0], name)
+
+
+def list_plugins(*, as_json: bool) -> int:
+    """Print every plugin."""
+    registry = scan_as_configured()
+    if as_json:
+        import json  # the table does not need it
+
+        print(json.dumps(registry.listing(), indent=2))
+        return 0
+    print(table(registry.sorted()))
+    for problem in registry.problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    return 0
+
+
+def table(records: Sequence[PluginRecord]) -> str:
+    """Lay records out in columns, one line each, under a heading."""
+    rows = [_COLUMNS, *(_row(record) for record in records)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(record: PluginRecord) -> tuple[str, ...]:
+    aliases = f"also: {', '.join(record.facts.aliases)}" if record.facts.aliases else ""
+    notes = "; ".join(note for note in (aliases, record.reason) if note)
+    return record.kind, record.name, record.state.value, record.distribution, record.version, notes
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

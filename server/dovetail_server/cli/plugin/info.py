@@ -1,0 +1,80 @@
+"""`dovetail plugin info NAME`: one plugin, where it comes from, what it says of itself, and its options."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.names import KINDS
+from dovetail.plugins.options import describe_options
+from dovetail.plugins.plan import PlannedPlugin, make_plan
+from dovetail.plugins.records import PluginRecord
+from dovetail_server.cli.plugin import find, scan_as_configured
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is known; exit code 1 where the plugin cannot be imported."""
+    registry = scan_as_configured()
+    record = find(registry, args.name, args.kind)
+    _print_record(record)
+    names: dict[str, Any] = {record.kind: [record.qualified] if record.kind == "hooks" else record.qualified}
+    (planned,) = make_plan(registry, **names).of_kind(record.kind)
+    try:
+        loaded = import_planned(planned)
+    except PluginError as error:
+        print(f"problem      {error}")
+        return 1
+    summary = (inspect.getdoc(loaded) or "").partition("\n")[0]
+    if summary and record.kind != "hooks":
+        print(f"about        {summary}")
+    _print_hooks(planned, loaded)
+    _print_options(record.name, _options_class(planned, loaded))
+    return 0
+
+
+def _print_record(record: PluginRecord) -> None:
+    facts = record.facts
+    lines = {
+        "plugin": f"{record.kind} {record.name}",
+        "package": f"{record.distribution} {record.version}",
+        "use it": f"{KINDS[record.kind].label} {record.name}",
+        "also": ", ".join((*facts.aliases, record.qualified)),
+        "state": record.state.value + (f": {record.reason}" if record.reason else ""),
+        "API": str(record.api),
+        "target": record.target,
+        "location": record.location,
+        "loaded in": ", ".join(facts.roles or KINDS[record.kind].roles),
+        "devices": ", ".join(facts.devices),
+        "needs": ", ".join(facts.packages),
+        "auto": "" if facts.matches is None else f"a candidate for {facts.matches or 'everything'}",
+    }
+    for key, value in lines.items():
+        if value:
+            print(f"{key:<13}{value}")
+
+
+def _print_hooks(planned: PlannedPlugin, loaded: Any) -> None:
+    if planned.kind == "hooks":
+        names = [name for name in dir(loaded) if name.startswith("dovetail_")]
+        print(f"hooks        {', '.join(names) or 'none'}")
+
+
+def _options_class(planned: PlannedPlugin, loaded: Any) -> type | None:
+    if planned.kind != "hooks":
+        found: type | None = loaded.Options
+        return found
+    from dovetail.plugins.manager import HookManager
+
+    return next((result.value for result in HookManager([(planned, loaded)]).settings()), None)
+
+
+def _print_options(name: str, options: type | None) -> None:
+    if options is None:
+        return
+    print("options")
+    for option in describe_options(options):
+        default = f" [{option.default}]" if option.default is not None else ""
+        print(f"  --{name}.{option.flag} ({option.type})  {option.help}{default}".rstrip())
