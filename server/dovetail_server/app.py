@@ -8,11 +8,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.asgi import Edge
+from dovetail_server.hooks import AsgiEndpoint
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.routes import admin, chat, completions, generate, health, info, models, tokens
@@ -27,6 +29,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for family in (chat, completions, models, generate, tokens, info, health, admin):
         app.include_router(family.router)
+    for path, endpoint in state.hooks.routes.items():
+        app.router.routes.append(Route(path, AsgiEndpoint(endpoint), include_in_schema=False))
     app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes)
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)

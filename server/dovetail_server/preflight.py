@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, ModelError
+from dovetail_server import hooks
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     return data
 
 
-def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[Registry, PluginPlan]:
-    """Choose the plugins on metadata alone.
+def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSettings, Registry, PluginPlan]:
+    """Choose the plugins on metadata alone; enabled hook plugins may register more and propose defaults first.
 
     Raises:
         PluginError: One that was asked for is unknown or cannot be used.
@@ -103,6 +104,9 @@ def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[Registry, 
     from dovetail.plugins import Registry, make_plan
 
     registry = Registry.scan()
+    manager = hooks.enable(settings, registry)
+    facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
+    settings = hooks.configure(settings, manager, facts)
     plan = make_plan(
         registry,
         model=architecture,
@@ -111,8 +115,9 @@ def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[Registry, 
         tool_parser=settings.tool_call_parser,
         hooks=settings.plugin,
         device=settings.device,
+        select=manager.select if manager is not None else None,
     )
-    return registry, plan
+    return settings, registry, plan
 
 
 def bind(host: str, port: int) -> socket.socket:

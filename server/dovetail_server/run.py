@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.settings import EngineSettings
+from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases, engine_notes
 
@@ -48,10 +49,12 @@ async def run(
         EngineError: The engine could not start.
     """
     engine = make_engine(settings, plan)
+    hooks = ApiHooks()
     try:
         engine_start = asyncio.create_task(start_engine(engine, phases))
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
-        server = await asyncio.to_thread(build_http, settings, engine, registry, phases)
+        hooks = ApiHooks.start(plan)
+        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases)
         http = asyncio.create_task(server.serve(sockets=[listener]))
         ready = asyncio.create_task(get_ready(server.state, registry, plan, engine_start, phases))
         try:
@@ -68,6 +71,7 @@ async def run(
     finally:
         await engine.close()
         listener.close()
+        hooks.stop()
     return 0 if server.started else 1
 
 
@@ -79,14 +83,14 @@ async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
     return info
 
 
-def build_http(settings: ServeSettings, engine: EngineClient, registry: Registry, phases: Phases) -> HttpServer:
+def build_http(settings: ServeSettings, engine: EngineClient, hooks: ApiHooks, phases: Phases) -> HttpServer:
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         from dovetail_server.app import create_app
         from dovetail_server.lifecycle import HttpServer
         from dovetail_server.state import ServerState
 
-        state = ServerState(settings, engine, plugins=registry.as_dicts())
+        state = ServerState(settings, engine, hooks)
         return HttpServer(create_app(state), state)
 
 

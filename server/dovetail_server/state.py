@@ -12,6 +12,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail_server import errors
+from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ HANG_S = 30.0
 class ServerState:
     """One per server. Used from its event loop only."""
 
-    def __init__(
-        self, settings: ServeSettings, engine: EngineClient, *, plugins: Sequence[dict[str, Any]] = ()
-    ) -> None:
+    def __init__(self, settings: ServeSettings, engine: EngineClient, hooks: ApiHooks | None = None) -> None:
         """Start without text tools: requests are refused until `ready_with` is called."""
         self.settings = settings
         self.engine = engine
-        self.plugins = list(plugins)
+        self.hooks = hooks or ApiHooks()
+        self.plugins: list[dict[str, Any]] = []
+        """Records of all installed plugins."""
         self.created = int(time.time())
         self.is_draining = False
         self.num_live = 0
@@ -137,7 +138,7 @@ class ServerState:
             self._last_step, self._last_advance = step, now
         if now - self._last_advance > HANG_S:
             return f"engine stuck: no step for {now - self._last_advance:.0f} s"
-        return None
+        return self.hooks.why_not_healthy()
 
 
 def get_state(request: Request) -> ServerState:

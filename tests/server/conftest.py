@@ -21,6 +21,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.text.chat import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
+from dovetail_server.hooks import ApiHooks
 from dovetail_server.lifecycle import HttpServer
 from dovetail_server.serving.text import TextTools
 from dovetail_server.settings import ServeSettings
@@ -37,6 +38,7 @@ class Harness:
         reasoning: ReasoningParser | None = None,
         tools: ToolParser | None = None,
         is_ready: bool = True,
+        hooks: ApiHooks | None = None,
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer(folder)
@@ -47,7 +49,7 @@ class Harness:
             model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
         )
         self.reset()
-        self.state = ServerState(self.settings, self.engine)
+        self.state = ServerState(self.settings, self.engine, hooks)
         template = ChatTemplate.load(self.tokenizer)
         self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools)
         if is_ready:

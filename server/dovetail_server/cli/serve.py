@@ -46,15 +46,15 @@ def serve(settings: ServeSettings) -> int:
     from dovetail_server import preflight
     from dovetail_server.startup import Phases
 
+    log.setup(settings.log_level)
     phases = Phases()
     is_demo = settings.model_path is None
     with phases.phase("checks") as notes:
         settings = preflight.with_demo(settings)
         architecture = preflight.check_model(settings)
-        registry, plan = preflight.plan_plugins(settings, architecture)
+        settings, registry, plan = preflight.plan_plugins(settings, architecture)
         listener = preflight.bind(settings.host, settings.port)
         notes.append(f"{len(plan.plugins)} plugins planned")
-    log.setup(settings.log_level)
     if is_demo:
         print_demo_note()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over

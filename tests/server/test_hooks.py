@@ -1,0 +1,101 @@
+"""Hook plugins in the server: one enabled by name reaches settings, routes, health, start and stop."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from server_tiny import write_model
+
+from conftest import Harness
+from dovetail.errors import ConfigError
+from dovetail_server import preflight
+from dovetail_server.hooks import ApiHooks
+from dovetail_server.settings import ServeSettings
+
+SOURCE = """
+import sys
+
+from dovetail.plugins import hookimpl
+from dovetail.plugins.contexts import HealthCheck, RouteSet
+
+plugin = sys.modules[__name__]
+calls = []
+complaint = None
+
+@hookimpl
+def dovetail_configure(draft):
+    draft.set("page_size", 32, why="acme likes it")
+    draft.set("dtype", "float16", why="acme likes that too")
+
+@hookimpl
+def dovetail_select(kind):
+    return "torch_native" if kind == "attention_backend" else None
+
+@hookimpl
+def dovetail_process_start(ctx):
+    calls.append(("start", ctx.role))
+
+@hookimpl
+def dovetail_process_stop(ctx):
+    calls.append(("stop", ctx.role))
+
+@hookimpl
+def dovetail_health(ctx):
+    return HealthCheck(name="mood", check=lambda: complaint)
+
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+@hookimpl
+def dovetail_routes(ctx):
+    return RouteSet(routes={"/hello": hello})
+"""
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install a distribution with a hooks plugin."""
+    info = tmp_path / "acme_hooks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-hooks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dovetail.hooks.v1]\nacme = acme_server_hooks:plugin\n")
+    (tmp_path / "acme_server_hooks.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    return "acme"
+
+
+def test_a_hooks_plugin_reaches_every_place(acme: str, tmp_path: Path, folder: Path) -> None:
+    """Defaults are proposed under the user's settings; routes, health, start and stop are called."""
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"")
+    given = ServeSettings(model_path=str(model), plugin=["acme"], dtype="float32")
+    settings, _, plan = preflight.plan_plugins(given, preflight.check_model(given))
+    assert (settings.page_size, settings.dtype) == (32, "float32")
+    assert plan.of_kind("attention_backend")[0].name == "torch_native"
+    hooks = ApiHooks.start(plan)
+    module = importlib.import_module("acme_server_hooks")
+    assert module.calls == [("start", "api")]
+    harness = Harness(folder, hooks=hooks)
+    try:
+        assert harness.get("/x/acme/hello").text == "hello"
+        assert harness.get("/readyz").status_code == 200
+        module.complaint = "gloomy"
+        reply = harness.get("/readyz")
+        assert (reply.status_code, reply.json()["reason"]) == (503, "acme: mood: gloomy")
+    finally:
+        harness.close()
+    hooks.stop()
+    assert module.calls[-1] == ("stop", "api")
+
+
+def test_an_unknown_hooks_plugin_is_refused(tmp_path: Path) -> None:
+    """A name that is not installed is an error, not a warning."""
+    model = write_model(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"")
+    given = ServeSettings(model_path=str(model), plugin=["acmee"])
+    with pytest.raises(ConfigError, match="acmee"):
+        preflight.plan_plugins(given, "Qwen3ForCausalLM")
