@@ -1,1 +1,66 @@
-"""What tests need, ours and third parties': tiny models with random weights, made in a second."""
+"""What tests of plugins need, ours and third parties'; `docs/testing.md` is its documentation.
+
+```python
+from dovetail.testing import ReasoningParserConformance, Sample
+
+class TestAcme(ReasoningParserConformance):
+    name = "acme-r2"
+    samples = [Sample("<r>think</r>answer", reasoning="think", content="answer")]
+```
+
+The conformance classes need pytest; nothing else here does. What this package offers is imported on first use, so that
+importing it imports neither pytest nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.testing.conformance.attention import AttentionBackendConformance
+    from dovetail.testing.conformance.grammar import GrammarBackendConformance
+    from dovetail.testing.conformance.hooks import HooksConformance
+    from dovetail.testing.conformance.model import ModelConformance
+    from dovetail.testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
+    from dovetail.testing.run import Report, check_class, conformance_class, run_conformance
+    from dovetail.testing.samples import GrammarSample, Sample
+    from dovetail.testing.site import FakeSite
+
+__all__ = [
+    "AttentionBackendConformance",
+    "FakeSite",
+    "GrammarBackendConformance",
+    "GrammarSample",
+    "HooksConformance",
+    "ModelConformance",
+    "ReasoningParserConformance",
+    "Report",
+    "Sample",
+    "ToolParserConformance",
+    "check_class",
+    "conformance_class",
+    "run_conformance",
+]
+
+_HOME = {
+    "AttentionBackendConformance": "conformance.attention",
+    "GrammarBackendConformance": "conformance.grammar",
+    "HooksConformance": "conformance.hooks",
+    "ModelConformance": "conformance.model",
+    "ReasoningParserConformance": "conformance.parsers",
+    "ToolParserConformance": "conformance.parsers",
+    "Report": "run",
+    "check_class": "run",
+    "conformance_class": "run",
+    "run_conformance": "run",
+    "GrammarSample": "samples",
+    "Sample": "samples",
+    "FakeSite": "site",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,33 @@
+"""How a conformance test fails: with a sentence that names the fault."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+def fail(message: str) -> NoReturn:
+    """Fail the running test.
+
+    Raises:
+        AssertionError: Always; its message is what the plugin's author reads.
+    """
+    __tracebackhide__ = True
+    raise AssertionError(message)
+
+
+def check(is_right: bool, message: str) -> None:
+    """Fail with `message` unless `is_right`."""
+    __tracebackhide__ = True
+    if not is_right:
+        fail(message)
+
+
+def shown(value: object, most: int = 160) -> str:
+    """Return a value's `repr`, cut in the middle where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
+def raised(error: BaseException) -> str:
+    """Return an exception as one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

@@ -1,0 +1,54 @@
+"""Whether work grows in proportion to the output: operations are counted, and only processor time is measured."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def operations(work: Callable[[], object]) -> int:
+    """Count the lines of Python that `work` runs. The same on every machine."""
+    count = 0
+
+    def line(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += 1
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(line)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def grows_linearly(work: Callable[[int], object], size: int, slack: int = 200) -> tuple[bool, int, int]:
+    """Say whether twice the size costs at most about twice the lines, and both counts."""
+    work(size)  # what is made at first use is not counted
+    one, two = operations(lambda: work(size)), operations(lambda: work(2 * size))
+    return two <= 2.3 * one + slack, one, two
+
+
+def time_grows_linearly(work: Callable[[int], object], size: int, tries: int = 3) -> tuple[bool, float, float]:
+    """Say whether four times the size takes clearly less than the sixteenfold time of quadratic work.
+
+    Lines do not show a search or a copy inside one call. Processor time of this thread is compared with itself, the
+    best of several tries, so that a busy machine does not matter; a single good try is enough.
+    """
+    one = four = float("inf")
+    for _ in range(tries):
+        one, four = min(one, _seconds(work, size)), min(four, _seconds(work, 4 * size))
+        if four <= 6.5 * one + 0.02:
+            return True, one, four
+    return False, one, four
+
+
+def _seconds(work: Callable[[int], object], size: int) -> float:
+    begin = time.thread_time()
+    work(size)
+    return time.thread_time() - begin

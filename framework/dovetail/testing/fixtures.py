@@ -1,0 +1,72 @@
+"""Fixtures for tests of plugins, loaded by pytest through the `pytest11` entry point wherever Dovetail is installed.
+
+Importing this module imports nothing heavy: each fixture imports what it needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from dovetail.testing.site import FakeSite
+    from dovetail.text.tokenizer import Tokenizer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the kit's marker."""
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+@pytest.fixture
+def dovetail_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
+    """A `site-packages` of made-up distributions at the head of `sys.path`; what is imported from it is forgotten."""
+    from dovetail.testing.site import FakeSite
+
+    fake = FakeSite(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(fake.root))
+    before = set(sys.modules)
+    yield fake
+    for name in set(sys.modules) - before:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+        if origin.startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def dovetail_tokenizer() -> Tokenizer:
+    """A tiny byte-level BPE tokenizer, whose added tokens are the markers that many formats use."""
+    from dovetail.testing.vocabularies import byte_level
+
+    return byte_level()
+
+
+@pytest.fixture(scope="session")
+def dovetail_tokenizer_fallback() -> Tokenizer:
+    """A tiny sentencepiece-like tokenizer with byte fallback; markers are spelled out in several tokens."""
+    from dovetail.testing.vocabularies import byte_fallback
+
+    return byte_fallback()
+
+
+@pytest.fixture(scope="session")
+def dovetail_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make tiny random checkpoints: `dovetail_tiny_model("Qwen3ForCausalLM", head_dim=32)` returns a folder.
+
+    Equal arguments give the same folder.
+    """
+    made: dict[str, Path] = {}
+
+    def make(architecture: str, **changes: Any) -> Path:
+        from dovetail.testing.models import make_model
+
+        key = f"{architecture} {sorted(changes.items())}"
+        if key not in made:
+            made[key] = make_model(tmp_path_factory.mktemp(architecture), architecture, **changes)
+        return made[key]
+
+    return make
