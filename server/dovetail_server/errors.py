@@ -62,9 +62,16 @@ def draining() -> ServiceError:
     return ServiceError("the server is shutting down and takes no new requests", code="draining", retry_after_s=5)
 
 
-def aborted(message: str | None) -> DovetailError:
-    """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up."""
-    if message in {None, "aborted"}:
+def aborted(message: str | None, code: str | None = None) -> DovetailError:
+    """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up.
+
+    Args:
+        message: The engine's reason.
+        code: Set by the engine where the request itself is at fault.
+    """
+    if code is not None:
+        return RequestError(message or "the request cannot be served", code=code)
+    if message in (None, "aborted"):
         return RequestError("the request was aborted", code="request_aborted")
     return ServiceError(f"the engine gave the request up: {message}", code="request_failed", status=500)
 

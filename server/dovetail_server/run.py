@@ -103,10 +103,10 @@ async def get_ready(
 ) -> None:
     """Load the text tools, wait for the engine, and open the doors."""
     text = await asyncio.to_thread(load_text, state.settings, plan, phases)
-    for record in text.plugin_states:
+    info = await engine_start
+    for record in [*text.plugin_states, *info.plugins]:
         registry.mark(*record)
     state.plugins = registry.as_dicts()
-    info = await engine_start
     state.ready_with(text.bound_to(info, state.settings))
 
 

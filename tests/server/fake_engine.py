@@ -27,6 +27,7 @@ class FakeEngine:
         eos: The end-of-sequence token.
         delay_s: Pause before each token.
         hold: While cleared, no request gets a token.
+        give_up: How every request ends at once.
         die_after: After so many tokens in all, the engine dies.
         per_delta: Tokens per delta.
         submits: Every request, in order.
@@ -44,6 +45,7 @@ class FakeEngine:
         self.hold.set()
         self.die_after: int | None = None
         self.per_delta = 1
+        self.give_up: Finish | None = None
         self.start_error: Exception | None = None
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
@@ -89,6 +91,9 @@ class FakeEngine:
                 self.aborted.append(request.rid)
 
     async def _deltas(self, request: Submit) -> AsyncIterator[TokenDelta]:
+        if self.give_up is not None:
+            yield TokenDelta(rid=request.rid, ids=[], prompt_tokens=1, finish=self.give_up)
+            return
         ids, finish = self._reply(request)
         chunks = [ids[i : i + self.per_delta] for i in range(0, len(ids), self.per_delta)]
         for position, chunk in enumerate(chunks):

@@ -230,7 +230,10 @@ def test_light_commands_import_nothing_heavy(argv: list[str], heavy: set[str]) -
     assert not loaded & heavy
 
 
-@pytest.mark.parametrize("module", ["dovetail_server.app", "dovetail_server.run", "dovetail_server.lifecycle"])
+@pytest.mark.parametrize(
+    "module",
+    ["dovetail_server.app", "dovetail_server.run", "dovetail_server.lifecycle", "dovetail.engine.process"],
+)
 def test_the_api_process_does_not_import_torch(module: str) -> None:
     """Everything the HTTP process runs is importable without torch."""
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"

@@ -14,6 +14,7 @@ import requests
 from exchanges import error_of
 
 from conftest import Harness
+from dovetail.engine.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -143,6 +144,25 @@ def test_abort_request(harness: Harness) -> None:
     assert (replies["chat"].status_code, error_of(replies["chat"])["code"]) == (400, "request_aborted")
     assert [item["meta_info"]["finish_reason"]["type"] for item in replies["generate"].json()] == ["abort", "abort"]
     assert harness.state.num_live == 0
+
+
+@pytest.mark.parametrize(
+    ("finish", "status", "code"),
+    [
+        (Finish("abort", None, "no such grammar", "invalid_grammar"), 400, "invalid_grammar"),
+        (Finish("abort", None, "the output is not finite"), 500, "request_failed"),
+        (Finish("abort", None, "aborted"), 400, "request_aborted"),
+    ],
+)
+@pytest.mark.parametrize("path", list(BODIES))
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_gives_up_is_told(
+    harness: Harness, finish: Finish, status: int, code: str, path: str, stream: bool
+) -> None:
+    """Before the first token the reply's status says whether the request or the engine is at fault."""
+    harness.engine.give_up = finish
+    reply = harness.post(path, {**BODIES[path], "stream": stream})
+    assert (reply.status_code, error_of(reply)["code"]) == (status, code)
 
 
 def test_starting_server_says_so(make_harness: Callable[..., Harness]) -> None:

@@ -61,4 +61,4 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
 def check_not_aborted(choice: Choice) -> None:
     """Raise if the engine gave the choice up: OpenAI's API has no word for a reply that ends so."""
     if choice.finish_reason == "abort":
-        raise errors.aborted(choice.abort_message)
+        raise errors.aborted(choice.abort_message, choice.abort_code)

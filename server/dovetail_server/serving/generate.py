@@ -234,7 +234,7 @@ def check_one_done(folds: Sequence[ItemFold]) -> None:
     """Raise if a lone request failed before its first token; later the reply itself says so."""
     choice = folds[0].choice
     if len(folds) == 1 and choice.finish_reason == "abort" and not choice.num_completion:
-        raise errors.aborted(choice.abort_message)
+        raise errors.aborted(choice.abort_message, choice.abort_code)
 
 
 async def stream(job: GenerateJob) -> Chunks:

@@ -48,6 +48,8 @@ class Choice:
     num_cached: int = 0
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
+    abort_code: str | None = None
+    """Set by the engine where the request is at fault."""
     finished_at: float = 0.0
     is_dropped: bool = False
     """Nobody wants the output: it only had to exist so that the engine looks at the prompt."""
@@ -89,6 +91,8 @@ class Choice:
         events = self.output.feed(delta)
         num_new = self.output.num_tokens - before
         is_last = self.output.finish is not None
+        if delta.finish is not None:
+            self.abort_code = delta.finish.code
         if is_last:
             self.finished_at = time.perf_counter()
         return Step(
