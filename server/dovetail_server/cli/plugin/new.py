@@ -1,0 +1,109 @@
+"""`dovetail plugin new KIND NAME`: the package of a new plugin, from templates in the wheel; nothing is fetched."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from dovetail import __version__
+from dovetail.errors import PluginError
+from dovetail.plugins.names import KINDS, Kind
+
+ABOUT = {
+    "model": "The model architecture {name} for Dovetail",
+    "attention_backend": "The attention backend {name} for Dovetail",
+    "reasoning_parser": "Lets Dovetail read the reasoning of {name} models",
+    "tool_parser": "Lets Dovetail read the tool calls of {name} models",
+    "grammar_backend": "The grammar backend {name} for Dovetail",
+    "hooks": "The plugin {name} for Dovetail",
+}
+USAGE = {
+    "model": "MODEL_FOLDER",
+    "hooks": "--plugin {name}",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the package and say what to do next."""
+    kind = check_kind(args.kind)
+    values = values_for(kind, args.name)
+    folder = Path(args.dir or values["distribution"])
+    written = write(folder, kind, values)
+    print(f"{folder}: {', '.join(written)}")
+    print(f"next: cd {folder} && pip install . && pytest")
+    return 0
+
+
+def check_kind(name: str) -> Kind:
+    """Return the kind that a user means; `reasoning-parser` is `reasoning_parser`.
+
+    Raises:
+        PluginError: There is no such kind.
+    """
+    key = name.replace("-", "_").lower()
+    if key not in KINDS:
+        raise PluginError(f"kind {name!r}: unknown; possible: {', '.join(KINDS)}")
+    return KINDS[key]
+
+
+def values_for(kind: Kind, name: str) -> dict[str, str]:
+    """Return what the templates' placeholders stand for.
+
+    Raises:
+        PluginError: The name cannot be a plugin's.
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise PluginError(f"name {name!r}: use letters, digits, - and _, beginning with a letter, such as acme-r2")
+    words = [word for word in re.split(r"[-_]", name) if word]
+    stem = "-".join(words).lower() if kind.name != "model" else re.sub(r"forcausallm$", "", name.lower())
+    module = f"dovetail_{stem.replace('-', '_')}"
+    class_name = "".join(word[:1].upper() + word[1:] for word in words)
+    if kind.name == "model":
+        class_name = re.sub(r"ForCausalLM$", "", class_name)
+    if keyword.iskeyword(class_name):
+        class_name += "_"
+    usage = USAGE.get(kind.name, f"{kind.label} {{name}}").format(name=name)
+    return {
+        "name": name,
+        "tag": stem,
+        "module": module,
+        "distribution": module.replace("_", "-"),
+        "class": class_name,
+        "target": "plugin" if kind.name == "hooks" else class_name,
+        "group": kind.entry_point_group,
+        "about": ABOUT[kind.name].format(name=name),
+        "usage": usage,
+        "dovetail": ".".join(__version__.split(".")[:2]),
+    }
+
+
+def write(folder: Path, kind: Kind, values: dict[str, str]) -> list[str]:
+    """Fill the kind's templates into `folder`, which must be empty or absent, and return the files' names.
+
+    Raises:
+        PluginError: The folder holds something, or cannot be written.
+    """
+    targets = {
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        f"{kind.name}.py": f"{values['module']}.py",
+        f"{kind.name}.test": f"test_{values['module']}.py",
+    }
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise PluginError(f"{str(folder)!r} is not empty; give another --dir")
+        folder.mkdir(parents=True, exist_ok=True)
+        for template, name in targets.items():
+            (folder / name).write_text(fill(template, values), encoding="utf-8")
+    except OSError as error:
+        raise PluginError(f"{str(folder)!r}: {error.strerror}; give another --dir") from None
+    return list(targets.values())
+
+
+def fill(template: str, values: dict[str, str]) -> str:
+    """Return a template's text with its `{{placeholders}}` filled."""
+    text = files("dovetail_server.cli.plugin").joinpath("templates", f"{template}.tmpl").read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
