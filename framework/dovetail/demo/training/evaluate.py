@@ -1,4 +1,4 @@
-"""Measures the accuracy on held-out samples, skill by skill, and on the documented lines, through `transformers`.
+"""Measures the accuracy on held-out samples, skill by skill, through `transformers`.
 
 Run it as `python -m dovetail.demo.training.evaluate --model DIR`.
 """
@@ -112,16 +112,17 @@ def write_mistakes(answers: list[Answer], path: Path, most: int = 15) -> None:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def evaluate_and_report(path: Path, per_skill: int, seed: int = 0) -> None:
-    """Evaluates the checkpoint in `path`, prints the table, and writes it there with the mistakes."""
+def evaluate_and_report(path: Path, per_skill: int, seed: int = 0, out: Path | None = None) -> None:
+    """Evaluates the checkpoint in `path` and prints the table; writes it and the mistakes into `out` if given."""
     model, tokenizer = load(path)
     samples = [sample for skill in WEIGHTS for sample in held_out_samples(skill, per_skill, seed)]
     torch.manual_seed(seed)
     greedy = answer(model, tokenizer, samples)
     sampled = answer(model, tokenizer, samples, temperature=0.3)
     table = table_of(greedy, sampled)
-    (path / "accuracy.md").write_text(table + "\n", encoding="utf-8")
-    write_mistakes(greedy, path / "mistakes.jsonl")
+    if out is not None:
+        (out / "accuracy.md").write_text(table + "\n", encoding="utf-8")
+        write_mistakes(greedy, out / "mistakes.jsonl")
     right = sum(item.right for item in greedy)
     print(table)
     print(f"{right} of {len(greedy)} held-out items are right ({100 * right / len(greedy):.1f} %)")
@@ -131,10 +132,11 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description="Evaluate the demo model on held-out samples.")
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
+    parser.add_argument("--out", type=Path, help="a folder for the table and the mistakes")
     parser.add_argument("--per-skill", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    evaluate_and_report(options.model, options.per_skill, options.seed)
+    evaluate_and_report(options.model, options.per_skill, options.seed, options.out)
 
 
 if __name__ == "__main__":

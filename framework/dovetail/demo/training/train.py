@@ -1,6 +1,6 @@
-"""Trains the demo model for a given time and writes a checkpoint folder, its held-out accuracy and its model card.
+"""Trains the demo model for a given time and writes a checkpoint folder with its held-out accuracy.
 
-Run it as `python -m dovetail.demo.training.train --out DIR --max-minutes 8`.
+Run it as `python -m dovetail.demo.training.train --out DIR --max-minutes 7`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import shutil
 import time
 from pathlib import Path
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
@@ -22,8 +23,8 @@ from dovetail.demo.training.model import DemoModel, Shape
 from dovetail.demo.training.muon import Muon
 from dovetail.demo.training.tokenizer import save_tokenizer, train_tokenizer
 
-WARMUP = 0.02
-DECAY_FROM = 0.45
+WARMUP: Final = 0.02
+DECAY_FROM: Final = 0.45
 
 
 def rate_at(progress: float, peak: float) -> float:
@@ -81,16 +82,16 @@ def _options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--max-minutes", type=float, default=8.0, help="training time, without the evaluation")
+    parser.add_argument("--max-minutes", type=float, default=7.0, help="training time, without the evaluation")
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--rate", type=float, default=3e-3, help="the peak learning rate")
-    parser.add_argument("--groups", type=int, default=8, help="groups of documents in a batch")
+    parser.add_argument("--groups", type=int, default=6, help="groups of documents in a batch")
     parser.add_argument("--group-tokens", type=int, default=GROUP_TOKENS)
     parser.add_argument("--layers", type=int, default=Shape.layers)
     parser.add_argument("--width", type=int, default=Shape.width)
     parser.add_argument("--hidden", type=int, default=Shape.hidden)
-    parser.add_argument("--workers", type=int, default=14, help="processes that write the corpus")
-    parser.add_argument("--shard", type=int, default=20_000, help="documents that a process writes at a time")
+    parser.add_argument("--workers", type=int, default=15, help="processes that write the corpus")
+    parser.add_argument("--shard", type=int, default=8_000, help="documents that a process writes at a time")
     parser.add_argument("--shards", type=int, default=10_000, help="shards after which the corpus is complete")
     parser.add_argument("--new-tokenizer", action="store_true", help="train the tokenizer instead of the bundled one")
     parser.add_argument("--tokenizer-documents", type=int, default=60_000)
@@ -123,7 +124,7 @@ def main() -> None:
     if options.evaluate:
         from dovetail.demo.training.evaluate import evaluate_and_report
 
-        evaluate_and_report(options.out, options.evaluate)
+        evaluate_and_report(options.out, options.evaluate, out=options.out)
 
 
 if __name__ == "__main__":
