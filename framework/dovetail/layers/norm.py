@@ -39,6 +39,6 @@ class QKNorm(Layer):
         part = self.weight.narrow(0, start, num)
         self.copy_part(part, tensor.expand(num, -1) if tensor.dim() == 1 else tensor)
 
-    def forward(self, qk: Tensor) -> Tensor:
-        """Normalise `[T, Hq + Hk, D]`."""
-        return ops.rms_norm(qk, self.weight, self.eps)
+    def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Normalise `[T, Hq + Hk, D]` and rotate it by the step's cosine and sine."""
+        return ops.norm_rotate(qk, self.weight, self.eps, *rope)

@@ -81,7 +81,7 @@ class Rotary(nn.Module):
         self._dtype = ctx.dtype
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine `[T, 1, dim]` in the model's dtype for positions `[T]`, as `ops.rotate` takes them."""
+        """Return cosine and sine `[T, 1, dim]` in the model's dtype for positions `[T]`, for `ops.norm_rotate`."""
         angles = (positions.to(torch.float32)[:, None] * self._freqs)[:, None]
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         return torch.cat((cos, cos), dim=-1).to(self._dtype), torch.cat((-sin, sin), dim=-1).to(self._dtype)

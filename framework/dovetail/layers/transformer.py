@@ -55,9 +55,7 @@ class SelfAttention(nn.Module):
         hq, hk = self.hq, self.hk
         qkv = self.qkv(x).view(-1, hq + 2 * hk, self.d)
         qk = qkv[:, : hq + hk]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = ops.rotate(qk, *rope)
+        qk = ops.norm_rotate(qk, None, 0.0, *rope) if self.qk_norm is None else self.qk_norm(qk, rope)
         attended = attend(self.layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)
         out: Tensor = self.out(attended.view(-1, hq * self.d))
         return out

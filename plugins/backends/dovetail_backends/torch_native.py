@@ -123,9 +123,7 @@ class TorchNativeBackend(AttentionBackend):
         )
         return keys, values
 
-    def _decode_mask(
-        self, window: int | None, dtype: torch.dtype, num_keys: int, batch: ForwardBatch
-    ) -> Tensor | None:
+    def _decode_mask(self, window: int | None, dtype: torch.dtype, num_keys: int, batch: ForwardBatch) -> Tensor | None:
         """Additive mask `[B, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
         if window not in self._bias:
             n = batch.num_decode

@@ -1,5 +1,38 @@
-"""Tensor operations behind the layers. `reference` is plain torch and the meaning of each."""
+"""Tensor operations behind the layers: `reference` in plain torch says what each means, `fused` is for CUDA tensors."""
 
-from dovetail.layers.ops.reference import add_rms_norm, rms_norm, rotate, silu_and_mul
+from __future__ import annotations
 
-__all__ = ["add_rms_norm", "rms_norm", "rotate", "silu_and_mul"]
+from types import ModuleType
+
+from torch import Tensor
+
+from dovetail.layers.ops import reference
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.add_rms_norm`."""
+    found: tuple[Tensor, Tensor] = _implementation(x).add_rms_norm(x, residual, weight, eps)
+    return found
+
+
+def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `reference.norm_rotate`."""
+    found: Tensor = _implementation(x).norm_rotate(x, weight, eps, cos, sin)
+    return found
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """See `reference.silu_and_mul`."""
+    found: Tensor = _implementation(gate_up).silu_and_mul(gate_up)
+    return found
+
+
+def _implementation(x: Tensor) -> ModuleType:
+    if not x.is_cuda:
+        return reference
+    from dovetail.layers.ops import fused  # imports Triton, which only CUDA tensors need
+
+    return fused
+
+
+__all__ = ["add_rms_norm", "norm_rotate", "silu_and_mul"]

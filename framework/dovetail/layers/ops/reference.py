@@ -39,11 +39,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves layout. `x` is `[T, N, D]`, `cos` and `sin` are `[T, 1, D]` in its dtype.
+def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """RMS norm of each head if there is a weight `[N, D]`, then rotary embedding in the halves layout.
 
-    The first half of `sin` is negated: rolling by half a head swaps the halves, which saves building `(-x2, x1)`.
+    Args:
+        x: `[T, N, D]`.
+        weight: Norm weight of every head, or None.
+        eps: Of the norm.
+        cos: `[T, 1, D]` in the dtype of `x`.
+        sin: As `cos`, its first half negated: rolling by half a head swaps the halves, which saves building
+            `(-x2, x1)`.
 
     Source: RoFormer, arXiv:2104.09864, in GPT-NeoX's layout.
     """
+    if weight is not None:
+        x = rms_norm(x, weight, eps)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -1,4 +1,4 @@
-"""The reference attention backend against attention written out in float64."""
+"""The attention backends against attention written out in float64; Triton runs in its interpreter on CPU."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 
 from dovetail.cache.pool import PagedKVPool
-from dovetail.contracts.attention import AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.model import ModelConfig, RopeConfig
 from dovetail_backends.torch_native import TorchNativeBackend
+from dovetail_backends.triton import TritonBackend
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+def naive(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sinks: Tensor | None) -> Tensor:
     """One request's new queries `[n, Hq, D]` over all keys `[L, Hk, D]`, one query and head at a time."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     offset, group = k.shape[0] - q.shape[0], q.shape[1] // k.shape[1]
     for i in range(q.shape[0]):
         last = offset + i
-        first = 0 if layer.sliding_window is None else max(0, last - layer.sliding_window + 1)
+        first = 0 if window is None else max(0, last - window + 1)
         for h in range(q.shape[1]):
             keys, values = k[first : last + 1, h // group].double(), v[first : last + 1, h // group].double()
-            scores = keys @ q[i, h].double() * layer.scale
-            if layer.sinks is not None:
-                weights = torch.cat((scores, layer.sinks[h : h + 1].double())).softmax(0)[:-1]
+            scores = keys @ q[i, h].double() * scale
+            if sinks is not None:
+                weights = torch.cat((scores, sinks[h : h + 1].double())).softmax(0)[:-1]
             else:
                 weights = scores.softmax(0)
             out[i, h] = weights @ values
@@ -47,8 +49,11 @@ GRID = [
 ]
 
 
+@pytest.mark.parametrize("backend_class", [TorchNativeBackend, TritonBackend])
 @pytest.mark.parametrize("case", GRID, ids=lambda case: f"page{case[0]}-{case[6]}")
-def test_attention_equals_float64(case: tuple[int, int, int, int, int | None, bool, list[tuple[int, int]]]) -> None:
+def test_attention_equals_float64(
+    case: tuple[int, int, int, int, int | None, bool, list[tuple[int, int]]], backend_class: type[AttentionBackend]
+) -> None:
     """Decode rows, prefill with and without prefix, and mixes agree with float64 within float32's rounding."""
     page, hq, hk, d, window, with_sinks, lengths = case
     rng, torch_rng = random.Random(1), torch.Generator().manual_seed(1)
@@ -58,12 +63,12 @@ def test_attention_equals_float64(case: tuple[int, int, int, int, int | None, bo
         tie_word_embeddings=False, rope=RopeConfig(), dtype="float32",
     )  # fmt: skip
     pool = (
-        PagedKVPool(config, 80, page, torch.float32, CPU)
+        PagedKVPool(config, 80, page, torch.float32, DEVICE)
         if page > 2
-        else PagedKVPool(config, 200, page, torch.float32, CPU)
+        else PagedKVPool(config, 200, page, torch.float32, DEVICE)
     )
-    backend = TorchNativeBackend(config, pool, CPU)
-    sinks = torch.randn(hq, generator=torch_rng) if with_sinks else None
+    backend = backend_class(config, pool, DEVICE)
+    sinks = torch.randn(hq, generator=torch_rng).to(DEVICE) if with_sinks else None
     layer = AttentionLayer(
         index=0,
         num_qo_heads=hq,
@@ -95,21 +100,21 @@ def test_attention_equals_float64(case: tuple[int, int, int, int, int | None, bo
     starts = torch.tensor([0, *news]).cumsum(0).int()
     batch = ForwardBatch(
         num_decode=num_decode,
-        positions=torch.cat([torch.arange(c, c + n) for c, n in lengths]),
-        kv_slots=torch.tensor(slots),
-        rows=torch.tensor(rows[: len(lengths)]),
-        page_table=table,
-        seq_lens=torch.tensor([c + n for c, n in lengths]),
-        q_starts=starts,
+        positions=(torch.cat([torch.arange(c, c + n) for c, n in lengths])).to(DEVICE),
+        kv_slots=(torch.tensor(slots)).to(DEVICE),
+        rows=(torch.tensor(rows[: len(lengths)])).to(DEVICE),
+        page_table=table.to(DEVICE),
+        seq_lens=(torch.tensor([c + n for c, n in lengths])).to(DEVICE),
+        q_starts=starts.to(DEVICE),
         seq_lens_cpu=[c + n for c, n in lengths],
         q_lens_cpu=news,
         attention=backend,
-        last_tokens=(starts[1:] - 1).long(),
+        last_tokens=(starts[1:] - 1).long().to(DEVICE),
     )
-    new_k = torch.cat([k[c:] for k, (c, _) in zip(keys, lengths, strict=True)])
-    new_v = torch.cat([v[c:] for v, (c, _) in zip(values, lengths, strict=True)])
-    q = torch.cat(queries)
-    out = torch.full(q.shape, float("nan"))
+    new_k = torch.cat([k[c:] for k, (c, _) in zip(keys, lengths, strict=True)]).to(DEVICE)
+    new_v = torch.cat([v[c:] for v, (c, _) in zip(values, lengths, strict=True)]).to(DEVICE)
+    q = torch.cat(queries).to(DEVICE)
+    out = torch.full(q.shape, float("nan"), device=DEVICE)
     backend.plan(batch, Phase.EAGER)
     backend.write_kv(layer, new_k, new_v, batch)
     if num_decode == len(lengths):
@@ -118,8 +123,13 @@ def test_attention_equals_float64(case: tuple[int, int, int, int, int | None, bo
         backend.forward_mixed(q, new_k, new_v, layer, batch, out)
     else:
         backend.forward_extend(q, new_k, new_v, layer, batch, out)
-    want = torch.cat([naive(*x, layer) for x in zip(queries, keys, values, strict=True)])
-    error = (out.double() - want).norm() / want.norm()
+    want = torch.cat(
+        [
+            naive(*x, layer.scale, layer.sliding_window, None if sinks is None else sinks.cpu())
+            for x in zip(queries, keys, values, strict=True)
+        ]
+    )
+    error = (out.cpu().double() - want).norm() / want.norm()
     assert error < 1e-6
 
 

@@ -1,0 +1,104 @@
+"""Triton versions of the operations in `reference`, for CUDA tensors; each equals its reference within rounding.
+
+They compute in float32 and round where the reference rounds. T tokens, H hidden size, D head dim, N heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    x, residual, weight, out, total, eps, stride_x, H: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    value = tl.load(x + row * stride_x + at, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        value = (value.to(tl.float32) + tl.load(residual + row * H + at, mask=inside, other=0.0).to(tl.float32)).to(
+            value.dtype
+        )
+        tl.store(total + row * H + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + eps)
+    normed = (wide * scale).to(value.dtype)
+    w = tl.load(weight + at, mask=inside, other=0.0)
+    tl.store(out + row * H + at, (normed.to(tl.float32) * w.to(tl.float32)).to(value.dtype), mask=inside)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.add_rms_norm`: one kernel, one program per row."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    num, width = x.shape
+    out = torch.empty(num, width, dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(out)
+    block = triton.next_power_of_2(width)
+    _add_rms_norm_kernel[(num,)](
+        x, x if residual is None else residual, weight, out, total, eps, x.stride(0),
+        H=width, BLOCK=block, HAS_RESIDUAL=residual is not None, num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return out, total
+
+
+@triton.jit
+def _norm_rotate_kernel(
+    x, weight, cos, sin, out, eps, stride_token, stride_head,
+    N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, HALF)
+    inside = at < D // 2
+    source = x + token * stride_token + head * stride_head
+    low = tl.load(source + at, mask=inside, other=0.0)
+    high = tl.load(source + D // 2 + at, mask=inside, other=0.0)
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    if HAS_NORM:
+        scale = 1.0 / tl.sqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+        w_low = tl.load(weight + head * D + at, mask=inside, other=0.0).to(tl.float32)
+        w_high = tl.load(weight + head * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
+        a = ((a * scale).to(low.dtype).to(tl.float32) * w_low).to(low.dtype).to(tl.float32)
+        b = ((b * scale).to(low.dtype).to(tl.float32) * w_high).to(low.dtype).to(tl.float32)
+    c_low = tl.load(cos + token * D + at, mask=inside, other=0.0).to(tl.float32)
+    c_high = tl.load(cos + token * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
+    s_low = tl.load(sin + token * D + at, mask=inside, other=0.0).to(tl.float32)
+    s_high = tl.load(sin + token * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
+    target = out + (token * N + head) * D
+    tl.store(target + at, (a * c_low + b * s_low).to(low.dtype), mask=inside)
+    tl.store(target + D // 2 + at, (b * c_high + a * s_high).to(low.dtype), mask=inside)
+
+
+def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `reference.norm_rotate`: one kernel, one program per token and head. `x` may be a strided view."""
+    num, heads, dim = x.shape
+    out = torch.empty(num, heads, dim, dtype=x.dtype, device=x.device)
+    _norm_rotate_kernel[(num, heads)](
+        x, x if weight is None else weight, cos, sin, out, eps, x.stride(0), x.stride(1),
+        N=heads, D=dim, HALF=triton.next_power_of_2(dim // 2), HAS_NORM=weight is not None, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(out + row * WIDTH + at, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """See `reference.silu_and_mul`: one kernel."""
+    num, width = gate_up.shape[0], gate_up.shape[1] // 2
+    gate_up = gate_up.contiguous()
+    out = torch.empty(num, width, dtype=gate_up.dtype, device=gate_up.device)
+    _silu_and_mul_kernel[(num, triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4)
+    return out

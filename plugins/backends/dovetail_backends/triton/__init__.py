@@ -1,0 +1,50 @@
+"""Attention in Triton: paged split-KV decode and paged prefill, every length read on the device.
+
+`torch_native` is the reference that it must equal.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.model import ModelConfig
+from dovetail_backends.triton.decode import DecodeScratch, decode
+from dovetail_backends.triton.extend import extend
+from dovetail_backends.triton.kv import write_kv
+
+
+class TritonBackend(AttentionBackend):
+    """Serves CUDA; on CPU only under Triton's interpreter, for tests."""
+
+    caps = AttentionCaps(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({"bfloat16", "float16", "float32"}),
+        head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
+        graph="decode",
+        sliding_window=True,
+        sinks=True,
+    )
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+        self._scratch = DecodeScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
+        self._longest = 0
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        """Note the longest chunk, which sizes the prefill grid; decode needs nothing from the host."""
+        self._longest = max(batch.q_lens_cpu[batch.num_decode :], default=0)
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out)
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)

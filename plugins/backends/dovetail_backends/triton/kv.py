@@ -1,0 +1,40 @@
+"""Writes a step's keys and values to their slots in the paged pool, one program per token.
+
+T tokens, Hk KV heads, D head dim, P page size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _write_kernel(
+    k, v, kv, slots, stride_k, stride_v, stride_page, stride_half, stride_token,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    target = kv + slot // P * stride_page + slot % P * stride_token + at
+    tl.store(target, tl.load(k + token * stride_k + at, mask=inside), mask=inside)
+    tl.store(target + stride_half, tl.load(v + token * stride_v + at, mask=inside), mask=inside)
+
+
+def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """Write `k`, `v` `[T, Hk, D]` (rows may be strided, heads contiguous) into `kv` `[N, 2, P, Hk, D]`.
+
+    Args:
+        k: Keys.
+        v: Values.
+        kv: One layer of the pool.
+        slots: `[T]` int64, `page * P + offset`.
+    """
+    width = k.shape[1] * k.shape[2]
+    _write_kernel[(k.shape[0],)](
+        k, v, kv, slots, k.stride(0), v.stride(0), kv.stride(0), kv.stride(1), kv.stride(2),
+        P=kv.shape[2], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Triton versions of the layer operations equal the torch reference; on CPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.layers.ops import fused, reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Random numbers on the test device."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def close(found: Tensor, want: Tensor) -> None:
+    """Relative error of the whole tensor below the dtype's tolerance."""
+    assert found.shape == want.shape
+    assert found.dtype == want.dtype
+    error = (found.double() - want.double()).norm() / want.double().norm()
+    assert error < TOLERANCE[want.dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [63, 256, 896])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_add_rms_norm(dtype: torch.dtype, width: int, with_residual: bool) -> None:
+    """The fused addition and norm equal the reference, for widths off powers of two and strided rows."""
+    x = random(5, width + 7, dtype=dtype)[:, :width]
+    residual = random(5, width, dtype=dtype, seed=1) if with_residual else None
+    weight = random(width, dtype=dtype, seed=2)
+    for found, want in zip(
+        fused.add_rms_norm(x, residual, weight, 1e-6), reference.add_rms_norm(x, residual, weight, 1e-6), strict=True
+    ):
+        close(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
+    """The fused head norm and rotation equal the reference on a strided view of a fused projection."""
+    x = random(3, 9, dim, dtype=dtype)[:, :6]
+    cos, sin = (random(3, 1, dim, dtype=dtype, seed=s) for s in (1, 2))
+    weight = random(6, dim, dtype=dtype, seed=3) if with_norm else None
+    close(fused.norm_rotate(x, weight, 1e-6, cos, sin), reference.norm_rotate(x, weight, 1e-6, cos, sin))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [63, 1024, 2000])
+def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
+    """The fused gate equals the reference for widths off the block size."""
+    gate_up = random(4, 2 * width, dtype=dtype)
+    close(fused.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
