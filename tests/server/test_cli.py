@@ -105,6 +105,8 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["--model", "a", "--model-path", "b"], ["--model", "--model-path", "same setting"]),
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
         (["--trust-remote-code"], ["--trust-remote-code", "never run"]),
+        (["--tp-size", "2"], ["--tp-size", "one device"]),
+        (["--gpu-memory-utilization=0.9"], ["--mem-fraction-static"]),
         (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
     ],
 )
@@ -112,6 +114,11 @@ def test_a_bad_flag_gets_one_line_with_the_fix(argv: list[str], parts: list[str]
     """The message names the flag, what was given and what is possible."""
     message = error(*argv)
     assert all(part in message for part in parts), message
+
+
+def test_no_flag_is_both_known_and_refused() -> None:
+    """What a settings class gains leaves the list of refusals."""
+    assert not set(FLAGS.split()) & set(REFUSED)
 
 
 def test_bad_environment_and_file_are_named_as_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
