@@ -15,7 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
-from dovetail_server.cli.options import NO_OPS, build_parser, load_settings, parse_flags
+from dovetail_server.cli.options import NO_OPS, REFUSED, build_parser, load_settings, parse_flags
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """
