@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
+WATCH_S = 0.25
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -57,17 +58,19 @@ async def run(
         server = await asyncio.to_thread(build_http, settings, engine, hooks, phases)
         http = asyncio.create_task(server.serve(sockets=[listener]))
         ready = asyncio.create_task(get_ready(server.state, registry, plan, engine_start, phases))
+        tasks: list[asyncio.Task[Any]] = [http, ready, engine_start]
         try:
             await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
                 announce(settings, listener, phases)
+                tasks.append(asyncio.create_task(watch_engine(engine)))
             await http
         finally:
             server.should_exit = True
-            ready.cancel()
-            engine_start.cancel()
-            await asyncio.gather(http, ready, engine_start, return_exceptions=True)
+            for task in tasks[1:]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await engine.close()
         listener.close()
@@ -81,6 +84,13 @@ async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
         info = await engine.start()
         notes.extend(engine_notes(info))
     return info
+
+
+async def watch_engine(engine: EngineClient) -> None:
+    """Log the death of the engine, once; replies refer to the log."""
+    while engine.dead is None:
+        await asyncio.sleep(WATCH_S)
+    logger.error("The engine is gone: %s. Requests get 503 until the server is restarted.", engine.dead)
 
 
 def build_http(settings: ServeSettings, engine: EngineClient, hooks: ApiHooks, phases: Phases) -> HttpServer:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,9 @@ def test_a_server_comes_up_serves_and_goes_down(
                     continue
             found.append(http.get(f"{url}/v1/models", timeout=5).status_code)
             found.append(len(http.get(f"{url}/v1/plugins", timeout=5).json()["data"]))
+            engine.dead = "killed by the test"
+            time.sleep(2 * run.WATCH_S)
+            found.append(http.get(f"{url}/health", timeout=5).status_code)
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -74,6 +78,8 @@ def test_a_server_comes_up_serves_and_goes_down(
     assert code == 0
     assert found[0] == 200
     assert found[1] > 3
+    assert found[2] == 503
+    assert output.count("The engine is gone: killed by the test.") == 1
     assert engine.is_closed
     assert "The server is fired up and ready to roll!" in output
     assert '"GET /v1/models HTTP/1.1" 200 OK' in output
