@@ -16,24 +16,11 @@ from dovetail.errors import ConfigError
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from dovetail.plugins import HookManager, PluginPlan, Registry
+    from dovetail.plugins import HookManager, PluginPlan
 
 logger = logging.getLogger("dovetail.server")
 LATER = ("dovetail_settings", "dovetail_request_observers", "dovetail_stat_loggers")
 """Hooks that this version does not act on; a plugin that has one is told so."""
-
-
-def enable(settings: ServeSettings, registry: Registry) -> HookManager | None:
-    """Import the enabled hook plugins and let them register what they bring, before names are resolved.
-
-    Raises:
-        PluginError: One of them is unknown, broken or failed.
-    """
-    if not settings.plugin:
-        return None
-    from dovetail.plugins import HookManager
-
-    return HookManager.enable(registry, settings.plugin)
 
 
 def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[str, Any]) -> ServeSettings:
@@ -46,7 +33,7 @@ def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[
         return settings
     from dovetail.plugins.contexts import ConfigDraft
 
-    given = settings.model_dump(include=settings.model_fields_set)
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
     draft = ConfigDraft(frozenset(ServeSettings.model_fields), given)
     manager.configure(draft, facts)
     for proposal in draft.proposals:

@@ -6,14 +6,10 @@ import errno
 import json
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.errors import ConfigError, ModelError
-from dovetail_server import hooks
 from dovetail_server.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from dovetail.plugins import PluginPlan, Registry
 
 DEMO_NAME = "dovetail-demo"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -93,31 +89,6 @@ def read_json(path: Path, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ModelError(f"{where}: {path.name} is not a JSON object")
     return data
-
-
-def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSettings, Registry, PluginPlan]:
-    """Choose the plugins on metadata alone; enabled hook plugins may register more and propose defaults first.
-
-    Raises:
-        PluginError: One that was asked for is unknown or cannot be used.
-    """
-    from dovetail.plugins import Registry, make_plan
-
-    registry = Registry.scan()
-    manager = hooks.enable(settings, registry)
-    facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
-    settings = hooks.configure(settings, manager, facts)
-    plan = make_plan(
-        registry,
-        model=architecture,
-        attention_backend=settings.attention_backend,
-        reasoning_parser=settings.reasoning_parser,
-        tool_parser=settings.tool_call_parser,
-        hooks=settings.plugin,
-        device=settings.device,
-        select=manager.select if manager is not None else None,
-    )
-    return settings, registry, plan
 
 
 def bind(host: str, port: int) -> socket.socket:

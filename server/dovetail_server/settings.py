@@ -5,6 +5,8 @@ Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dovetail.errors import ConfigError
+from dovetail.plugins.options import option_key
 from dovetail.settings import EngineSettings, flag
 
 ENV_PREFIX = "DOVETAIL_"
@@ -36,6 +39,32 @@ def none_word(value: object) -> object:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class GivenOption:
+    """A plugin's option as given, with where it was given, for messages."""
+
+    value: Any
+    source: str
+
+
+def note_source(value: object) -> object:
+    """Attach the source to options that carry none: they come from the configuration file."""
+    if not isinstance(value, dict):
+        return value
+    noted: dict[str, Any] = {}
+    for plugin, section in value.items():
+        if not isinstance(section, dict):
+            raise ValueError(f"plugins.{plugin}: expected `option: value` lines")
+        noted[option_key(str(plugin))] = {
+            str(name).replace("-", "_"): given
+            if isinstance(given, GivenOption)
+            else GivenOption(given, f"'plugins.{plugin}.{name}' in the configuration file")
+            for name, given in section.items()
+        }
+    return noted
+
+
+PluginOptions = Annotated[dict[str, dict[str, GivenOption]], NoDecode, BeforeValidator(note_source)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
 PluginName = Annotated[str | None, BeforeValidator(none_word)]
 
@@ -84,6 +113,39 @@ class ServeSettings(EngineSettings, BaseSettings):
         default_factory=list,
         description="Hook plugins to enable, comma-separated.",
         json_schema_extra=flag(common=True),
+    )
+    plugin_file: Names = Field(
+        default_factory=list,
+        description="Python files with plugins, for one-off work; comma-separated.",
+        json_schema_extra=flag(),
+    )
+    plugin_deny: Names = Field(
+        default_factory=list,
+        description="Packages, or package:plugin, whose plugins are never imported; comma-separated.",
+        json_schema_extra=flag(),
+    )
+    plugin_allow: Names = Field(
+        default_factory=list,
+        description="The only packages, or package:plugin, that may bring plugins, beside Dovetail's own.",
+        json_schema_extra=flag(),
+    )
+    plugins_locked: Path | None = Field(
+        None,
+        description="Lock file of `dovetail plugin lock`; every plugin that is not in it as installed is refused.",
+        json_schema_extra=flag(),
+    )
+    plugin_timeout: float = Field(
+        60.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that a plugin gets to be imported or started; 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    plugins: PluginOptions = Field(
+        default_factory=dict,
+        description="Options of plugins: `--acme.top-k 5`, or a section `plugins: {acme: {top_k: 5}}` in the file.",
+        json_schema_extra={"flag": False},
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
@@ -161,19 +223,22 @@ def field_aliases() -> dict[str, str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings; keys may be written as flags or as fields, under any accepted name.
+    """Read a YAML or, by its suffix, TOML file; keys may be written as flags or fields, under any accepted name.
 
     Raises:
         ConfigError: The file is missing, is not a mapping, or gives one setting under two names.
     """
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"--config {str(path)!r}: {error.strerror}; give a readable YAML file") from None
+        raise ConfigError(f"--config {str(path)!r}: {error.strerror}; give a readable YAML or TOML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where is not None else ""
         raise ConfigError(f"--config {str(path)!r}: not valid YAML{line}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {str(path)!r}: not valid TOML: {error}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -24,7 +24,8 @@ device disable-access-log disable-radix-cache disable-uvicorn-access-log drain-t
 enable-auto-tool-choice enable-cache-report enable-log-requests help host load-format log-level log-requests
 max-body-bytes max-model-len max-num-batched-tokens max-num-seqs max-prefill-tokens max-prompt-bytes
 max-queued-requests max-running-requests max-total-tokens mem-fraction-static model model-path num-threads
-page-size plugin port random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
+page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout plugins-locked port
+random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
 tokenizer tokenizer-path tool-call-parser tool-parser
 """
 

@@ -12,6 +12,7 @@ from conftest import Harness
 from dovetail.errors import ConfigError
 from dovetail_server import preflight
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 SOURCE = """
@@ -73,7 +74,7 @@ def test_a_hooks_plugin_reaches_every_place(acme: str, tmp_path: Path, folder: P
     model = write_model(tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"")
     given = ServeSettings(model_path=str(model), plugin=["acme"], dtype="float32")
-    settings, _, plan = preflight.plan_plugins(given, preflight.check_model(given))
+    settings, _, plan = plan_plugins(given, preflight.check_model(given))
     assert (settings.page_size, settings.dtype) == (32, "float32")
     assert plan.of_kind("attention_backend")[0].name == "torch_native"
     hooks = ApiHooks.start(plan)
@@ -98,4 +99,4 @@ def test_an_unknown_hooks_plugin_is_refused(tmp_path: Path) -> None:
     (model / "model.safetensors").write_bytes(b"")
     given = ServeSettings(model_path=str(model), plugin=["acmee"])
     with pytest.raises(ConfigError, match="acmee"):
-        preflight.plan_plugins(given, "Qwen3ForCausalLM")
+        plan_plugins(given, "Qwen3ForCausalLM")

@@ -20,7 +20,7 @@ from dovetail.plugins.drift import drift_since, snapshot
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
-from dovetail.plugins.options import make_options
+from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State
 
@@ -155,6 +155,21 @@ def describe(planned: PlannedPlugin) -> str:
     return f"{planned.kind} {planned.name!r} of {package}"
 
 
+def options_of(planned: PlannedPlugin, options: type[Any]) -> Any:
+    """Return an instance of a plugin's `Options` from what the plan holds for it.
+
+    Raises:
+        OptionError: An option is unknown or has a wrong value; names the plugin.
+        PluginError: The class cannot hold options.
+    """
+    try:
+        return make_options(options, planned.options)
+    except OptionError as error:
+        raise OptionError(error.name, error.reason, describe(planned), planned.name) from None
+    except PluginError as error:
+        raise _error(planned, str(error), "correct its options") from None
+
+
 def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
     try:
         return adapt(planned.kind, planned.api, loaded)
@@ -166,13 +181,10 @@ def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
 def _with_options(planned: PlannedPlugin, loaded: Any) -> Any:
     """Return a subclass that holds the options; the class itself where it declares none."""
     if loaded.Options is None:
-        if planned.options:
-            raise _error(planned, f"has no options, but was given {', '.join(planned.options)}", "remove them")
+        for name in planned.options:
+            raise OptionError(name, "unknown; this plugin has no options", describe(planned), planned.name)
         return loaded
-    try:
-        made = make_options(loaded.Options, planned.options)
-    except PluginError as error:
-        raise _error(planned, str(error), "correct it") from None
+    made = options_of(planned, loaded.Options)
     return type(
         loaded.__name__, (loaded,), {"options": made, "__module__": loaded.__module__, "__doc__": loaded.__doc__}
     )

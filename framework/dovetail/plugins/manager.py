@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import msgspec
 import pluggy
 
 from dovetail.errors import PluginError
 from dovetail.plugins import hookspecs
 from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
-from dovetail.plugins.loader import LoadedPlugins, describe, load
-from dovetail.plugins.options import make_options
+from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
+from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
 
@@ -55,13 +56,18 @@ class HookManager:
     """The enabled hook plugins of one process, first enabled first."""
 
     def __init__(
-        self, plugins: Iterable[tuple[PlannedPlugin, Any]] = (), *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        plugins: Iterable[tuple[PlannedPlugin, Any]] = (),
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        lenient: bool = False,
     ) -> None:
         """Register loaded hook plugins.
 
         Args:
             plugins: Pairs as from `LoadedPlugins.all("hooks")`.
             timeout_s: Time that each call of a hook gets; 0 for no limit.
+            lenient: Leave out options that a plugin does not know: another plugin of its name may.
 
         Raises:
             PluginError: An implementation's name or arguments fit no hook, or the object cannot hold hooks.
@@ -75,7 +81,7 @@ class HookManager:
             self._register(planned, plugin)
         for result in self.settings():
             planned = result.plugin
-            self._settings[planned.qualified] = _make_settings(planned, result.value)
+            self._settings[planned.qualified] = _make_settings(planned, result.value, lenient)
 
     @classmethod
     def enable(
@@ -98,7 +104,7 @@ class HookManager:
             PluginError: A name cannot be used, or a plugin fails to import, to fit the hooks or to register.
         """
         loaded = load(make_plan(registry, hooks=names, options=options, timeout_s=timeout_s), None)
-        manager = cls(loaded.all("hooks"), timeout_s=timeout_s)
+        manager = cls(loaded.all("hooks"), timeout_s=timeout_s, lenient=True)
         for kind, hook in REGISTRATION_HOOKS.items():
             manager.collect(hook, _with_registry(registry, kind))
         return manager
@@ -217,13 +223,17 @@ def _with_registry(registry: Registry, kind: str) -> Arguments:
     return lambda p: {"registry": registry.for_kind(kind, p.distribution, p.version, p.file)}
 
 
-def _make_settings(planned: PlannedPlugin, settings: Any) -> Any:
+def _make_settings(planned: PlannedPlugin, settings: Any, lenient: bool) -> Any:
     if not isinstance(settings, type):
         raise _unfit(planned, f"dovetail_settings returned {settings!r}", "return a dataclass or a pydantic model")
-    try:
-        return make_options(settings, planned.options)
-    except PluginError as error:
-        raise _unfit(planned, str(error), "correct it") from None
+    if lenient:
+        try:
+            known = {option.name for option in describe_options(settings)}
+        except PluginError as error:
+            raise _unfit(planned, str(error), "correct its options") from None
+        given = {name: value for name, value in planned.options.items() if name.replace("-", "_") in known}
+        planned = msgspec.structs.replace(planned, options=given)
+    return options_of(planned, settings)
 
 
 def _hook_failure(planned: PlannedPlugin, hook: str, error: Exception) -> str:

@@ -29,12 +29,21 @@ class Option(NamedTuple):
 
 
 class OptionError(PluginError):
-    """An option is unknown or has a wrong value; carries its `name` so that the source can be shown."""
+    """An option is unknown or has a wrong value.
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"option {name!r}: {reason}")
+    Args:
+        name: The option's.
+        reason: What was given and what is possible.
+        owner: The plugin and its package, once known.
+        plugin: The plugin's name, once known.
+    """
+
+    def __init__(self, name: str, reason: str, owner: str = "", plugin: str = "") -> None:
+        super().__init__(f"{owner}: option {name!r}: {reason}" if owner else f"option {name!r}: {reason}")
         self.name = name
         self.reason = reason
+        self.owner = owner
+        self.plugin = plugin
 
 
 def option_key(name: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from dovetail.errors import ConfigError
+from dovetail_server.cli.plugin_flags import from_environment, merge_options, split_plugin_flags
 from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases
 
 NO_OPS = {
@@ -74,6 +75,11 @@ def flag_names(name: str, field: FieldInfo) -> list[str]:
     return [f"--{str(n).replace('_', '-')}" for n in [name, *(aliases if isinstance(aliases, list) else [])]]
 
 
+def has_flag(field: FieldInfo) -> bool:
+    """Tell whether the setting has a flag of its own; the options of plugins have one each."""
+    return not (isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("flag") is False)
+
+
 def is_common(field: FieldInfo) -> bool:
     """Tell whether plain `--help` shows the setting."""
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("common"))
@@ -104,6 +110,8 @@ def build_parser(show_all: bool) -> Parser:
     )
     parser.add_argument("model_path", nargs="?", metavar="MODEL", action=Once, help=argparse.SUPPRESS)
     for name, field in ServeSettings.model_fields.items():
+        if not has_flag(field):
+            continue
         shown = describe(field) if show_all or is_common(field) else argparse.SUPPRESS
         names = flag_names(name, field)
         if field.annotation is bool:
@@ -146,13 +154,15 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
     Raises:
         ConfigError: An unknown flag, a missing value, or two names of one setting.
     """
+    argv, plugins = split_plugin_flags(argv)
     show_all = any(arg in {"--help=all", "--help-all"} for arg in argv)
     parser = build_parser(show_all)
     if show_all or any(arg in {"-h", "--help"} for arg in argv):
         return parser.format_help()
     known = [name for action in parser._actions for name in action.option_strings]
     values = vars(parser.parse_args(check_names(argv, known)))
-    return {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
+    given = {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
+    return {**given, "plugins": plugins} if plugins else given
 
 
 def load_settings(flags: dict[str, Any]) -> ServeSettings:
@@ -162,6 +172,8 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         ConfigError: A value is wrong; the message names where it came from.
     """
     check_environment()
+    if options := merge_options(from_environment(os.environ), flags.get("plugins", {})):
+        flags = {**flags, "plugins": options}
     try:
         return ServeSettings(**flags)
     except ValidationError as error:

@@ -33,8 +33,23 @@ def settings_from(argv: list[str]) -> ServeSettings | None:
     flags = parse_flags(argv)
     if isinstance(flags, str):
         print(flags, end="")
+        print_plugin_help([arg for arg in argv if not arg.startswith(("-h", "--help"))])
         return None
     return load_settings(flags)
+
+
+def print_plugin_help(argv: list[str]) -> None:
+    """Show the options of the plugins that the arguments, the environment or the configuration file name."""
+    from dovetail_server.cli.options import load_settings, parse_flags
+    from dovetail_server.plugins import help_text
+
+    try:
+        flags = parse_flags(argv)
+        lines = [] if isinstance(flags, str) else list(help_text(load_settings(flags)))
+    except ConfigError as error:
+        lines = [f"\nThe options of plugins cannot be shown: {error}"]
+    for line in lines:
+        print(line)
 
 
 def serve(settings: ServeSettings) -> int:
@@ -44,6 +59,7 @@ def serve(settings: ServeSettings) -> int:
 
     from dovetail import log
     from dovetail_server import preflight
+    from dovetail_server.plugins import plan_plugins
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level)
@@ -52,7 +68,7 @@ def serve(settings: ServeSettings) -> int:
     with phases.phase("checks") as notes:
         settings = preflight.with_demo(settings)
         architecture = preflight.check_model(settings)
-        settings, registry, plan = preflight.plan_plugins(settings, architecture)
+        settings, registry, plan = plan_plugins(settings, architecture)
         listener = preflight.bind(settings.host, settings.port)
         notes.append(f"{len(plan.plugins)} plugins planned")
     if is_demo:

@@ -1,0 +1,170 @@
+"""From settings to a plugin plan: rules, files, hook plugins, options, and what `--help` says of plugins.
+
+Order: read metadata under the deny list, allow list and lock; run plugin files; enable hook plugins, which may register
+more and propose defaults; choose; check options; load what this process needs, so that mistakes show at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import ConfigError, PluginError
+from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
+from dovetail.plugins.files import add_file
+from dovetail.plugins.loader import describe, import_planned, options_of
+from dovetail.plugins.lock import check_files, read_lock
+from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
+from dovetail_server import hooks
+from dovetail_server.settings import ENV_PREFIX, GivenOption, ServeSettings
+
+logger = logging.getLogger("dovetail.server")
+NAMED = {
+    "attention_backend": "attention_backend",
+    "reasoning_parser": "reasoning_parser",
+    "tool_parser": "tool_call_parser",
+}
+"""The setting that names the plugin of a kind."""
+
+
+def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSettings, Registry, PluginPlan]:
+    """Choose the plugins; enabled hook plugins may register more and propose defaults first.
+
+    Raises:
+        PluginError: One that was asked for is unknown or cannot be used, or an option is wrong.
+    """
+    try:
+        registry, manager = scan(settings)
+        facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
+        settings = hooks.configure(settings, manager if manager.planned else None, facts)
+        plan = make_plan(
+            registry,
+            model=architecture,
+            **{kind: getattr(settings, name) for kind, name in NAMED.items()},
+            hooks=[planned.qualified for planned in manager.planned],
+            device=settings.device,
+            select=manager.select,
+            timeout_s=settings.plugin_timeout,
+        )
+        if settings.plugins_locked is not None:
+            check_files({p.distribution for p in plan.plugins if not registry.resolve(p.kind, p.qualified).builtin})
+        plan = with_options(plan, settings, manager)
+        load(plan, "api")
+    except OptionError as error:
+        raise PluginError(in_users_words(error, settings)) from None
+    return settings, registry, plan
+
+
+def scan(settings: ServeSettings) -> tuple[Registry, HookManager]:
+    """Read what is installed under the settings' rules, run plugin files, and enable hook plugins.
+
+    Raises:
+        PluginError: A lock file, a plugin file or a hook plugin cannot be used.
+    """
+    lock = read_lock(settings.plugins_locked) if settings.plugins_locked is not None else None
+    registry = Registry.scan(deny=settings.plugin_deny, allow=settings.plugin_allow, lock=lock)
+    names = list(settings.plugin)
+    for file in settings.plugin_file:
+        if lock is not None:
+            raise PluginError(f"--plugin-file {file!r}: a file cannot be locked; leave out --plugins-locked")
+        if (found := add_file(registry, Path(file), settings.plugin_timeout)) is not None:
+            names.append(found)
+    sections = {
+        plugin: {n: given.value for n, given in section.items()} for plugin, section in settings.plugins.items()
+    }
+    return registry, HookManager.enable(registry, names, options=sections, timeout_s=settings.plugin_timeout)
+
+
+def with_options(plan: PluginPlan, settings: ServeSettings, manager: HookManager) -> PluginPlan:
+    """Return the plan with each plugin's options, checked where the plugin is loaded in this process.
+
+    Several plugins may share a name; each gets the options that it declares, and one that none declares is an error.
+
+    Raises:
+        OptionError: An option is unknown or has a wrong value.
+        ConfigError: A flag names a plugin that is not selected.
+    """
+    check_sections(plan, settings)
+    planned = []
+    for plugin in plan.plugins:
+        section = settings.plugins.get(option_key(plugin.name), {})
+        given = {name: option.value for name, option in section.items()}
+        sharing = [p for p in plan.plugins if option_key(p.name) == option_key(plugin.name)]
+        if "api" in plugin.roles and given:
+            given = _own_options(plugin, given, sharing, manager, plan.timeout_s)
+        planned.append(msgspec.structs.replace(plugin, options=given))
+    return msgspec.structs.replace(plan, plugins=tuple(planned))
+
+
+def check_sections(plan: PluginPlan, settings: ServeSettings) -> None:
+    """Refuse flags for a plugin that is not selected; the file and the environment may hold them for other runs."""
+    selected = {option_key(plugin.name): plugin.name for plugin in plan.plugins}
+    for name, section in settings.plugins.items():
+        if name in selected or not section:
+            continue
+        source = next(iter(section.values())).source
+        text = f"{source}: plugin {name!r} is not selected; selected: {', '.join(selected.values())}"
+        if source.startswith("--"):
+            raise ConfigError(f"{text}; name it, for example with --plugin {name}")
+        logger.warning("%s. It has no effect.", text)
+
+
+def _own_options(
+    plugin: PlannedPlugin, given: dict[str, Any], sharing: list[PlannedPlugin], manager: HookManager, timeout_s: float
+) -> dict[str, Any]:
+    """Return the options that `plugin` declares of those given under its name, as checked plain values."""
+    declared = options_class(plugin, manager, timeout_s)
+    known = {option.name for option in describe_options(declared)} if declared is not None else set()
+    others: set[str] = set()
+    for other in sharing:
+        cls = options_class(other, manager, timeout_s) if other is not plugin and "api" in other.roles else None
+        others |= {option.name for option in describe_options(cls)} if cls is not None else set()
+    elsewhere = any("api" not in other.roles for other in sharing)
+    own = {name: value for name, value in given.items() if name in known or not (name in others or elsewhere)}
+    if declared is None:
+        for name in own:
+            raise OptionError(name, "unknown; this plugin has no options", describe(plugin), plugin.name)
+        return {}
+    return plain_options(declared, options_of(msgspec.structs.replace(plugin, options=own), declared))
+
+
+def options_class(plugin: PlannedPlugin, manager: HookManager, timeout_s: float) -> type[Any] | None:
+    """Return a plugin's `Options`; imports the plugin."""
+    if plugin.kind == "hooks":
+        return next((r.value for r in manager.settings() if r.plugin.qualified == plugin.qualified), None)
+    found: type[Any] | None = import_planned(msgspec.structs.replace(plugin, options={}), timeout_s).Options
+    return found
+
+
+def in_users_words(error: OptionError, settings: ServeSettings) -> str:
+    """Word a wrong option with the flag, variable or line that gave it."""
+    section = settings.plugins.get(option_key(error.plugin), {})
+    given = section.get(error.name.replace("-", "_"), GivenOption(None, f"option {error.name!r}"))
+    return f"{given.source}: {error.reason}; it is an option of {error.owner}"
+
+
+def help_text(settings: ServeSettings) -> Iterator[str]:
+    """Yield the help of the options of every plugin that is named: hook plugins, files, parsers, backends.
+
+    Raises:
+        PluginError: One of them cannot be used.
+    """
+    registry, manager = scan(settings)
+    named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
+    named = {kind: name for kind, name in named.items() if name not in (None, "auto")}
+    plan = make_plan(registry, **named, hooks=[planned.qualified for planned in manager.planned])
+    for plugin in plan.plugins:
+        declared = options_class(plugin, manager, settings.plugin_timeout)
+        if declared is None:
+            continue
+        yield f"\noptions of {describe(plugin)}:"
+        for option in describe_options(declared):
+            default = f" [{option.default}]" if option.default is not None else ""
+            flag = f"  --{option_key(plugin.name)}.{option.flag} {option.type.upper()}"
+            yield f"{flag:<29} {option.help}{default}".rstrip()
+        variable = f"{ENV_PREFIX}PLUGIN__{option_key(plugin.name).replace('-', '_').upper()}__…"
+        yield f"  Each can also be a variable {variable} or a line below plugins.{plugin.name} in --config FILE."
