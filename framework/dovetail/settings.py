@@ -69,6 +69,17 @@ class EngineSettings(BaseModel):
     attention_backend: str = Field(
         "auto", description="Attention backend by plugin name.", json_schema_extra=flag(common=True)
     )
+    grammar_compile_timeout: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        allow_inf_nan=False,
+        description="Seconds that compiling one request's grammar may take; then that request gets a 400.",
+        json_schema_extra=flag(),
+    )
+    grammar_cache_bytes: int = Field(
+        256 << 20, ge=0, description="Memory for compiled grammars that are kept.", json_schema_extra=flag()
+    )
     page_size: int = Field(
         16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
     )
@@ -116,6 +127,11 @@ class EngineSettings(BaseModel):
     )
     disable_radix_cache: bool = Field(
         False, description="Do not reuse cached prefixes.", json_schema_extra=flag(common=True)
+    )
+    disable_cuda_graph: bool = Field(
+        False,
+        description="Launch every operation of a decode step by itself instead of replaying CUDA graphs.",
+        json_schema_extra=flag("enforce-eager"),
     )
     random_seed: int | None = Field(
         None,

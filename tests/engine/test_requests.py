@@ -87,8 +87,9 @@ def test_prompt_and_output_logprobs_equal_transformers(qwen3: Path) -> None:
             want = model(torch.tensor([ids])).logits[0].log_softmax(-1)
             found = deltas[0].prompt_logprobs
             assert found is not None
-            assert [x.token_id for x in found] == prompt[1:]
-            for place, item in enumerate(found):
+            assert [x.token_id for x in found] == prompt
+            assert found[0].logprob is None
+            for place, item in enumerate(found[1:]):
                 assert item.logprob == pytest.approx(want[place, item.token_id].item(), abs=1e-4)
                 assert [t.token_id for t in item.top] == want[place].topk(2).indices.tolist()
             for place, delta in enumerate(deltas):

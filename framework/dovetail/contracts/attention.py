@@ -81,7 +81,8 @@ class ForwardBatch:
     Attributes:
         num_decode: Leading requests that bring exactly one token and are past their prompt.
         positions: `[T]` int64, absolute position of each new token.
-        kv_slots: `[T]` int64, where each new token's key and value go: `page * P + offset`.
+        kv_slots: `[T]` int64, where each new token's key and value go: `page * P + offset`. In a graph, negative for
+            the rows that pad its batch: write nothing there.
         rows: `[B]` int64, device row of each request, an index into `page_table`.
         page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined.
         seq_lens: `[B]` int32, KV length of each request after this step's tokens are written.

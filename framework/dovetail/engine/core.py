@@ -98,7 +98,7 @@ class EngineCore:
             self.report.planned(plan, self.scheduler, self.pages)
             result = self.runner.run(plan)
             deltas += self._apply(plan, result)
-            self.report.finished(result)
+            self.report.finished(plan, result, self.scheduler, self.pages)
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 

@@ -24,8 +24,7 @@ class Report:
         self._since = time.perf_counter()
 
     def planned(self, plan: StepPlan, scheduler: Scheduler, pages: PageBook) -> None:
-        """Log the step that is about to run, if its kind and turn ask for it."""
-        usage = pages.num_used / pages.allocator.num_pages
+        """Log a step with prefill that is about to run."""
         if plan.chunks:
             logger.info(
                 "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
@@ -33,10 +32,15 @@ class Report:
                 plan.num_new_requests,
                 plan.num_prefill_tokens,
                 plan.num_cached_tokens,
-                usage,
+                pages.num_used / pages.allocator.num_pages,
                 len(plan.decode),
                 len(scheduler.waiting),
             )
+
+    def finished(self, plan: StepPlan, result: StepResult, scheduler: Scheduler, pages: PageBook) -> None:
+        """Count the step's tokens, and log a decode step in its turn."""
+        self._num_tokens += len(result.tokens)
+        if plan.chunks:
             return
         self._num_decode_steps += 1
         if self._num_decode_steps % self._interval == 0:
@@ -46,15 +50,11 @@ class Report:
                 "gen throughput (token/s): %.2f, #queue-req: %d,",
                 len(plan.decode),
                 sum(len(r.ids) for r in plan.decode),
-                usage,
-                False,
+                pages.num_used / pages.allocator.num_pages,
+                result.graph,
                 self.throughput,
                 len(scheduler.waiting),
             )
-
-    def finished(self, result: StepResult) -> None:
-        """Count the step's tokens."""
-        self._num_tokens += len(result.tokens)
 
     def _measure(self) -> None:
         now = time.perf_counter()

@@ -16,12 +16,16 @@ class DeviceState:
     Attributes:
         page_table: `[S, max_pages]` int32, page ids; 0 (the null page) past a request's pages.
         next_ids: `[S]` int64, the token that the row's next decode step reads.
+        seq_lens: `[S]` int64, tokens of the row whose keys and values are in its pages.
+        spare_row: A row that no request holds: it pads the batches of CUDA graphs.
     """
 
     def __init__(self, num_rows: int, max_pages: int, device: torch.device) -> None:
         self.device = device
-        self.page_table = torch.zeros(num_rows, max_pages, dtype=torch.int32, device=device)
-        self.next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.spare_row = num_rows
+        self.page_table = torch.zeros(num_rows + 1, max_pages, dtype=torch.int32, device=device)
+        self.next_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self.seq_lens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._free = list(range(num_rows - 1, -1, -1))
 
     @property
@@ -37,6 +41,7 @@ class DeviceState:
         """Clear a row and take it back."""
         self.page_table[row].zero_()
         self.next_ids[row] = 0
+        self.seq_lens[row] = 0
         self._free.append(row)
 
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:

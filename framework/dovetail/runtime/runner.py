@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from dovetail.cache.pool import PagedKVPool, page_bytes
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelPlugin
+from dovetail.engine.messages import TokenLogprob
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.batch import Prepared, prepare
+from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.hf_config import eos_token_ids, read_config
-from dovetail.runtime.sampler import Sampled, rank_logprobs, sample
+from dovetail.runtime.sampler import Sampled, count, is_greedy, rank_logprobs, sample
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
 
@@ -37,6 +39,7 @@ class StepResult:
     sampled: list[Request]
     tokens: list[int | None]
     outcome: Sampled | None
+    graph: bool = False
 
 
 class ModelRunner:
@@ -67,15 +70,19 @@ class ModelRunner:
         max_pages = -(-self.context_len // settings.page_size)
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
+        self._graphs = self._capture(settings)
         self.load_s = time.perf_counter() - started
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step and read its tokens back."""
+        if self._graphs is not None and not plan.chunks and self._graphs.fits(len(plan.decode)):
+            return self._run_graph(self._graphs, plan.decode)
         ready = prepare(plan, self.state, self.attention, self.pool.page_size)
         self.attention.plan(ready.batch, Phase.EAGER)
         self.attention.plan_in_graph(ready.batch)
         hidden = self.model.forward(ready.ids, ready.batch)
+        self.state.seq_lens.index_copy_(0, ready.batch.rows, ready.batch.seq_lens)
         if any(chunk.request.prompt_logprobs is not None for chunk in plan.chunks):
             self._prompt_logprobs(plan, hidden)
         if not ready.sampled:
@@ -83,13 +90,30 @@ class ModelRunner:
         logits = self.model.lm_head(hidden[ready.batch.last_tokens])
         outcome = sample(logits, [r.sample for r in ready.sampled])
         self.state.set_next(ready.sampled_rows, outcome.ids)
-        return self._read_back(ready, outcome)
+        return StepResult(sampled=ready.sampled, tokens=read_back(outcome), outcome=outcome)
 
-    def _read_back(self, ready: Prepared, outcome: Sampled) -> StepResult:
-        """The step's one wait for the device."""
-        ids, broken = outcome.ids.tolist(), outcome.broken.tolist()
-        tokens = [None if bad else token for token, bad in zip(ids, broken, strict=True)]
-        return StepResult(sampled=ready.sampled, tokens=tokens, outcome=outcome)
+    def _run_graph(self, graphs: DecodeGraphs, requests: list[Request]) -> StepResult:
+        """Replay a decode step; whoever does not simply take the best token is sampled after it."""
+        num, rows = len(requests), [r.sample for r in requests]
+        done = graphs.run([r.row for r in requests])
+        if all(is_greedy(row) for row in rows):
+            outcome = Sampled(done.ids[:num], done.broken[:num], [None] * num)
+            count(outcome.ids, rows)
+        else:
+            outcome = sample(done.logits[:num], rows)
+            self.state.set_next(done.rows[:num], outcome.ids)
+        return StepResult(sampled=requests, tokens=read_back(outcome), outcome=outcome, graph=True)
+
+    def _capture(self, settings: EngineSettings) -> DecodeGraphs | None:
+        """Decode graphs, where device, backend and settings allow them."""
+        if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
+            return None
+        with torch.inference_mode():
+            graphs = DecodeGraphs(
+                self.model, self.attention, self.state, self.pool.page_size, settings.max_running_requests
+            )
+            graphs.capture_some()
+        return graphs
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> None:
         """Append the log probabilities of each chunk's successors within its prompt."""
@@ -105,6 +129,8 @@ class ModelRunner:
         wanted, found = request.params.prompt_logprobs, request.prompt_logprobs
         if wanted is None or found is None:
             return
+        if chunk.start == 0 and request.params.prompt_logprobs_start == 0:
+            found.append(TokenLogprob(request.ids[0], None, []))
         first = max(chunk.start, request.params.prompt_logprobs_start - 1)
         last = min(chunk.start + chunk.num_new, request.num_prompt - 1)
         for begin in range(first, last, LOGIT_ROWS):
@@ -147,6 +173,12 @@ class ModelRunner:
                 f"the KV cache of {num * size} tokens ({num * per_page / 2**30:.1f} GiB) cannot be allocated: lower "
                 f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
             ) from None
+
+
+def read_back(outcome: Sampled) -> list[int | None]:
+    """The step's one wait for the device: its tokens, None where the logits were not finite."""
+    tokens: list[int] = torch.where(outcome.broken, -1, outcome.ids).tolist()
+    return [None if token < 0 else token for token in tokens]
 
 
 def _device(name: str) -> torch.device:

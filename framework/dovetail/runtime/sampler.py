@@ -51,6 +51,13 @@ class Sampled:
     logprobs: list[TokenLogprob | None]
 
 
+def is_greedy(row: SampleRow) -> bool:
+    """Whether the row's next token is the largest raw logit, and nothing else is wanted."""
+    p = row.params
+    banning = row.num_output < p.min_tokens and row.stop_ids
+    return p.temperature == 0 and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
+
+
 def sample(logits: Tensor, rows: list[SampleRow]) -> Sampled:
     """Choose one token per row.
 
@@ -69,7 +76,7 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> Sampled:
     if drawn:
         index = torch.tensor(drawn, device=raw.device)
         ids = greedy.index_copy(0, index, draw(adjusted[index], [rows[i] for i in drawn]))
-    _count(ids, rows)
+    count(ids, rows)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
 
 
@@ -107,7 +114,8 @@ def _penalize(logits: Tensor, row: SampleRow) -> None:
     logits -= p.frequency_penalty * row.counts + p.presence_penalty * (row.counts > 0)
 
 
-def _count(ids: Tensor, rows: list[SampleRow]) -> None:
+def count(ids: Tensor, rows: list[SampleRow]) -> None:
+    """Note that each row got its token of `ids` `[R]`."""
     for i, row in enumerate(rows):
         row.num_output += 1
         if row.counts is not None:

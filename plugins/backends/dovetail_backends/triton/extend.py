@@ -1,7 +1,8 @@
 """Paged prefill attention: each request's new tokens over its cached prefix and themselves.
 
-FlashAttention-2, arXiv:2307.08691. Grid (tile of query rows, KV head, request). A tile's rows are pairs of token and query head of one group, so that a
-key block is read once for the whole group. Keys and values, also the new ones, come from the pool.
+After FlashAttention-2, arXiv:2307.08691. Grid (tile of query rows, KV head, request). A tile's rows are pairs of token
+and query head of one group, so that a key block is read once for the whole group. Keys and values, also the new ones,
+come from the pool.
 
 T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size.
 """

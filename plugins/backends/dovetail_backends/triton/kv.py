@@ -17,6 +17,8 @@ def _write_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    if slot < 0:
+        return
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     target = kv + slot // P * stride_page + slot % P * stride_token + at
@@ -31,7 +33,7 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         k: Keys.
         v: Values.
         kv: One layer of the pool.
-        slots: `[T]` int64, `page * P + offset`.
+        slots: `[T]` int64, `page * P + offset`; a token with a negative one is not written.
     """
     width = k.shape[1] * k.shape[2]
     _write_kernel[(k.shape[0],)](
