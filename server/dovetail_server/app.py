@@ -29,6 +29,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for family in (chat, completions, models, generate, tokens, info, health, admin):
         app.include_router(family.router)
+    state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), include_in_schema=False))
     app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes)

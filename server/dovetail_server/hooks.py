@@ -6,21 +6,24 @@ Everything here runs at start or stop; what a hook returned is called directly a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from re import Pattern
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, PluginError
+from dovetail.plugins.contexts import ConfigDraft, HealthCheck, RouteSet
+from dovetail.plugins.loader import describe
+from dovetail_server.observers import Observers
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from dovetail.plugins import HookManager, PluginPlan
+    from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan
 
 logger = logging.getLogger("dovetail.server")
-LATER = ("dovetail_settings", "dovetail_request_observers", "dovetail_stat_loggers")
-"""Hooks that this version does not act on; a plugin that has one is told so."""
 
 
 def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[str, Any]) -> ServeSettings:
@@ -31,8 +34,6 @@ def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[
     """
     if manager is None:
         return settings
-    from dovetail.plugins.contexts import ConfigDraft
-
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     draft = ConfigDraft(frozenset(ServeSettings.model_fields), given)
     manager.configure(draft, facts)
@@ -55,48 +56,88 @@ class ApiHooks:
     routes: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """ASGI applications by full path."""
     checks: list[tuple[str, Callable[[], str | None]]] = field(default_factory=list)
+    observers: Observers = field(default_factory=Observers)
+    _owners: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(cls, plan: PluginPlan) -> ApiHooks:
-        """Start the plugins whose roles include this process, and collect routes and health checks.
+        """Start the plugins whose roles include this process, and collect what they bring.
 
         Raises:
-            PluginError: One failed; the server must not start.
+            PluginError: One failed, or returned what its hook does not; the server must not start.
         """
         if not plan.of_kind("hooks"):
             return cls()
         from dovetail.plugins import HookManager, load
 
-        manager = HookManager(load(plan, "api").all("hooks"))
+        manager = HookManager(load(plan, "api").all("hooks"), timeout_s=plan.timeout_s)
         manager.start("api")
         hooks = cls(manager=manager)
-        for result in manager.in_process("dovetail_routes", "api"):
-            for path, app in result.value.routes.items():
-                hooks.add_route(f"/x/{result.plugin.name}{path}", app)
-        for result in manager.in_process("dovetail_health", "api"):
-            hooks.checks.append((f"{result.plugin.name}: {result.value.name}", result.value.check))
-        hooks.warn_of_later_hooks()
+        try:
+            hooks.collect(manager)
+        except ConfigError:
+            hooks.stop()
+            raise
         return hooks
 
-    def add_route(self, path: str, app: Callable[..., Any]) -> None:
-        """Take a route.
+    def collect(self, manager: HookManager) -> None:
+        """Ask the plugins for routes, health checks, observers and loggers.
 
         Raises:
-            ConfigError: It exists already.
+            PluginError: One failed, or returned what its hook does not.
         """
-        if path in self.routes:
-            raise ConfigError(f"route {path}: two plugins bring it; disable one of them")
+        for result in manager.in_process("dovetail_routes", "api"):
+            self.add_routes(result.plugin, result.value)
+        for result in manager.in_process("dovetail_health", "api"):
+            if not isinstance(result.value, HealthCheck):
+                raise _wrong(result.plugin, "dovetail_health", result.value, "HealthCheck")
+            self.checks.append((f"{result.plugin.name}: {result.value.name}", result.value.check))
+        for result in manager.in_process("dovetail_request_observers", "api"):
+            label = f"{describe(result.plugin)}: dovetail_request_observers"
+            self.observers.add_observers(label, result.value)
+        for result in manager.in_process("dovetail_stat_loggers", "api"):
+            self.observers.add_loggers(f"{describe(result.plugin)}: dovetail_stat_loggers", result.value)
+
+    def add_routes(self, plugin: PlannedPlugin, value: Any) -> None:
+        """Take a plugin's routes.
+
+        Raises:
+            PluginError: It returned no `RouteSet`, a path is malformed, or another plugin has the path.
+        """
+        if not isinstance(value, RouteSet):
+            raise _wrong(plugin, "dovetail_routes", value, "RouteSet")
+        for path, app in value.routes.items():
+            if not path.startswith("/") or ".." in path or not callable(app):
+                raise PluginError(
+                    f"{describe(plugin)}: route {path!r} must begin with '/' and lead to an ASGI application"
+                )
+            self.add_route(f"/x/{plugin.name}{path}", app, plugin.qualified)
+
+    def add_route(self, path: str, app: Callable[..., Any], owner: str) -> None:
+        """Take a route. Paths that differ only in the names of their parameters collide.
+
+        Raises:
+            PluginError: It exists already.
+        """
+        shape = re.sub(r"\{[^}]*\}", "{}", path)
+        if shape in self._owners:
+            other = self._owners[shape]
+            who = f"{other} brings it twice" if other == owner else f"{other} and {owner} both bring it"
+            raise PluginError(f"route {path}: {who}; disable one of them")
+        self._owners[shape] = owner
         self.routes[path] = app
 
-    def warn_of_later_hooks(self) -> None:
-        """Say which hooks are there and not acted on: nothing is ignored silently."""
-        if self.manager is None:
-            return
-        found = {r.plugin.name: None for r in self.manager.settings()}
-        for hook in LATER[1:]:
-            found |= {r.plugin.name: None for r in self.manager.in_process(hook, "api")}
-        for name in found:
-            logger.warning("Plugin %s has one of %s, which this version does not use yet.", name, ", ".join(LATER))
+    def check_free(self, taken: Iterable[Pattern[str]]) -> None:
+        """Compare the plugins' routes with the server's own.
+
+        Raises:
+            PluginError: A route of a plugin is one of the server's.
+        """
+        for pattern in taken:
+            for path in self.routes:
+                if pattern.match(path):
+                    owner = self._owners[re.sub(r"\{[^}]*\}", "{}", path)]
+                    raise PluginError(f"route {path}: {owner} brings it and Dovetail has it; disable the plugin")
 
     def why_not_healthy(self) -> str | None:
         """Return the first check's complaint; a check that raises complains too."""
@@ -114,6 +155,10 @@ class ApiHooks:
         """Call the plugins' stop hooks; failures are logged."""
         if self.manager is not None:
             self.manager.stop("api")
+
+
+def _wrong(plugin: PlannedPlugin, hook: str, value: Any, wanted: str) -> PluginError:
+    return PluginError(f"{describe(plugin)}: {hook} returned {value!r}; return a dovetail.plugins.{wanted} or None")
 
 
 class AsgiEndpoint:

@@ -56,6 +56,7 @@ async def run(
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
         hooks = ApiHooks.start(plan)
         server = await asyncio.to_thread(build_http, settings, engine, hooks, phases)
+        server.state.registry = registry
         http = asyncio.create_task(server.serve(sockets=[listener]))
         ready = asyncio.create_task(get_ready(server.state, registry, plan, engine_start, phases))
         tasks: list[asyncio.Task[Any]] = [http, ready, engine_start]
@@ -65,6 +66,7 @@ async def run(
                 ready.result()
                 announce(settings, listener, phases)
                 tasks.append(asyncio.create_task(watch_engine(engine)))
+                tasks.append(asyncio.create_task(hooks.observers.log_stats(engine)))
             await http
         finally:
             server.should_exit = True
@@ -113,11 +115,22 @@ async def get_ready(
 ) -> None:
     """Load the text tools, wait for the engine, and open the doors."""
     text = await asyncio.to_thread(load_text, state.settings, plan, phases)
-    info = await engine_start
-    for record in [*text.plugin_states, *info.plugins]:
+    for record in text.plugin_states:
         registry.mark(*record)
-    state.plugins = registry.as_dicts()
+    info = await engine_start
+    mark_active(registry, plan, info)
     state.ready_with(text.bound_to(info, state.settings))
+
+
+def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
+    """Note in the registry what the engine loaded, and which plugins serve from now on."""
+    for record in info.plugins:
+        registry.mark(*record)
+    for planned in plan.plugins:
+        is_chosen = planned.kind != "attention_backend" or planned.name == info.attention_backend
+        loaded = {r.qualified for r in registry.of_kind(planned.kind) if r.state == "loaded"}
+        if is_chosen and planned.qualified in loaded:
+            registry.mark(planned.kind, planned.qualified, "active")
 
 
 def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> TextTools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -16,6 +16,7 @@ from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from dovetail.plugins import Registry
     from dovetail_server.serving.text import TextTools
 
 HANG_S = 30.0
@@ -30,8 +31,8 @@ class ServerState:
         self.settings = settings
         self.engine = engine
         self.hooks = hooks or ApiHooks()
-        self.plugins: list[dict[str, Any]] = []
-        """Records of all installed plugins."""
+        self.registry: Registry | None = None
+        """All installed plugins with what became of them."""
         self.created = int(time.time())
         self.is_draining = False
         self.num_live = 0

@@ -203,7 +203,7 @@ def dovetail_cli_commands(commands: CliCommands) -> None:
 def dovetail_health(ctx: ProcessContext) -> HealthCheck | None:
     """Return a check that `GET /health` calls.
 
-    Called in the `api` process at start. What the check returns is shown; it does not make the server unready.
+    Called in the `api` process at start. While the check complains, `/health` and `/readyz` answer 503 with its line.
 
     Args:
         ctx: As for `dovetail_process_start`.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -14,9 +15,11 @@ router = APIRouter(tags=["health"])
 State = Annotated[ServerState, Depends(get_state)]
 
 
-def answer(reason: str | None) -> Response:
-    """Return 200, or 503 with the reason."""
-    body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
+    """Return 200, or 503 with the reason; `plugins` shows objects of plugins that were removed for failing."""
+    body: dict[str, Any] = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+    if removed:
+        body["plugins"] = list(removed)
     return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
 
 
@@ -29,16 +32,16 @@ async def livez() -> Response:
 @router.get("/readyz", response_model=None)
 async def readyz(state: State) -> Response:
     """Whether requests would be served now: started, not draining, engine alive and stepping."""
-    return answer(state.why_not_ready())
+    return answer(state.why_not_ready(), state.hooks.observers.removed)
 
 
 @router.get("/health", response_model=None)
 async def health(state: State) -> Response:
     """The same as `/readyz`, under the peers' name."""
-    return answer(state.why_not_ready())
+    return answer(state.why_not_ready(), state.hooks.observers.removed)
 
 
 @router.get("/health_generate", response_model=None)
 async def health_generate(state: State) -> Response:
     """Whether the engine's step counter moves while there is work; no synthetic request is made."""
-    return answer(state.why_not_ready())
+    return answer(state.why_not_ready(), state.hooks.observers.removed)

@@ -64,4 +64,4 @@ async def server_info(state: State) -> Response:
 @router.get("/v1/plugins", response_model=None)
 async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response:
     """Every plugin that is installed, with its state."""
-    return json_reply({"object": "list", "data": state.plugins})
+    return json_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.text.stream import OutputStream
@@ -133,7 +134,7 @@ class Generation:
         rids = [choice.submit.rid for choice in self.choices]
         self.state.admit(rids)
         try:
-            self._log_start()
+            self._tell_start()
             source = self._one() if len(self.choices) == 1 else self._many()
             async with aclosing(source) as steps:
                 async for step in steps:
@@ -141,6 +142,7 @@ class Generation:
             self._log_end()
         finally:
             self.state.release(rids)
+            self._tell_end()
 
     async def _one(self) -> AsyncGenerator[list[Step], None]:
         async with aclosing(self._run(self.choices[0])) as steps:
@@ -188,10 +190,33 @@ class Generation:
         finally:
             await close(deltas)
 
-    def _log_start(self) -> None:
+    def _tell_end(self) -> None:
+        if self.state.hooks.observers:
+            self.state.hooks.observers.ended(
+                RequestEnd(
+                    request_id=self.request_id,
+                    num_prompt_tokens=self._num_prompt(),
+                    num_completion_tokens=sum(choice.num_completion for choice in self.choices),
+                    finish_reasons=tuple(choice.finish_reason for choice in self.choices),
+                    seconds=time.perf_counter() - self.began,
+                )
+            )
+
+    def _num_prompt(self) -> int:
+        return sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
+
+    def _tell_start(self) -> None:
+        if self.state.hooks.observers:
+            self.state.hooks.observers.started(
+                RequestStart(
+                    request_id=self.request_id,
+                    num_choices=len(self.choices),
+                    num_prompt_tokens=self._num_prompt(),
+                )
+            )
         if self.state.settings.log_requests:
-            num_prompt = sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
-            logger.info("Request %s: %d prompt tokens, %d choices.", self.request_id, num_prompt, len(self.choices))
+            text = "Request %s: %d prompt tokens, %d choices."
+            logger.info(text, self.request_id, self._num_prompt(), len(self.choices))
 
     def _log_end(self) -> None:
         if self.state.settings.log_requests:
