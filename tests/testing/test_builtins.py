@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.testing import ReasoningParserConformance, Sample, ToolParserConformance
+from dovetail.testing import AttentionBackendConformance, ReasoningParserConformance, Sample, ToolParserConformance
 
 ARGUMENTS = '{"city": "Rom, \\"die\\" Stadt", "n": [1, {"é": null}]}'
 WEATHER = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
@@ -41,3 +41,7 @@ class TestHermes(ToolParserConformance):
         Sample("no call", content="no call"),
         Sample('<tool_call>{"name": "f", "arguments": {"a": 1', tool_calls=[("f", '{"a": 1')]),
     ]
+
+
+class TestTorchNative(AttentionBackendConformance):
+    name = "torch_native"

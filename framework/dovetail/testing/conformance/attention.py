@@ -1,11 +1,291 @@
-"""What every plugin of kind `attention_backend` must do."""
+"""What every attention backend must do, on the devices, sizes and features that its `caps` claim."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from dovetail.contracts.attention import AttentionCaps, Phase
+from dovetail.testing.checks import check, fail, raised
+from dovetail.testing.conformance.attention_graph import capture_and_replay
+from dovetail.testing.conformance.attention_world import (
+    NUM_LAYERS,
+    Case,
+    check_untouched,
+    compare,
+    make_backend,
+    make_world,
+    plain,
+    readable,
+    verify,
+)
 from dovetail.testing.conformance.base import Conformance
+from dovetail.testing.conformance.host_sync import HostSyncs
+
+DECODE = ((7, 1), (33, 1), (1, 1), (16, 1), (15, 1))
+PREFILL = ((0, 9), (0, 1), (0, 33), (5, 4), (16, 16), (31, 2), (15, 1))
+MIXED = ((7, 1), (40, 1), (0, 9), (13, 4), (20, 1))
 
 
 class AttentionBackendConformance(Conformance):
-    """What every plugin of kind `attention_backend` must do."""
+    """What every attention backend must do.
+
+    Attributes:
+        device: Where to test; None: on the CPU if the backend runs there, else on CUDA.
+        page_sizes: Page sizes to test, of those that `caps` allows.
+        dtype: For the grid; None: the most exact that `caps` allows.
+    """
 
     kind = "attention_backend"
+    device: ClassVar[str | None] = None
+    page_sizes: ClassVar[tuple[int, ...]] = (1, 3, 16, 64)
+    dtype: ClassVar[torch.dtype | None] = None
+
+    def _caps(self) -> AttentionCaps:
+        caps = getattr(self.plugin(), "caps", None)
+        if not isinstance(caps, AttentionCaps):
+            fail("the class has no `caps`: say what it can do with AttentionCaps(…)")
+        return caps
+
+    def _device(self) -> torch.device:
+        caps = self._caps()
+        name = self.device or ("cpu" if "cpu" in caps.devices else sorted(caps.devices)[0])
+        if name == "cuda" and not torch.cuda.is_available():
+            pytest.skip("the backend runs on cuda only, and there is no CUDA device here")
+        return torch.device(name)
+
+    def _case(self, lengths: Any, **changes: Any) -> Case:
+        """A case within the caps: their page size, head dim and dtype where they do not take any."""
+        caps = self._caps()
+        pages, dims = caps.page_sizes, caps.head_dims
+        dtypes = [getattr(torch, name) for name in ("float32", "float16", "bfloat16") if name in caps.dtypes]
+        fitting: dict[str, Any] = {
+            "page_size": 16 if pages is None or 16 in pages else min(pages),
+            "head_dim": 16 if dims is None or 16 in dims else min(dims),
+            "dtype": self.dtype or dtypes[0],
+        }
+        return Case(lengths=lengths, **{**fitting, **changes})
+
+    def _verify(self, lengths: Any, what: str = "", **changes: Any) -> None:
+        verify(self.plugin(), self._case(lengths, **changes), self._device(), what)
+
+    # The standard tests.
+
+    def test_why_not_is_honest(self) -> None:
+        """`why_not` refuses in one line what `caps` does not claim, and nothing that they do."""
+        backend, device = self.plugin(), self._device()
+        case = self._case(DECODE)
+        answer = backend.why_not(case.config(), device, case.dtype, case.page_size)
+        check(answer is None, f"why_not refuses what caps claim ({case}): {answer}")
+        wrong = {
+            "dtype float64": (case.config(), device, torch.float64, case.page_size),
+            "device meta": (case.config(), torch.device("meta"), case.dtype, case.page_size),
+        }
+        if self._caps().page_sizes is not None:
+            wrong["page size 7777"] = (case.config(), device, case.dtype, 7777)
+        if not self._caps().sliding_window:
+            wrong["a sliding window"] = (replace(case, window=4).config(), device, case.dtype, case.page_size)
+        for what, arguments in wrong.items():
+            answer = backend.why_not(*arguments)
+            one_line = isinstance(answer, str) and bool(answer) and "\n" not in answer
+            check(one_line, f"why_not answers {answer!r} for {what}, which caps do not claim; say why in one line")
+
+    def test_write_kv_fills_the_given_slots(self) -> None:
+        """New keys and values stand exactly in `batch.kv_slots` of their layer, and nothing else is written."""
+        for size in self._page_sizes():
+            world = make_world(self._case(MIXED, page_size=size), self._device())
+            backend = make_backend(self.plugin(), world)
+            backend.plan(world.batch, Phase.EAGER)
+            want = world.pool.memory.clone()
+            pages, offsets = world.batch.kv_slots // size, world.batch.kv_slots % size
+            want[world.layer.index, pages, 0, offsets], want[world.layer.index, pages, 1, offsets] = world.k, world.v
+            backend.write_kv(world.layer, world.k, world.v, world.batch)
+            wrong = want.nan_to_num(nan=-9.0) != world.pool.memory.nan_to_num(nan=-9.0)
+            if bool(wrong.any()):
+                layer, page, which, offset = (int(i) for i in wrong.nonzero()[0][:4])
+                fail(
+                    f"write_kv writes to the wrong slot: layer {layer}, page {page}, {('keys', 'values')[which]}, "
+                    f"offset {offset} differs ({world.case}); slots are page * page_size + offset"
+                )
+
+    def test_every_row_is_written(self) -> None:
+        """An output filled with NaN is finite afterwards, in decode, prefill and mixed batches."""
+        for name, lengths in (("decode", DECODE), ("prefill", PREFILL), ("mixed", MIXED), ("one row", ((3, 1),))):
+            self._verify(lengths, name)
+
+    @pytest.mark.parametrize("size", [1, 3, 16, 64])
+    def test_page_sizes(self, size: int) -> None:
+        """Decode, prefill and mixed batches agree with float64 for every page size that `caps` allows."""
+        if size not in self._page_sizes():
+            pytest.skip(f"caps do not allow page size {size}, or the class does not test it")
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, f"wrong under page size {size}", page_size=size)
+
+    def test_prefix_of_every_length(self) -> None:
+        """Prefill over 0 … n cached tokens agrees with float64."""
+        for cached in (*range(0, 5), 15, 16, 17, 31, 32, 33):
+            self._verify([(cached, 3), (cached, 17)], f"prefill over {cached} cached tokens")
+
+    @pytest.mark.parametrize(("query", "kv"), [(4, 2), (6, 2), (8, 1), (14, 2)])
+    def test_grouped_heads(self, query: int, kv: int) -> None:
+        """Groups of query heads share a KV head, neighbours first."""
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, f"{query} query heads over {kv} KV heads", num_qo_heads=query, num_kv_heads=kv)
+
+    def test_scale_is_the_layers(self) -> None:
+        """Scores are multiplied by `layer.scale`, whatever the head dim."""
+        for scale in (0.05, 1.0):
+            self._verify(MIXED, scale=scale, num_kv_heads=2)
+
+    def test_every_head_dim_and_dtype(self) -> None:
+        """Each dtype and head dim that `caps` claims works, within the dtype's rounding."""
+        caps = self._caps()
+        for dim in sorted(caps.head_dims or (8, 64, 100, 128)):
+            self._verify(MIXED, f"head dim {dim}", head_dim=dim)
+        for name in sorted(caps.dtypes):
+            self._verify(MIXED, f"dtype {name}", dtype=getattr(torch, name), num_kv_heads=2)
+
+    @pytest.mark.parametrize("window", [1, 5, 16])
+    def test_sliding_window(self, window: int) -> None:
+        """A query sees the last `sliding_window` tokens, itself included."""
+        if not self._caps().sliding_window:
+            pytest.skip("caps claim no sliding window")
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, window=window)
+
+    def test_sinks(self) -> None:
+        """Sinks are one more, valueless key of every query head."""
+        if not self._caps().sinks:
+            pytest.skip("caps claim no sinks")
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, sinks=True, num_kv_heads=2)
+
+    def test_rows_and_pages_in_any_order(self) -> None:
+        """Device rows and page ids come in any order: both are looked up, never assumed."""
+        case = self._case(MIXED)
+        verify(self.plugin(), plain(case), self._device())
+        verify(self.plugin(), case, self._device(), "right with rows and pages in order, wrong with them shuffled")
+
+    def test_layers_are_kept_apart(self) -> None:
+        """Each layer reads and writes its own part of the pool."""
+        for layer in range(NUM_LAYERS):
+            self._verify(MIXED, f"layer {layer} of {NUM_LAYERS}", layer=layer)
+
+    def test_inputs_are_only_read(self) -> None:
+        """Attending changes nothing but `out`."""
+        for lengths in (DECODE, PREFILL, MIXED):
+            world = make_world(self._case(lengths), self._device())
+            backend = make_backend(self.plugin(), world)
+            world.run(backend)
+            before = readable(world)
+            world.run(backend)
+            check_untouched(world, before, readable(world))
+
+    def test_steps_do_not_depend_on_each_other(self) -> None:
+        """One instance serves one batch after the other: what `plan` prepared for the last step is not used again."""
+        case = self._case(((300, 1),))
+        world = make_world(case, self._device())
+        backend = make_backend(self.plugin(), world)
+        for seed, lengths in enumerate((MIXED, DECODE, PREFILL, MIXED, DECODE[:2], ((50, 1),)), start=1):
+            after = make_world(replace(case, lengths=lengths), self._device(), seed, world.pool)
+            compare(after, after.run(backend), self.plugin(), "in a later step of the same instance")
+
+    def test_layers_with_different_windows_in_one_step(self) -> None:
+        """Windowed and full layers follow each other within one step."""
+        if not self._caps().sliding_window:
+            pytest.skip("caps claim no sliding window")
+        world = make_world(self._case(MIXED, window=5), self._device())
+        backend = make_backend(self.plugin(), world)
+        world.run(backend)
+        for window in (None, 3, 5):
+            world.layer = replace(world.layer, sliding_window=window)
+            world.case = replace(world.case, window=window)
+            compare(world, world.attend(backend), self.plugin(), "after a layer with another window")
+
+    def test_no_host_sync_in_decode(self) -> None:
+        """Where `caps` claim graphs, decode reads nothing back to the host and no host-side lengths."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        world = make_world(self._case(DECODE), self._device())
+        backend = make_backend(self.plugin(), world)
+        backend.init_graph_state(max_batch=16, max_tokens=16)
+        world.batch.attention = backend
+        backend.plan(world.batch, Phase.CAPTURE)
+        world.batch.seq_lens_cpu, world.batch.q_lens_cpu = [], []
+        with HostSyncs() as syncs:
+            try:
+                backend.plan_in_graph(world.batch)
+                got = world.attend(backend)
+            except Exception as error:  # a stranger's backend; the message says what it did
+                fail(
+                    f"decode as it is recorded into a graph (host-side lengths are empty there) raised {raised(error)}"
+                )
+        calls = "; ".join(dict.fromkeys(syncs.found))
+        check(not calls, f"host sync in decode, which caps.graph={self._caps().graph!r} rules out: {calls}")
+        compare(world, got, self.plugin(), "in a graph")
+
+    def test_batch_invariance(self) -> None:
+        """Where `caps` claim it, a request's result has the same bits whatever else is in the batch."""
+        if not self._caps().batch_invariant:
+            pytest.skip("caps claim no batch invariance")
+        for lengths in (DECODE, PREFILL):
+            case = self._case(lengths)
+            whole = make_world(case, self._device())
+            together = whole.run(make_backend(self.plugin(), whole))
+            start = 0
+            for number, (cached, new) in enumerate(lengths):
+                alone = _only(whole.case, number, self._device())
+                got = alone.run(make_backend(self.plugin(), alone))
+                same = torch.equal(got, together[start : start + new])
+                check(
+                    same, f"not batch invariant: request {number} ({cached} cached, {new} new) differs alone ({case})"
+                )
+                start += new
+
+    @pytest.mark.gpu
+    def test_grid_on_a_gpu(self) -> None:
+        """On CUDA too, batches of every shape agree with float64."""
+        self._need_gpu()
+        device = torch.device("cuda")
+        for size in self._page_sizes():
+            for lengths in (DECODE, PREFILL, MIXED):
+                for query, kv in ((4, 4), (6, 2), (8, 1)):
+                    case = self._case(lengths, page_size=size, num_qo_heads=query, num_kv_heads=kv)
+                    verify(self.plugin(), case, device, "on a GPU")
+
+    @pytest.mark.gpu
+    def test_capture_and_replay(self) -> None:
+        """A decode step recorded into a CUDA graph and replayed on other lengths equals the eager step."""
+        self._need_gpu()
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        capture_and_replay(self.plugin(), self._case(DECODE))
+
+    def _need_gpu(self) -> None:
+        if "cuda" not in self._caps().devices:
+            pytest.skip("the backend does not run on cuda")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+    def _page_sizes(self) -> list[int]:
+        allowed = self._caps().page_sizes
+        return [size for size in self.page_sizes if allowed is None or size in allowed] or sorted(allowed or ())[:3]
+
+
+def _only(case: Case, number: int, device: torch.device) -> Any:
+    """The same request as in the batch, alone: as many requests are drawn, and one is kept."""
+    whole, keep = make_world(case, device), slice(number, number + 1)
+    alone = make_world(replace(case, lengths=[case.lengths[number]]), device)
+    alone.parts = whole.parts[keep]
+    q, k, v = alone.parts[0]
+    cached = case.lengths[number][0]
+    alone.q, alone.k, alone.v = q, k[cached:].contiguous(), v[cached:].contiguous()
+    row = alone.batch.rows[0]
+    places = torch.arange(cached, device=device)
+    pages = alone.batch.page_table[row, places // case.page_size].long()
+    alone.pool.memory[case.layer, pages, 0, places % case.page_size] = k[:cached]
+    alone.pool.memory[case.layer, pages, 1, places % case.page_size] = v[:cached]
+    return alone

@@ -1,0 +1,291 @@
+"""Batches for the attention tests: a poisoned KV pool, rows and pages in random order, and what the result must be.
+
+Page 0 is the engine's null page: its contents are finite, and page tables hold it past a request's pages. Slots of a
+request's last page past its length hold what an earlier owner left there: finite. Every other page that the batch does
+not own is NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.testing.checks import check, fail, raised
+from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+NUM_LAYERS = 3
+UNWRITTEN = 7777.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One batch. `lengths` holds (cached, new) per request, decode rows first."""
+
+    lengths: Sequence[tuple[int, int]]
+    page_size: int = 16
+    num_qo_heads: int = 4
+    num_kv_heads: int = 4
+    head_dim: int = 16
+    window: int | None = None
+    sinks: bool = False
+    scale: float | None = None
+    dtype: torch.dtype = torch.float32
+    is_shuffled: bool = True
+    layer: int = 1
+
+    @property
+    def num_decode(self) -> int:
+        """Leading requests that bring one token and are past their prompt."""
+        for number, (cached, new) in enumerate(self.lengths):
+            if new > 1 or cached == 0:
+                return number
+        return len(self.lengths)
+
+    def __str__(self) -> str:
+        """Say what is special about the batch."""
+        parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
+        parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
+        parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
+        return f"{', '.join(parts)}, (cached, new) = {list(self.lengths)}"
+
+    def config(self) -> ModelConfig:
+        """Return the facts of a model that such layers are part of."""
+        return ModelConfig(
+            architecture="KitForCausalLM",
+            vocab_size=32,
+            hidden_size=self.num_qo_heads * self.head_dim,
+            intermediate_size=32,
+            num_layers=NUM_LAYERS,
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            norm_eps=1e-6,
+            hidden_act="silu",
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            rope=RopeConfig(),
+            dtype=str(self.dtype).removeprefix("torch."),
+            layer_windows=() if self.window is None else (self.window,) * NUM_LAYERS,
+        )
+
+
+class Pool:
+    """A KV pool whose pages are NaN, but for the null page."""
+
+    def __init__(self, case: Case, num_pages: int, device: torch.device) -> None:
+        self.page_size = case.page_size
+        self.num_pages = num_pages
+        shape = (NUM_LAYERS, num_pages, 2, case.page_size, case.num_kv_heads, case.head_dim)
+        self.memory = torch.empty(shape, dtype=case.dtype, device=device)
+        self.poison()
+
+    def poison(self) -> None:
+        """Forget everything."""
+        self.memory.fill_(float("nan"))
+        self.memory[:, 0] = 3.0
+
+    def layer(self, index: int) -> Tensor:
+        """Return one layer."""
+        return self.memory[index]
+
+
+@dataclass(slots=True)
+class World:
+    """A batch with everything that a backend is given, and the keys and values behind it."""
+
+    case: Case
+    device: torch.device
+    pool: Pool
+    layer: AttentionLayer
+    batch: ForwardBatch
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    parts: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def run(self, backend: AttentionBackend, phase: Phase = Phase.EAGER, fill: float = float("nan")) -> Tensor:
+        """Do one layer of a step as a model does, into an output filled with `fill`."""
+        self.batch.attention = backend
+        backend.plan(self.batch, phase)
+        backend.plan_in_graph(self.batch)
+        return self.attend(backend, fill)
+
+    def attend(self, backend: AttentionBackend, fill: float = float("nan")) -> Tensor:
+        """Write keys and values, and attend."""
+        out = torch.full_like(self.q, fill)
+        backend.write_kv(self.layer, self.k, self.v, self.batch)
+        forward: Callable[..., None] = backend.forward_mixed
+        if self.batch.num_decode == 0:
+            forward = backend.forward_extend
+        elif self.batch.num_decode == self.batch.num_requests:
+            forward = backend.forward_decode
+        forward(self.q, self.k, self.v, self.layer, self.batch, out)
+        return out
+
+    def want(self) -> Tensor:
+        """Return the right result in float64."""
+        return attend_all(self.parts, self.layer)
+
+
+def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | None = None) -> World:
+    """Build a batch on `device`, in a pool of its own or in one that is used again."""
+    rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
+    size = case.page_size
+    num_pages = sum(-(-(cached + new) // size) for cached, new in case.lengths)
+    pool = pool or Pool(case, num_pages + 5, device)
+    pool.poison()
+    free, rows = list(range(1, pool.num_pages)), list(range(len(case.lengths) + 2))
+    if case.is_shuffled:
+        rng.shuffle(free)
+        rng.shuffle(rows)
+    widest = max(-(-(cached + new) // size) for cached, new in case.lengths)
+    table = torch.zeros(len(rows), widest + 2, dtype=torch.int32)
+    slots: list[int] = []
+    parts = []
+    for (cached, new), row in zip(case.lengths, rows, strict=False):
+        pages = [free.pop(0) for _ in range(-(-(cached + new) // size))]
+        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        q, k, v = (_random(case, cached + new, heads, torch_rng, device) for heads in _heads(case))
+        _store(pool, case, pages, k[:cached], v[:cached])
+        slots += [pages[i // size] * size + i % size for i in range(cached, cached + new)]
+        parts.append((q[cached:].contiguous(), k, v))
+    layer = AttentionLayer(
+        index=case.layer,
+        num_qo_heads=case.num_qo_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        scale=case.head_dim**-0.5 if case.scale is None else case.scale,
+        sliding_window=case.window,
+        sinks=torch.randn(case.num_qo_heads, generator=torch_rng).to(device) if case.sinks else None,
+    )
+    new_k, new_v = (
+        torch.cat([p[i][c:] for p, (c, _) in zip(parts, case.lengths, strict=True)]).contiguous() for i in (1, 2)
+    )
+    batch = _batch(case, slots, rows[: len(case.lengths)], table, device)
+    return World(case, device, pool, layer, batch, torch.cat([p[0] for p in parts]), new_k, new_v, parts)
+
+
+def _heads(case: Case) -> tuple[int, int, int]:
+    return case.num_qo_heads, case.num_kv_heads, case.num_kv_heads
+
+
+def _random(case: Case, tokens: int, heads: int, rng: torch.Generator, device: torch.device) -> Tensor:
+    return torch.randn(tokens, heads, case.head_dim, generator=rng).to(device, case.dtype)
+
+
+def _store(pool: Pool, case: Case, pages: Sequence[int], k: Tensor, v: Tensor) -> None:
+    """Put a cached prefix into its pages, and stale finite numbers into the rest of them, in every layer."""
+    if not pages:
+        return
+    pool.memory[:, list(pages)] = 5.0
+    places = torch.arange(k.shape[0], device=k.device)
+    page = torch.tensor(pages, device=k.device)[places // case.page_size]
+    pool.memory[case.layer, page, 0, places % case.page_size] = k
+    pool.memory[case.layer, page, 1, places % case.page_size] = v
+
+
+def _batch(case: Case, slots: list[int], rows: list[int], table: Tensor, device: torch.device) -> ForwardBatch:
+    news = [new for _, new in case.lengths]
+    starts = torch.tensor([0, *news]).cumsum(0)
+    unset: Any = None
+    return ForwardBatch(
+        num_decode=case.num_decode,
+        positions=torch.cat([torch.arange(c, c + n) for c, n in case.lengths]).to(device),
+        kv_slots=torch.tensor(slots, dtype=torch.int64).to(device),
+        rows=torch.tensor(rows, dtype=torch.int64).to(device),
+        page_table=table.to(device),
+        seq_lens=torch.tensor([c + n for c, n in case.lengths], dtype=torch.int32).to(device),
+        q_starts=starts.int().to(device),
+        seq_lens_cpu=[c + n for c, n in case.lengths],
+        q_lens_cpu=news,
+        attention=unset,
+        last_tokens=(starts[1:] - 1).to(device),
+    )
+
+
+def make_backend(backend: type[AttentionBackend], world: World) -> AttentionBackend:
+    """Make a backend for a world's pool."""
+    try:
+        return backend(world.case.config(), world.pool, world.device)
+    except Exception as error:  # a stranger's class; the message says what it did
+        fail(f"making the backend raised {raised(error)} ({world.case})")
+
+
+def verify(backend_class: type[AttentionBackend], case: Case, device: torch.device, what: str = "") -> None:
+    """Run a case and compare it with float64; the message names the mistake where it is a usual one."""
+    world = make_world(case, device)
+    backend = make_backend(backend_class, world)
+    try:
+        got = world.run(backend)
+    except Exception as error:  # a stranger's backend; the message says what it did
+        fail(f"{what or 'it'} raised {raised(error)} ({case})")
+    compare(world, got, backend_class, what)
+
+
+def compare(world: World, got: Tensor, backend_class: type[AttentionBackend], what: str = "") -> None:
+    """Compare one result with float64."""
+    case, want = world.case, world.want()
+    errors = error_by_token(got, want)
+    worst = int(errors.argmax())
+    if float(errors[worst]) <= TOLERANCE[case.dtype]:
+        return
+    prefix = f"{what}: " if what else ""
+    where = _place(case, worst)
+    if not bool(got[worst].isfinite().all()):
+        fail(f"{prefix}{_why_not_finite(world, backend_class, worst)} at {where} ({case})")
+    for mistake in mistakes(world.layer):
+        wrong = error_by_token(got, attend_all(world.parts, world.layer, mistake))
+        if float(wrong.max()) <= TOLERANCE[case.dtype]:
+            fail(f"{prefix}{mistake.sentence} ({case})")
+    fail(f"{prefix}wrong result at {where}: relative error {float(errors[worst]):.2g} ({case})")
+
+
+def _place(case: Case, token: int) -> str:
+    for number, (cached, new) in enumerate(case.lengths):
+        if token < new:
+            kind = "decode" if number < case.num_decode else f"prefill token {token} of {new}"
+            return f"request {number} ({kind}, {cached} cached)"
+        token -= new
+    return f"token {token}"
+
+
+def _why_not_finite(world: World, backend_class: type[AttentionBackend], token: int) -> str:
+    """Tell a row that is never written from one computed of memory that the batch does not own."""
+    again = make_world(world.case, world.device)
+    out = again.run(make_backend(backend_class, again), fill=UNWRITTEN)
+    if bool((out[token] == UNWRITTEN).any()):
+        return "NaN rows: a row of `out` is not written"
+    calm = make_world(world.case, world.device)
+    calm.pool.memory.nan_to_num_(nan=0.0)
+    if bool(calm.run(make_backend(backend_class, calm))[token].isfinite().all()):
+        return "it reads a page that no request of the batch owns (they hold NaN)"
+    return "the result is not finite"
+
+
+def check_untouched(world: World, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    """Check that what a backend only reads is as it was."""
+    for name, tensor in before.items():
+        same = torch.equal(tensor.nan_to_num(nan=-1.0), after[name].nan_to_num(nan=-1.0))
+        check(same, f"it changes {name}, which it must only read ({world.case})")
+
+
+def readable(world: World) -> dict[str, Tensor]:
+    """Return copies of all that a forward call only reads."""
+    batch = world.batch
+    named = {f"batch.{name}": getattr(batch, name) for name in ("positions", "kv_slots", "rows", "page_table")}
+    named |= {f"batch.{name}": getattr(batch, name) for name in ("seq_lens", "q_starts")}
+    named |= {"q": world.q, "k": world.k, "v": world.v, "the KV pool": world.pool.memory}
+    return {name: tensor.double().clone() for name, tensor in named.items()}
+
+
+def plain(case: Case) -> Case:
+    """Return the case with rows and pages in their natural order."""
+    return replace(case, is_shuffled=False)
