@@ -10,6 +10,28 @@ from tokenizers import decoders, models, pre_tokenizers
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.text.tokenizer_files import TokenizerFiles
 
+HARMONY = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+DEEPSEEK = [
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+]
+KIMI = [
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+]
+MISTRAL = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"]
+LLAMA = ["<|python_tag|>", "<|python_start|>", "<|python_end|>"]
+GLM = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+SPECIAL = [*HARMONY, *DEEPSEEK, *KIMI, *MISTRAL, *LLAMA, "｜DSML｜"]
+ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<seed:think>", "</seed:think>", *GLM]
+"""As the models have them: `◁think▷` and the tags of qwen3-coder are text that tokens cut anywhere."""
+
 # Reproducible, and without deadlines: tests make claims about results, not about this machine's load.
 settings.register_profile("dovetail", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dovetail")
@@ -21,6 +43,6 @@ def tokenizer() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE({char: n for n, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|im_end|>"])
-    backend.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    backend.add_special_tokens(["<|im_end|>", *SPECIAL])
+    backend.add_tokens(ADDED)
     return Tokenizer(backend, TokenizerFiles(tokenizer_config={"eos_token": "<|im_end|>"}))

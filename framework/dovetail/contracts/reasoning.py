@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,11 +81,20 @@ class Markers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSpec:
-    """A model's output format. `initial` is the state for text that comes without a prompt to read it from."""
+    """A model's output format.
+
+    Attributes:
+        reasoning: Where reasoning stands; None where the format has none.
+        tools: Where tool calls stand; None where calls are not looked for.
+        initial: The state for text that comes without a prompt to read it from.
+        machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
+            called as `dovetail.text.output.FormatParser` is. None: the machine of the markers above.
+    """
 
     reasoning: Markers | None = None
     tools: ToolFormat | None = None
     initial: State = State.OPEN
+    machine: Callable[..., OutputParser] | None = None
 
 
 class TokenizerView(Protocol):
@@ -160,4 +169,33 @@ class OutputParser(Protocol):
 
     def finish(self, reason: str) -> list[Event]:
         """The output is over: give out what was held back."""
+        ...
+
+
+class ReasoningGate(Protocol):
+    """Follows one choice's thinking on token ids, in the engine. Made of the same `FormatSpec` as the parser.
+
+    The gate and the parser agree after each token. A grammar holds for the answer, not for the thinking before it:
+    `accept` says where it starts.
+    """
+
+    reasoning_tokens: int
+    """Tokens generated inside thinking so far, markers excluded."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next token continues the thinking, as far as known."""
+        ...
+
+    @property
+    def may_think(self) -> bool:
+        """Whether nothing but whitespace was written yet and the model may open its thinking with the next token."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Take one token. True where a grammar starts to hold behind it: once, unless that is rolled back."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens, at most `MAX_ROLLBACK` of `dovetail.text.gate`."""
         ...

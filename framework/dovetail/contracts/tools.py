@@ -88,6 +88,10 @@ class ToolBody(ABC):
         Text that no call explains goes out as `Malformed` (without the markers, which the caller adds).
         """
 
+    def cut(self) -> list[ToolEvent]:
+        """The output was cut short inside the section. Called in place of `close`; override it where they differ."""
+        return self.close()
+
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a quoted value, where an end marker spelled as text is literal."""
@@ -100,15 +104,22 @@ class ToolFormat:
 
     Args:
         start: Marker that opens a section of one or more calls.
-        end: Marker that closes it.
+        end: Marker that closes it; empty where only the next section or the end of the output does.
         body: Makes the reader of a section; called with the `NewCall` of this reply.
         before_start: Newlines that the template puts before `start`; dropped from the end of the content.
+        also: Texts that open a section as well and are part of it, for models that leave `start` out.
+        bare: Characters that open a section, and are part of it, where an answer begins with one of them.
+        inner: Markers inside a section that are tokens of the vocabulary: the body gets their text, also where
+            special tokens give none.
     """
 
     start: str
     end: str
     body: Callable[[NewCall], ToolBody]
     before_start: str = "\n"
+    also: tuple[str, ...] = ()
+    bare: str = ""
+    inner: tuple[str, ...] = ()
 
 
 class ToolParser(Configurable, ABC):

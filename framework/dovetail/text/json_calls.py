@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
@@ -24,7 +24,7 @@ _SPACE_COMMA = re.compile(r"[\s,]*")
 At = Literal["object", "key", "key_text", "colon", "value", "stream", "buffer", "broken"]
 
 
-class _ValueEnd:
+class ValueEnd:
     """Finds where one JSON value ends, in text that arrives in pieces."""
 
     __slots__ = ("_depth", "_escaped", "_literal", "in_string")
@@ -73,15 +73,31 @@ class JsonCalls(ToolBody):
     """
 
     def __init__(
-        self, new_call: NewCall, *, name_key: str = "name", arguments_keys: Sequence[str] = ("arguments", "parameters")
+        self,
+        new_call: NewCall,
+        *,
+        name_key: str = "name",
+        arguments_keys: Sequence[str] = ("arguments", "parameters"),
+        known: Collection[str] | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            new_call: Numbers the calls.
+            name_key: Key of the function's name.
+            arguments_keys: Keys of its arguments.
+            known: For calls without markers, which look like any JSON: the tools' names. An object is a call then if
+                it begins with a key of calls and has arguments, or no arguments and a known name.
+        """
         self._new_call = new_call
+        self._known = known
         self._name_key = name_key
         self._arguments_keys = arguments_keys
+        self._call_keys = {name_key, *arguments_keys, "type", "id", "function"}
         self._out: list[ToolEvent] = []
         self._num_calls = 0
         self._at: At = "object"
-        self._end = _ValueEnd('"')
+        self._end = ValueEnd('"')
         self._raw: list[str] = []
         self._buffer: list[str] = []
         self._begin_object()
@@ -125,6 +141,7 @@ class JsonCalls(ToolBody):
 
     def _begin_object(self) -> None:
         self._call: int | None = None
+        self._name = self._first_key = ""
         self._key = ""
         self._has_arguments = False
         self._failed = False
@@ -171,7 +188,7 @@ class JsonCalls(ToolBody):
 
     def _begin_value(self, at: At, first: str) -> None:
         self._at = at
-        self._end = _ValueEnd(first)
+        self._end = ValueEnd(first)
         self._buffer = []
 
     def _read_value(self, text: str, pos: int) -> int:
@@ -187,6 +204,8 @@ class JsonCalls(ToolBody):
         return end
 
     def _pass_on(self, piece: str) -> None:
+        if self._call is None and self._name:
+            self._announce()
         if self._call is not None:
             self._out.append(ToolArgs(self._call, piece))
         else:
@@ -205,7 +224,9 @@ class JsonCalls(ToolBody):
             return
         if at == "key_text":
             self._key, self._at = value, "colon"
-        elif self._key == self._name_key and self._call is None:
+            self._failed = self._known is not None and not self._first_key and value not in self._call_keys
+            self._first_key = self._first_key or value
+        elif self._key == self._name_key and self._call is None and not self._name:
             self._start(value)
         elif self._key in self._arguments_keys and not self._has_arguments:
             self._has_arguments = True
@@ -215,15 +236,24 @@ class JsonCalls(ToolBody):
         if not isinstance(name, str) or not name:
             self._failed = True
             return
-        start = self._new_call(name)
+        self._name = name
+        if self._known is None or self._early:
+            self._announce()
+
+    def _announce(self) -> None:
+        """The object is a call: say so, and give out arguments that came before the name."""
+        start = self._new_call(self._name)
         self._call = start.index
         self._num_calls += 1
         self._out.append(start)
         self._raw.clear()
         if self._early:
             self._out.append(ToolArgs(self._call, "".join(self._early)))
+            self._early.clear()
 
     def _end_object(self) -> None:
+        if self._call is None and self._name and self._known is not None and self._name in self._known:
+            self._announce()
         if self._call is None:
             self._failed = True
             return

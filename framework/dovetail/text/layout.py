@@ -18,7 +18,7 @@ Any other marker in a phase is literal text.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,6 +41,10 @@ class Role(enum.Enum):
     START = "start"
     END = "end"
     TOOL_START = "tool_start"
+    TOOL_TEXT = "tool_text"
+    """Opens a section and is part of it."""
+    TOOL_BARE = "tool_bare"
+    """As `TOOL_TEXT`, where an answer begins with it; else literal."""
     TOOL_END = "tool_end"
 
 
@@ -48,8 +52,8 @@ class Role(enum.Enum):
 class View:
     """The markers of one phase: those matched by token id, and those matched in the text."""
 
-    ids: Mapping[int, Role]
-    roles: Mapping[str, Role]
+    ids: Mapping[int, enum.Enum]
+    roles: Mapping[str, enum.Enum]
     matcher: Matcher | None
 
 
@@ -60,7 +64,7 @@ class Layout:
     Attributes:
         by_ids: Views for output that comes as token ids.
         by_text: Views for text without ids, where every marker is matched in the text.
-        marker_ids: Ids of all markers that are tokens.
+        marker_ids: Ids of all markers that are tokens, those inside tool sections included.
         marker_text: The markers' text by id.
     """
 
@@ -74,25 +78,40 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
     """Compile a format for a vocabulary. A marker that is an added token is matched by its id only."""
     reasoning, tools = spec.reasoning, spec.tools
     texts = [] if reasoning is None else [reasoning.start, reasoning.end]
-    texts += [] if tools is None else [tools.start, tools.end]
-    token_ids = tuple((text, added_tokens[text]) for text in texts if text in added_tokens)
-    return _compile(reasoning, None if tools is None else (tools.start, tools.end), token_ids)
+    texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.inner]
+    token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
+    return _compile(reasoning, None if tools is None else (tools.start, tools.end, tools.also, tools.bare), token_ids)
 
 
 @lru_cache(maxsize=256)
 def _compile(
-    reasoning: Markers | None, tools: tuple[str, str] | None, token_ids: tuple[tuple[str, int], ...]
+    reasoning: Markers | None,
+    tools: tuple[str, str, tuple[str, ...], str] | None,
+    token_ids: tuple[tuple[str, int], ...],
 ) -> Layout:
-    phases: dict[Phase, dict[str, Role]] = {phase: {} for phase in Phase}
+    phases: dict[Phase, dict[str, enum.Enum]] = {phase: {} for phase in Phase}
     if reasoning is not None:
         for phase in (Phase.OPEN, Phase.IN):
             phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
     if tools is not None:
-        start, end = tools
-        phases[Phase.OPEN][start] = phases[Phase.OUT][start] = Role.TOOL_START
+        start, end, also, bare = tools
+        for phase in (Phase.OPEN, Phase.OUT):
+            phases[phase].update(dict.fromkeys(bare, Role.TOOL_BARE))
+            phases[phase].update(dict.fromkeys(also, Role.TOOL_TEXT))
+            phases[phase][start] = Role.TOOL_START
         if reasoning is not None and reasoning.ended_by_tools:
             phases[Phase.IN][start] = Role.TOOL_START
-        phases[Phase.TOOL].update({start: Role.TOOL_START, end: Role.TOOL_END})
+        phases[Phase.TOOL].update({start: Role.TOOL_START} | ({end: Role.TOOL_END} if end else {}))
+    return make_layout(phases, token_ids)
+
+
+def make_layout(phases: Mapping[Phase, Mapping[str, enum.Enum]], token_ids: Sequence[tuple[str, int]]) -> Layout:
+    """Make the views of each phase.
+
+    Args:
+        phases: The markers that count in each phase, and what each is for.
+        token_ids: The markers that are tokens, with their ids.
+    """
     ids = dict(token_ids)
     return Layout(
         {phase: _view(markers, ids) for phase, markers in phases.items()},
@@ -102,7 +121,7 @@ def _compile(
     )
 
 
-def _view(markers: Mapping[str, Role], ids: Mapping[str, int]) -> View:
+def _view(markers: Mapping[str, enum.Enum], ids: Mapping[str, int]) -> View:
     spelled = {text: role for text, role in markers.items() if text not in ids}
     tokens = {ids[text]: role for text, role in markers.items() if text in ids}
     return View(tokens, spelled, matcher(tuple(spelled)) if spelled else None)

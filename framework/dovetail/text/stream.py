@@ -19,7 +19,7 @@ from dovetail.contracts.reasoning import (
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
 from dovetail.engine.messages import Finish, TokenDelta
 from dovetail.text.matcher import StopMatcher
-from dovetail.text.output import FormatParser, ToolCall
+from dovetail.text.output import ToolCall, make_parser
 from dovetail.text.tokenizer import Tokenizer
 
 
@@ -102,7 +102,7 @@ class OutputStream:
             spec = reasoning.spec(tokenizer, template or NoTemplate(), request)
         if tools is not None:
             spec = tools.extend(spec, tool_schemas)
-        self._parser = FormatParser(
+        self._parser = make_parser(
             spec, tokenizer, skip_special_tokens=skip_special_tokens, keep_markers=not separate_reasoning
         )
         if prompt_tail is not None:

@@ -1,0 +1,219 @@
+"""`HeadedCalls`: tool calls written as a head, which holds the name, and arguments as JSON text behind it.
+
+```
+<begin> HEAD <stop> {"city": "Paris"} <end> <begin> …
+```
+
+Every marker is optional for the reader: models leave them out. The arguments' text passes through byte for byte while
+it is generated; where it ends is found by a scanner that is exact about strings and nesting, so that a marker spelled
+in a string is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.json_calls import ValueEnd
+from dovetail.text.matcher import matcher
+
+MAX_HEAD = 512
+"""Characters of the longest head; longer text is no call."""
+
+Head = tuple[str, str | None]
+"""Name and id of a call; None for an id that the model does not write."""
+At = Literal["between", "head", "open", "value", "plain", "tail", "broken"]
+
+
+class HeadedCalls(ToolBody):
+    """Reads calls one after the other. Arguments that are no JSON object pass as written; none are `{}`."""
+
+    def __init__(
+        self,
+        new_call: NewCall,
+        *,
+        read_head: Callable[[str], Head | None],
+        stops: Sequence[str],
+        begin: str = "",
+        end: str = "",
+    ) -> None:
+        """Prepare.
+
+        Args:
+            new_call: Numbers the calls.
+            read_head: Takes name and id from a head; None: it is none.
+            stops: Texts that end a head. Besides, the `{` of the arguments does.
+            begin: Marker before a call, if there is one.
+            end: Marker behind a call, if there is one.
+        """
+        self._new_call = new_call
+        self._read_head = read_head
+        self._begin, self._end = begin, end
+        self._stops = frozenset(stops)
+        self._matcher = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
+        self._out: list[ToolEvent] = []
+        self._at: At = "between"
+        self._held = ""
+        self._raw: list[str] = []
+        self._head: list[str] = []
+        self._head_len = 0
+        self._call = 0
+        self._value = ValueEnd("{")
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        text, self._held = self._held + text, ""
+        pos = 0
+        while pos < len(text):
+            if self._at == "broken":
+                self._out.append(Malformed("tool_call", text[pos:]))
+                break
+            if self._at == "open":
+                pos = self._open(text, pos)
+            elif self._at == "value":
+                pos = self._read_value(text, pos)
+            else:
+                pos = self._read(text, pos)
+        return self._take_out()
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call without arguments has none."""
+        return self._finish(complete=True)
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section: a call that was cut short keeps what it has."""
+        return self._finish(complete=False)
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a string of the arguments."""
+        return self._at == "value" and self._value.in_string
+
+    def _finish(self, *, complete: bool) -> list[ToolEvent]:
+        held, self._held = self._held, ""
+        if held:
+            self._text(held)
+        if self._at == "plain" or (self._at == "open" and complete):
+            self._end_plain()
+        elif self._at in ("open", "value"):
+            self._out.append(ToolEnd(self._call))
+        elif self._at in ("between", "head", "tail"):
+            if self._at == "head" and complete and self._head_len:
+                self._end_call()
+            elif "".join(self._head).strip():
+                self._break()
+        return self._take_out()
+
+    def _take_out(self) -> list[ToolEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _read(self, text: str, pos: int) -> int:
+        """Read up to the next marker, or as far as there certainly is none; return where."""
+        end, state, length = self._matcher.scan(text, pos, 0)
+        cut = end - (length or self._matcher.held(state))
+        self._text(text[pos:cut])
+        if self._at == "broken":
+            return cut
+        if not length:
+            self._held = text[cut:]
+            return len(text)
+        return self._mark(text[cut:end], cut, end)
+
+    def _text(self, text: str) -> None:
+        """Take text between markers."""
+        if not text:
+            return
+        if self._at == "plain":
+            self._head.append(text)
+            return
+        self._raw.append(text)
+        if self._at == "tail":
+            if text.strip("` \t\r\n"):
+                self._break()
+            return
+        if self._at == "between" and not text.isspace():
+            self._begin_head()
+        if self._at == "head":
+            self._head.append(text)
+            self._head_len += len(text)
+            if self._head_len > MAX_HEAD:
+                self._break()
+
+    def _mark(self, mark: str, start: int, end: int) -> int:
+        """Take a marker that stands from `start` to `end`; return where to read on."""
+        if mark in (self._begin, self._end):
+            if self._end_call():
+                self._raw[:] = [mark]
+                if mark == self._begin:
+                    self._begin_head()
+            else:
+                self._out.append(Malformed("tool_call", mark))
+            return end
+        if self._at == "head":
+            return start if self._start_or_break(mark) and mark == "{" else end
+        self._text(mark)
+        return end
+
+    def _begin_head(self) -> None:
+        self._at = "head"
+        self._head.clear()
+        self._head_len = 0
+
+    def _end_call(self) -> bool:
+        """A marker ends what came before: arguments that are no JSON, or a head without arguments."""
+        if self._at == "head" and "".join(self._head).strip() and not self._start_or_break():
+            return False
+        if self._at in ("plain", "open"):
+            self._end_plain()
+        self._at = "between"
+        return True
+
+    def _start_or_break(self, mark: str = "") -> bool:
+        head = self._read_head("".join(self._head))
+        if head is None or not head[0]:
+            self._raw.append(mark)
+            self._break()
+            return False
+        start = self._new_call(*head)
+        self._call = start.index
+        self._out.append(start)
+        self._raw.clear()
+        self._head.clear()
+        self._at = "open"
+        return True
+
+    def _open(self, text: str, pos: int) -> int:
+        """Find the first character of the arguments."""
+        while pos < len(text) and text[pos].isspace():
+            pos += 1
+        if pos < len(text):
+            if text[pos] in "{[":
+                self._at, self._value = "value", ValueEnd(text[pos])
+            else:
+                self._at = "plain"
+        return pos
+
+    def _read_value(self, text: str, pos: int) -> int:
+        end = self._value.scan(text, pos)
+        self._out.append(ToolArgs(self._call, text[pos:] if end < 0 else text[pos:end]))
+        if end < 0:
+            return len(text)
+        self._out.append(ToolEnd(self._call))
+        self._at = "tail"
+        return end
+
+    def _end_plain(self) -> None:
+        """End a call whose arguments are no object or list: they pass as written, without the space around them."""
+        text = "".join(self._head).strip()
+        self._out += [ToolArgs(self._call, text or "{}"), ToolEnd(self._call)]
+        self._head.clear()
+        self._at = "tail"
+
+    def _break(self) -> None:
+        """Give up on the section: what no call explains goes out as it came, and so will the rest."""
+        self._at = "broken"
+        if raw := "".join(self._raw):
+            self._out.append(Malformed("tool_call", raw))
+        self._raw.clear()

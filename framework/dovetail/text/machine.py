@@ -1,0 +1,244 @@
+"""`Machine`: what every output parser shares, from tokens to markers and runs of text, whatever the markers mean.
+
+Two stations, the same for all formats; the third, what a marker does and where text goes, is the subclass's:
+
+1. *Decoding*: tokens to text; a character whose bytes are split comes with its last byte.
+2. *Markers*: a marker that is a token matches by its id; another by an automaton over the text, which holds back the
+   longest end of the text that may still become one. Which markers count depends on the phase (see `layout.py`).
+
+Adjacent text of one kind becomes one event. All work is linear in the output.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, State
+from dovetail.contracts.tools import ToolStart
+from dovetail.text.detokenizer import Detokenizer
+from dovetail.text.layout import Layout, Phase, View
+from dovetail.text.tokenizer import Tokenizer
+
+
+def new_call_id() -> str:
+    """Return a fresh tool call id."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class Machine(ABC):
+    """The stations that do not depend on the format. See `FormatParser` for the arguments.
+
+    Attributes:
+        reasoning_tokens: Tokens generated inside thinking so far, markers excluded. A token belongs where its first
+            character does. Text without ids counts none.
+        num_chars: Characters of the tokens fed so far, markers that are tokens not included.
+        marker_ids: Ids of the format's markers that are tokens.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tokenizer: Tokenizer | None,
+        *,
+        phase: Phase,
+        skip_special_tokens: bool = True,
+        keep_markers: bool = False,
+        make_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self.reasoning_tokens = 0
+        self.num_chars = 0
+        self._layout = layout
+        self.marker_ids = layout.marker_ids
+        self._decoder = None
+        if tokenizer is not None:
+            self._decoder = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, keep=self.marker_ids)
+        self._keep_markers = keep_markers
+        self._make_id = make_id
+        self._num_calls = 0
+        self._priming = False
+        self._phase = phase
+        self._views = layout.by_ids
+        # Station 2: text that may become a marker, and the offsets in the output where tokens start that are not
+        # attributed yet.
+        self._held = ""
+        self._state = 0
+        self._seen = 0
+        self._starts: deque[int] = deque()
+        # Output.
+        self._events: list[Event] = []
+        self._run_kind: type[ReasoningDelta] | type[ContentDelta] = ContentDelta
+        self._run: list[str] = []
+        self._reported = 0
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as known."""
+        return self._phase is Phase.IN
+
+    @property
+    @abstractmethod
+    def pending_content(self) -> str:
+        """Content that is held back only because it may turn out to be part of a marker or its newlines."""
+
+    @property
+    @abstractmethod
+    def may_think(self) -> bool:
+        """Whether nothing but whitespace was written yet and thinking may begin."""
+
+    @abstractmethod
+    def prime(self, prompt_tail: str) -> State:
+        """Take what the template appended to the prompt, before anything is fed."""
+
+    def feed(self, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
+        """Take new tokens, or text if there are no ids."""
+        if text is not None and not token_ids:
+            self._use(self._layout.by_text)
+            self._push(text)
+            return self._drain()
+        self._use(self._layout.by_ids)
+        decoder = self._decoder
+        if decoder is None:
+            raise ValueError("a parser without a tokenizer takes text, not token ids")
+        for token_id in token_ids:
+            view = self._views[self._phase]
+            role = view.ids.get(token_id)
+            if role is not None and self._take_token(role, token_id, decoder):
+                continue
+            piece = decoder.push(token_id)
+            self.num_chars += len(piece)
+            if view.matcher is None:
+                if self._phase is Phase.IN:
+                    self.reasoning_tokens += 1
+                if piece:
+                    self._sink(piece)
+            else:
+                self._starts.append(self._seen)
+                self._push(piece)
+        return self._drain()
+
+    def finish(self, reason: str) -> list[Event]:
+        """Give out what was held back. A tool call that was open is complete if the model stopped by itself."""
+        if self._decoder is not None and (rest := self._decoder.flush()):
+            self._push(rest)
+        self._release()
+        while self._starts:
+            self._starts.popleft()
+            self.reasoning_tokens += self._phase is Phase.IN
+        self._finish(cut=reason != "stop")
+        return self._drain()
+
+    @abstractmethod
+    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+        """Act on a marker. False: it is literal text here."""
+
+    @abstractmethod
+    def _sink(self, text: str) -> None:
+        """Take text of the present phase."""
+
+    @abstractmethod
+    def _finish(self, *, cut: bool) -> None:
+        """Give out what the third station holds back: the output is over, and `cut` short or not."""
+
+    def _new_call(self, name: str, call_id: str | None = None) -> ToolStart:
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        # An escape may have made half of a surrogate pair of a name, which no reply can carry.
+        return ToolStart(index, call_id or self._make_id(), name.encode(errors="replace").decode())
+
+    def _prime(self, prompt_tail: str) -> None:
+        """Push the prompt's tail through the stations as text and forget what it gave."""
+        self._priming = True
+        self._views = self._layout.by_text
+        self._push(prompt_tail)
+        self._held, self._state = "", 0
+        self._drain()
+        self._priming = False
+
+    # Station 2: markers.
+
+    def _use(self, views: object) -> None:
+        if views is not self._views:
+            self._release()
+            self._views = self._layout.by_ids if views is self._layout.by_ids else self._layout.by_text
+
+    def _take_token(self, role: enum.Enum, token_id: int, decoder: Detokenizer) -> bool:
+        """Take a marker token. False: it is literal here."""
+        if rest := decoder.flush():
+            self._push(rest)
+        self._release()
+        return self._take(role, self._layout.marker_text[token_id], spelled=False)
+
+    def _push(self, text: str) -> None:
+        """Take text; find the markers in it that are matched in the text."""
+        buffer = self._held + text
+        begin, scanned, state = 0, len(self._held), self._state
+        self._seen += len(text)
+        base = self._seen - len(buffer)
+        while True:
+            view = self._views[self._phase]
+            if view.matcher is None:
+                self._held, self._state = "", 0
+                self._give(buffer[begin:], self._seen + 1)
+                return
+            end, state, length = view.matcher.scan(buffer, scanned, state)
+            cut = end - (length or view.matcher.held(state))
+            self._give(buffer[begin:cut], base + cut)
+            if not length:
+                self._held, self._state = buffer[cut:], state
+                return
+            self._take_spelled(view, buffer[cut:end], base + end)
+            begin = scanned = end
+
+    def _take_spelled(self, view: View, marker: str, end: int) -> None:
+        """Take a marker found in the text, which ends at offset `end`, or give it out as text."""
+        if self._take(view.roles[marker], marker, spelled=True):
+            while self._starts and self._starts[0] < end:
+                self._starts.popleft()
+        else:
+            self._give(marker, end)
+
+    def _release(self) -> None:
+        """Give out text that was held back for a marker that did not come."""
+        held, self._held, self._state = self._held, "", 0
+        self._give(held, self._seen)
+
+    def _give(self, text: str, end: int) -> None:
+        """Give text up to offset `end` of the output to the phase's sink, and attribute its tokens."""
+        while self._starts and self._starts[0] < end:
+            self._starts.popleft()
+            self.reasoning_tokens += self._phase is Phase.IN
+        if text:
+            self._sink(text)
+
+    # Events, adjacent text of one kind as one.
+
+    def _text(self, kind: type[ReasoningDelta] | type[ContentDelta], text: str) -> None:
+        if not text:
+            return
+        if kind is not self._run_kind:
+            self._end_run()
+            self._run_kind = kind
+        self._run.append(text)
+
+    def _event(self, event: Event) -> None:
+        self._end_run()
+        self._events.append(event)
+
+    def _end_run(self) -> None:
+        if not self._run:
+            return
+        text = "".join(self._run)
+        self._run.clear()
+        if self._run_kind is ContentDelta:
+            self._events.append(ContentDelta(text))
+        else:
+            self._events.append(ReasoningDelta(text, self.reasoning_tokens - self._reported))
+            self._reported = self.reasoning_tokens
+
+    def _drain(self) -> list[Event]:
+        self._end_run()
+        events, self._events = self._events, []
+        return [] if self._priming else events

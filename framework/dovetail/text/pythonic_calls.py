@@ -1,0 +1,196 @@
+"""`PythonicCalls`: tool calls written as a list of Python calls, `[f(a=1, b="x"), g()]`.
+
+An argument reaches the client as JSON when it is complete. Values are read by `python_literals`; nothing is evaluated.
+Positional arguments take their names from the tool's schema, in its order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.python_literals import literal_json
+from dovetail.text.schema_types import properties_of, quoted, schemas_by_tool
+
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
+_KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
+_STRUCTURE = re.compile(r"[\"'()\[\]{},]")
+_MAX_NAME = 256
+At = Literal["start", "name", "argument", "after", "end", "broken"]
+
+
+class PythonicCalls(ToolBody):
+    """Reads one list of calls. What is no such list is `Malformed`."""
+
+    def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._new_call = new_call
+        self._tools = tools
+        self._out: list[ToolEvent] = []
+        self._at: At = "start"
+        self._raw: list[str] = []
+        self._name = ""
+        self._part: list[str] = []
+        self._call: int | None = None
+        self._num_arguments = 0
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+        self._failed = False
+        self._explained = False
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        pos = 0
+        while pos < len(text):
+            if self._at == "broken":
+                self._out.append(Malformed("tool_call", text[pos:]))
+                break
+            begin = pos
+            pos = self._argument(text, pos) if self._at == "argument" else self._between(text, pos)
+            self._raw.append(text[begin:pos])
+            if self._failed:
+                self._break()
+            elif self._explained:
+                self._raw.clear()
+            self._explained = False
+        return self._take_out()
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call that was cut short keeps what it has."""
+        if self._call is not None:
+            self._out.append(ToolEnd(self._call))
+        elif self._at not in ("end", "broken") and "".join(self._raw).strip(" \t\r\n,"):
+            self._break()
+        return self._take_out()
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a quoted value."""
+        return bool(self._quote)
+
+    def _take_out(self) -> list[ToolEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _between(self, text: str, pos: int) -> int:
+        """Read one character outside of arguments."""
+        if self._at == "name":
+            return self._read_name(text, pos)
+        char = text[pos]
+        if char.isspace():
+            return pos + 1
+        if self._at == "start" and char == "[" and not self._part:
+            self._part.append(char)
+        elif self._at in ("start", "after") and (char.isalpha() or char == "_") and (self._at == "start" or self._part):
+            self._at = "name"
+            self._part.clear()
+            return pos
+        elif self._at == "after" and char == "," and not self._part:
+            self._part.append(char)
+        elif self._at == "after" and char == "]":
+            self._at, self._explained = "end", True
+        else:
+            self._failed = True
+        return pos + 1
+
+    def _read_name(self, text: str, pos: int) -> int:
+        end = text.find("(", pos)
+        piece = text[pos:] if end < 0 else text[pos:end]
+        self._name = "".join([*self._part, piece])
+        self._part[:] = [self._name]
+        if len(self._name) > _MAX_NAME or _NAME.fullmatch(self._name) is None:
+            self._failed = True
+        elif end >= 0:
+            self._part.clear()
+            self._at, self._num_arguments, self._depth = "argument", 0, 0
+            return end + 1
+        return pos + len(piece)
+
+    def _argument(self, text: str, pos: int) -> int:
+        """Read an argument up to the comma or bracket behind it, or as much of it as there is; return where."""
+        begin = pos
+        while pos < len(text):
+            if self._escaped:
+                self._escaped = False
+                pos += 1
+                continue
+            found = self._next_stop(text, pos)
+            if found < 0:
+                break
+            char, pos = text[found], found + 1
+            if char == "\\":
+                self._escaped = True
+            elif self._quote or char in "\"'":
+                self._quote = "" if self._quote else char
+            elif char in ",)" and not self._depth:
+                self._part.append(text[begin : pos - 1])
+                self._end_argument(char)
+                return pos
+            elif char != ",":
+                self._depth += 1 if char in "([{" else -1
+        self._part.append(text[begin:])
+        return len(text)
+
+    def _next_stop(self, text: str, pos: int) -> int:
+        """Return where the next character stands that means something, or -1."""
+        if self._quote:
+            quote, escape = text.find(self._quote, pos), text.find("\\", pos)
+            return escape if 0 <= escape < quote or quote < 0 else quote
+        found = _STRUCTURE.search(text, pos)
+        return found.start() if found else -1
+
+    def _end_argument(self, char: str) -> None:
+        text = "".join(self._part)
+        self._part.clear()
+        if text.strip():
+            self._add(text)
+        elif char == ",":
+            self._failed = True
+        if not self._failed and char == ")":
+            self._end_call()
+
+    def _add(self, text: str) -> None:
+        """Add an argument to the call."""
+        found = _KEYWORD.fullmatch(text)
+        if found:
+            key, value = found[1], literal_json(found[2])
+        else:
+            names = [*properties_of(schemas_by_tool(self._tools).get(self._name))]
+            key = names[self._num_arguments] if self._num_arguments < len(names) else ""
+            value = literal_json(text)
+        if not key or value is None:
+            self._failed = True
+            return
+        self._start()
+        self._explained = True
+        self._args(("{" if not self._num_arguments else ", ") + quoted(key) + ": " + value)
+        self._num_arguments += 1
+
+    def _start(self) -> None:
+        if self._call is None:
+            start = self._new_call(self._name)
+            self._call = start.index
+            self._out.append(start)
+
+    def _args(self, json: str) -> None:
+        if self._call is not None:
+            self._out.append(ToolArgs(self._call, json))
+
+    def _end_call(self) -> None:
+        self._start()
+        self._args("}" if self._num_arguments else "{}")
+        if self._call is not None:
+            self._out.append(ToolEnd(self._call))
+        self._call, self._at, self._explained = None, "after", True
+
+    def _break(self) -> None:
+        """Give up: what no call explains goes out as it came, and so will the rest."""
+        self._at = "broken"
+        if self._call is not None:
+            self._out.append(ToolEnd(self._call))
+            self._call = None
+        if raw := "".join(self._raw):
+            self._out.append(Malformed("tool_call", raw))
+        self._raw.clear()

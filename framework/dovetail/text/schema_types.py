@@ -1,0 +1,113 @@
+"""Which JSON types a tool's parameter may have, for formats that write values without JSON's quotes.
+
+`value_text` turns the text that a model wrote for a parameter into JSON text of a type that the schema allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+STRING = frozenset(["string"])
+_MAX_DEPTH = 8
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+def schemas_by_tool(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the parameters' schema of each tool that has one, by the tool's name."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        if isinstance(parameters, Mapping):
+            found[str(function.get("name"))] = parameters
+    return found
+
+
+def properties_of(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the properties that a schema declares."""
+    found = schema.get("properties") if schema is not None else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return frozenset()
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_of(_resolve(reference, root), root, depth + 1)
+    given = schema.get("type")
+    if isinstance(given, str):
+        return frozenset([given])
+    if isinstance(given, list):
+        return frozenset(kind for kind in given if isinstance(kind, str))
+    if isinstance(values := schema.get("enum"), list):
+        return frozenset(type_name(value) for value in values)
+    if "const" in schema:
+        return frozenset([type_name(schema["const"])])
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(branches := schema.get(key), list):
+            found = [types_of(branch, root, depth + 1) for branch in branches]
+            return frozenset().union(*found) if all(found) or key == "allOf" else frozenset()
+    if "properties" in schema:
+        return frozenset(["object"])
+    return frozenset(["array"]) if "items" in schema else frozenset()
+
+
+def type_name(value: Any) -> str:
+    """Return the JSON type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def value_text(text: str, types: frozenset[str]) -> str:
+    """Return JSON text for what a model wrote without quotes.
+
+    Text that is JSON of an allowed type passes as written. Where the schema does not say, JSON that is no string does.
+    Python's `True`, `False` and `None` are understood. Anything else is a string.
+    """
+    stripped = text.strip()
+    stripped = _OF_PYTHON.get(stripped, stripped)
+    try:
+        value = json.loads(stripped, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return quoted(text)
+    kind = type_name(value)
+    if types:
+        allowed = kind in types or (kind == "integer" and "number" in types)
+        allowed = allowed or (kind == "number" and value.is_integer() and "integer" in types)
+        if allowed or "string" not in types:
+            return stripped
+        return quoted(text)
+    return quoted(text) if kind == "string" else stripped
+
+
+def quoted(text: str) -> str:
+    """Return a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> NoReturn:
+    """NaN and Infinity are no JSON."""
+    raise ValueError(name)
+
+
+def _resolve(reference: str, root: Mapping[str, Any] | None) -> Any:
+    """Follow a local reference such as `#/$defs/City`."""
+    found: Any = root
+    if not reference.startswith("#/"):
+        return None
+    for step in reference[2:].split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,298 @@
+"""`TaggedCalls`: tool calls written with tags around names and values, as XML-like formats do.
+
+```
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+```
+
+A value is text without quotes or escapes; its type comes from the tool's schema, or from the tags where they say it.
+Strings stream while they are written, other types come when their tag closes. A closing tag counts only if what
+follows it can follow it, so a value may hold text that looks like its own closing tag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.headed_calls import MAX_HEAD
+from dovetail.text.matcher import Matcher, matcher
+from dovetail.text.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
+
+_NAME = re.compile(r"[\w.:/\-]+")
+_SPACE = re.compile(r"\s*")
+_ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
+At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
+
+
+def plain_key(text: str) -> tuple[str, bool | None]:
+    """Read a key that stands alone between its tags."""
+    return text.strip(), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """The tags of one format.
+
+    Attributes:
+        call: What stands before and behind a function's name. Empty: the section begins with the name, which the
+            first key or the section's end ends.
+        call_end: Closes a call; empty where the section's end does.
+        key: What stands before and behind a key.
+        value_start: What opens the value behind the key; empty where the value follows at once.
+        value_end: Closes a value.
+        newlines: Whether one newline on either side of a value belongs to the tags.
+        read_key: Takes the key from the text between `key`, and whether its value is a string (None: the schema says).
+    """
+
+    call: tuple[str, str] = ("", "")
+    call_end: str = ""
+    key: tuple[str, str]
+    value_start: str = ""
+    value_end: str
+    newlines: bool = False
+    read_key: Callable[[str], tuple[str, bool | None]] = plain_key
+
+
+class TaggedCalls(ToolBody):
+    """Reads calls one after the other."""
+
+    def __init__(self, new_call: NewCall, tags: Tags, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Prepare; `tools` as OpenAI writes them, for the types of values."""
+        self._new_call = new_call
+        self._tags = tags
+        self._tools = tools
+        self._schema: Mapping[str, Any] | None = None
+        self._matchers: dict[str, Matcher] = _matchers(tags)
+        self._out: list[ToolEvent] = []
+        self._held = ""
+        self._raw: list[str] = []
+        self._call: int | None = None
+        self._first: At = "call" if tags.call[0] else "name"
+        self._at: At = self._first
+        self._head: list[str] = []
+        self._head_len = 0
+        self._num_keys = 0
+        self._types = STRING
+        self._value: list[str] = []
+        self._newline = ""
+        self._at_start = False
+        self._closer = ""
+        self._gap: list[str] = []
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        text, self._held = self._held + text, ""
+        pos = 0
+        while pos < len(text):
+            if self._at == "broken":
+                self._out.append(Malformed("tool_call", text[pos:]))
+                break
+            pos = self._confirm(text, pos) if self._at == "confirm" else self._read(text, pos)
+        out, self._out = self._out, []
+        return out
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call that was open is complete."""
+        return self._finish(complete=True)
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section: a call that was cut short keeps what it has."""
+        return self._finish(complete=False)
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a value."""
+        return self._at == "value" or (self._at == "confirm" and bool(self._held))
+
+    def _finish(self, *, complete: bool) -> list[ToolEvent]:
+        held, self._held = self._held, ""
+        if self._at == "confirm" and held:
+            self._unconfirmed()
+        if held:
+            self._text(held)
+        if self._at == "name" and complete and not self._tags.call[0]:
+            self._start()
+        if self._call is None:
+            if self._at != "broken" and "".join(self._raw).strip():
+                self._break()
+        else:
+            if self._at == "confirm" or (self._at == "value" and complete):
+                self._end_value()
+            elif complete and self._at in ("key", "gap") and (raw := "".join(self._head)):
+                self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
+            self._end_call(complete=complete)
+        out, self._out = self._out, []
+        return out
+
+    def _read(self, text: str, pos: int) -> int:
+        """Read up to the next tag that counts here, or as far as there certainly is none; return where."""
+        found = self._matchers[self._at]
+        end, state, length = found.scan(text, pos, 0)
+        cut = end - (length or found.held(state))
+        self._text(text[pos:cut])
+        if self._at == "broken":
+            return cut
+        if not length:
+            self._held = text[cut:]
+            return len(text)
+        return self._tag(text[cut:end], cut, end)
+
+    def _text(self, text: str) -> None:
+        """Take text between tags."""
+        if not text:
+            return
+        if self._call is None:
+            self._raw.append(text)
+        if self._at == "value":
+            self._value_text(text)
+        elif self._at in ("name", "key"):
+            self._head.append(text)
+            self._head_len += len(text)
+            if self._call is None and self._head_len > MAX_HEAD:
+                self._break()
+        elif not text.isspace():
+            if self._call is None:
+                self._break()
+            else:
+                self._out.append(Malformed("tool_call", text))
+
+    def _tag(self, tag: str, start: int, end: int) -> int:
+        """Take a tag that stands from `start` to `end`; return where to read on."""
+        tags = self._tags
+        if self._call is None:
+            self._raw.append(tag)
+        if self._at == "call":
+            self._begin_head("name")
+        elif self._at == "name":
+            self._start()
+            return start if self._call is not None and not tags.call[0] else end
+        elif self._at == "key":
+            self._at = "gap" if tags.value_start else "value"
+            self._begin_value()
+        elif self._at == "gap":
+            self._at = "value"
+        elif self._at == "value":
+            self._at, self._closer = "confirm", tag
+        elif tag == tags.key[0]:
+            self._begin_head("key")
+        else:
+            self._end_call(complete=True)
+        return end
+
+    def _begin_head(self, at: At) -> None:
+        self._at = at
+        self._head.clear()
+        self._head_len = 0
+
+    def _start(self) -> None:
+        name = "".join(self._head).strip()
+        if _NAME.fullmatch(name) is None:
+            self._break()
+            return
+        start = self._new_call(name)
+        self._call = start.index
+        self._schema = schemas_by_tool(self._tools).get(name)
+        self._num_keys = 0
+        self._out.append(start)
+        self._raw.clear()
+        self._at = "params"
+
+    def _begin_value(self) -> None:
+        key, is_string = self._tags.read_key("".join(self._head))
+        self._args(("{" if not self._num_keys else ", ") + quoted(key) + ": ")
+        self._num_keys += 1
+        if is_string is None:
+            self._types = types_of(properties_of(self._schema).get(key), self._schema)
+        else:
+            self._types = STRING if is_string else _ANY
+        self._value.clear()
+        self._newline, self._at_start = "", self._tags.newlines
+        if self._types == STRING:
+            self._args('"')
+
+    def _value_text(self, text: str) -> None:
+        """Take text of a value: drop the newline at its start, keep back the one that may end it."""
+        if self._at_start:
+            self._at_start = False
+            text = text.removeprefix("\n")
+        text, self._newline = self._newline + text, ""
+        if self._tags.newlines and text.endswith("\n"):
+            text, self._newline = text[:-1], "\n"
+        if self._types != STRING:
+            self._value.append(text)
+        elif text:
+            self._args(quoted(text)[1:-1])
+
+    def _confirm(self, text: str, pos: int) -> int:
+        """See whether what follows a closing tag may follow it."""
+        space = _SPACE.match(text, pos)
+        after = space.end() if space else pos
+        self._gap.append(text[pos:after])
+        if after == len(text):
+            return after
+        tags = self._tags
+        followers = (tags.key[0], tags.call_end) if self._closer == tags.value_end else (tags.call[0],)
+        rest = text[after : after + max(map(len, followers))]
+        if any(tag and rest.startswith(tag) for tag in followers):
+            self._end_value()
+            if self._closer != tags.value_end:
+                self._end_call(complete=True)
+        elif any(tag.startswith(rest) for tag in followers):
+            self._held = text[after:]
+            return len(text)
+        else:
+            self._unconfirmed()
+        return after
+
+    def _unconfirmed(self) -> None:
+        """The closing tag was part of the value."""
+        self._at = "value"
+        self._value_text(self._closer)
+        if gap := "".join(self._gap):
+            self._value_text(gap)
+        self._gap.clear()
+
+    def _end_value(self) -> None:
+        self._args('"' if self._types == STRING else value_text("".join(self._value), self._types))
+        self._gap.clear()
+        self._at = "params"
+
+    def _end_call(self, *, complete: bool) -> None:
+        if self._call is None:
+            return
+        if complete:
+            self._args("}" if self._num_keys else "{}")
+        self._out.append(ToolEnd(self._call))
+        self._call = None
+        self._begin_head(self._first)
+
+    def _args(self, json: str) -> None:
+        if self._call is not None:
+            self._out.append(ToolArgs(self._call, json))
+
+    def _break(self) -> None:
+        """Give up on the section: what no call explains goes out as it came, and so will the rest."""
+        self._at = "broken"
+        if raw := "".join(self._raw):
+            self._out.append(Malformed("tool_call", raw))
+        self._raw.clear()
+
+
+def _matchers(tags: Tags) -> dict[str, Matcher]:
+    """Return the tags that count in each place."""
+    places = {
+        "call": (tags.call[0],),
+        "name": (tags.call[1] if tags.call[0] else tags.key[0],),
+        "params": (tags.key[0], tags.call_end),
+        "key": (tags.key[1],),
+        "gap": (tags.value_start,),
+        "value": (tags.value_end, tags.call_end),
+    }
+    return {at: matcher(tuple(text for text in texts if text)) for at, texts in places.items()}

@@ -1,0 +1,33 @@
+r"""`gpt-oss`: gpt-oss-20b, gpt-oss-120b and others that write harmony, see `dovetail_parsers.harmony`.
+
+```
+<|channel|>analysis<|message|>Paris is the capital.<|end|><|start|>assistant<|channel|>final<|message|>It is Paris.
+```
+
+The template appends `<|start|>assistant`. Reasoning is the channel `analysis`.
+
+Defined by the openai/harmony repository, `docs/format.md`.
+"""
+
+from __future__ import annotations
+
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    ParserRequest,
+    ReasoningParser,
+    TemplateView,
+    TokenizerView,
+)
+from dovetail_parsers.harmony import HarmonyParser
+
+
+class GptOss(ReasoningParser):
+    """Reasoning on harmony's analysis channel."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the machine."""
+        return FormatSpec(machine=HarmonyParser)
+
+    def detect(self, template: TemplateView) -> float:
+        """Harmony's markers."""
+        return 0.95 if "<|channel|>" in template.source and "<|message|>" in template.source else 0.0

@@ -1,0 +1,33 @@
+r"""`kimi`: Kimi-VL-Thinking and other models that write `◁think▷`.
+
+```
+◁think▷Paris is the capital.◁/think▷The capital of France is Paris.
+```
+
+The markers are plain text that tokens cut anywhere. The template appends nothing of them: the model opens thinking.
+
+Defined by the model card and `chat_template` of moonshotai/Kimi-VL-A3B-Thinking-2506.
+"""
+
+from __future__ import annotations
+
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    Markers,
+    ParserRequest,
+    ReasoningParser,
+    TemplateView,
+    TokenizerView,
+)
+
+
+class Kimi(ReasoningParser):
+    """Thinking between `◁think▷` and `◁/think▷`."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the markers."""
+        return FormatSpec(reasoning=Markers("◁think▷", "◁/think▷", after_start="", before_end="", after_end=""))
+
+    def detect(self, template: TemplateView) -> float:
+        """The markers themselves."""
+        return 0.95 if "◁think▷" in template.source or "◁/think▷" in template.source else 0.0

@@ -1,0 +1,41 @@
+r"""`step3`: Step3 and Step-3.5.
+
+```
+Paris is the capital.
+</think>
+
+The capital of France is Paris.
+```
+
+The template appends `<think>` and a newline: the output starts inside thinking. Text without a prompt to look at is
+taken to do so.
+
+Defined by the `chat_template` of stepfun-ai/step3.
+"""
+
+from __future__ import annotations
+
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    Markers,
+    ParserRequest,
+    ReasoningParser,
+    State,
+    TemplateView,
+    TokenizerView,
+)
+
+
+class Step3(ReasoningParser):
+    """Thinking from the first token on, up to `</think>`."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the markers."""
+        return FormatSpec(reasoning=Markers("<think>", "</think>"), initial=State.IN)
+
+    def detect(self, template: TemplateView) -> float:
+        """Step's turn markers or tool tags with thinking."""
+        source = template.source
+        if "</think>" not in source:
+            return 0.0
+        return 0.95 if "steptml" in source or "<|BOT|>" in source or "<|EOT|>" in source else 0.0

@@ -1,0 +1,43 @@
+r"""`glm45`: GLM-4.5, 4.6 and 4.7.
+
+```
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>Paris</arg_value>
+</tool_call>
+```
+
+One call per section. Strings stand as they are, other values as JSON; the tool's schema says which. GLM-4.7 writes no
+newlines.
+
+Defined by the `chat_template` of zai-org/GLM-4.5 and zai-org/GLM-4.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+
+TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
+
+
+class Glm45(ToolParser):
+    """Calls as a name, keys and values between `<tool_call>` and `</tool_call>`."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return TaggedCalls(new_call, TAGS, tools)
+
+        inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+        return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=body, inner=inner))
+
+    def detect(self, template: TemplateView) -> float:
+        """The tags of keys."""
+        return 0.95 if "<arg_key>" in template.source else 0.0

@@ -1,0 +1,61 @@
+r"""`kimi-k2`: Kimi-K2-Instruct and Kimi-K2-Thinking.
+
+```
+<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
+<|tool_call_end|><|tool_calls_section_end|>
+```
+(without the line break). One section holds all calls. The head is the call's id, which reaches the client as written,
+since the template puts it before the tool's result.
+
+Defined by `docs/tool_call_guidance.md` of moonshotai/Kimi-K2-Instruct.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.headed_calls import Head, HeadedCalls
+
+_HEAD = re.compile(r"(?:functions\.)?([\w.:/\-]+?)(?::\d+)?")
+
+
+def read_head(text: str) -> Head | None:
+    """Read `functions.NAME:INDEX`."""
+    head = text.strip()
+    found = _HEAD.fullmatch(head)
+    return None if found is None else (found[1], head)
+
+
+def body(new_call: NewCall) -> ToolBody:
+    """Make the reader of a section."""
+    return HeadedCalls(
+        new_call,
+        read_head=read_head,
+        stops=("<|tool_call_argument_begin|>",),
+        begin="<|tool_call_begin|>",
+        end="<|tool_call_end|>",
+    )
+
+
+class KimiK2(ToolParser):
+    """Calls with ids of their own between Kimi's markers."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+        tools_format = ToolFormat(
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            body=body,
+            before_start="",
+            inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        )
+        return replace(spec, tools=tools_format)
+
+    def detect(self, template: TemplateView) -> float:
+        """The section's marker."""
+        return 0.95 if "<|tool_calls_section_begin|>" in template.source else 0.0

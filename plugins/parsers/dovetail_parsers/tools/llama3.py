@@ -1,0 +1,42 @@
+r"""`llama3`: Llama 3.1, 3.2 and 3.3.
+
+```
+{"name": "get_weather", "parameters": {"city": "Paris"}}
+```
+
+The whole answer is the call, without markers, or it follows `<|python_tag|>`; several calls are separated by `;`. JSON
+that begins an answer is a call only if it says so: its first key is one of a call's, and it has parameters, or the name
+of a tool that was offered. Other JSON is content.
+
+Defined by the `chat_template` of meta-llama/Llama-3.1-8B-Instruct and Meta's model cards (JSON based tool calling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.json_calls import JsonCalls
+
+
+class Llama3(ToolParser):
+    """Calls as bare JSON, or behind `<|python_tag|>`."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+        known = frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
+
+        def body(new_call: NewCall) -> ToolBody:
+            return JsonCalls(new_call, known=known)
+
+        return replace(spec, tools=ToolFormat("<|python_tag|>", "", body=body, before_start="", bare="{"))
+
+    def detect(self, template: TemplateView) -> float:
+        """Llama 3's turn markers with JSON parameters."""
+        source = template.source
+        if "<|start_header_id|>" not in source and "<|eom_id|>" not in source:
+            return 0.0
+        return 0.9 if '"parameters": ' in source or '\\"parameters\\": ' in source else 0.3

@@ -1,0 +1,42 @@
+r"""`pythonic`: Llama 4, Llama 3.2 in its pythonic style, ToolACE and others.
+
+```
+[get_weather(city="Paris", days=3), get_time()]
+```
+
+The whole answer is a list of calls, or it stands between `<|python_start|>` and `<|python_end|>`. Arguments are Python
+literals, which become JSON; each reaches the client when it is complete. A list that is no list of calls is content.
+
+Defined by Meta's model cards of Llama 4 (tool calling) and the model card of Team-ACE/ToolACE-2-8B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.pythonic_calls import PythonicCalls
+
+
+class Pythonic(ToolParser):
+    """Calls as a list of Python calls."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return PythonicCalls(new_call, tools)
+
+        return replace(
+            spec, tools=ToolFormat("<|python_start|>", "<|python_end|>", body=body, before_start="", bare="[")
+        )
+
+    def detect(self, template: TemplateView) -> float:
+        """Llama 4's markers, or the pattern that such templates teach."""
+        source = template.source
+        if "<|python_start|>" in source or "[func_name1(" in source:
+            return 0.9
+        return 0.7 if "<|header_start|>" in source and "tools" in source else 0.0

@@ -1,0 +1,267 @@
+"""What each format writes, well and badly, and what a client must receive: the golden table of the parsers.
+
+A row names the parsers, the state that the prompt leaves (by the template's tail), the output, and its parts. `CALLS`
+is how each tool format writes the same two calls.
+"""
+
+# ruff: noqa: E501 - a table: one case per row
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An output and its parts. `tail` is what the template put before it, None where no template did."""
+
+    text: str
+    reasoning: str | None = None
+    content: str | None = None
+    calls: tuple[tuple[str, str], ...] = ()
+    tail: str | None = None
+
+
+WEATHER = '{"city": "Rom, \\"die\\" Stadt", "days": 3}'
+TWO = (("get_weather", WEATHER), ("now", "{}"))
+_V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+_K2 = "<|tool_call_argument_begin|>"
+
+CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "qwen3-coder": '<tool_call>\n<function=get_weather>\n<parameter=city>\nRom, "die" Stadt\n</parameter>\n'
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "llama3": f'{{"name": "get_weather", "parameters": {WEATHER}}}; {{"name": "now", "parameters": {{}}}}',
+    "pythonic": "[get_weather(city='Rom, \"die\" Stadt', days=3), now()]",
+    "mistral": f"[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]now[ARGS]{{}}",
+    "deepseek-v3": f"<｜tool▁calls▁begin｜>{_V3}get_weather\n```json\n{WEATHER}\n```<｜tool▁call▁end｜>\n"
+    f"{_V3}now\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{WEATHER}<｜tool▁call▁end｜>"
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rom, "die" Stadt</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "kimi-k2": f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0{_K2}{WEATHER}<|tool_call_end|>"
+    f"<|tool_call_begin|>functions.now:1{_K2}{{}}<|tool_call_end|><|tool_calls_section_end|>",
+    "glm45": '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom, "die" Stadt</arg_value>\n'
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "gpt-oss": f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}<|call|>"
+    "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
+}
+CONTENT_FIRST = {name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss")}
+"""Formats in which an answer may go before its calls."""
+
+TAGS = {
+    "deepseek-r1": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+    "deepseek-v3": ("<think>", "</think>", "", "", "", "open"),
+    "qwen3": ("<think>", "</think>", "\n", "\n", "\n\n", "open"),
+    "qwen3-thinking": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+    "kimi": ("◁think▷", "◁/think▷", "", "", "", "open"),
+    "kimi-k2": ("<think>", "</think>", "", "", "", "open"),
+    "glm45": ("<think>", "</think>", "", "", "\n", "open"),
+    "mistral": ("[THINK]", "[/THINK]", "", "", "", "open"),
+    "minimax-m2": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+    "seed-oss": ("<seed:think>", "</seed:think>", "", "", "", "open"),
+    "step3": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+}
+"""Start, end, the newlines behind the one, before and behind the other, and the state without a prompt."""
+ENDED_BY_TOOLS = {"qwen3", "qwen3-thinking", "kimi-k2", "glm45", "mistral"}
+
+
+def reasoning_rows(name: str) -> list[Row]:
+    """Every state of a format with markers, with and without what may go wrong."""
+    start, end, after_start, before_end, after_end, initial = TAGS[name]
+    header = "<assistant>"
+    opened, closed = header + start + after_start, header + start + after_start + before_end + end + after_end
+    thought = f"why 🎉{before_end}{end}{after_end}"
+    rows = [
+        Row(f"{thought}so it is", "why 🎉", "so it is", tail=opened),
+        Row(f"{start}{after_start}{thought}so", "why 🎉", "so", tail=opened),
+        Row("why", "why", None, tail=opened),
+        Row(f"{end}{after_end}so", None, "so", tail=opened),
+        Row(f"why {start} x{before_end}{end}so", f"why {start} x", "so", tail=opened),
+        Row("so it is", None, "so it is", tail=closed),
+        Row(f"so {start}x{end}", None, f"so {start}x{end}", tail=closed),
+        Row("so", None, "so", tail=header + end),
+        Row("so it is", None, "so it is", tail=header),
+        Row(f"{start}{after_start}{thought}so", "why 🎉", "so", tail=header),
+        Row(f"Well. {start}{after_start}{thought}so", "why 🎉", "Well. so", tail=header),
+        Row(f"\n {start}why{end}so", "why", "so", tail=header),
+        Row(f"{start}{end}so", None, "so", tail=header),
+        Row(f"{start}why", "why", None, tail=header),
+        Row(f"{start}why{end}so {start}x{end}", "why", f"so {start}x{end}", tail=header),
+        Row(f"so {end} what", None, f"so {end} what", tail=header),
+        Row(f"{thought}so", "why 🎉", "so") if initial == "in" else Row("so", None, "so"),
+        Row(f"{start}why{end}so", "why", "so"),
+    ]
+    return [row for row in rows if row.tail is not None or row.text]
+
+
+A, F, C = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>commentary"
+NEXT = "<|start|>assistant"
+ARGS = '{"city": "Paris"}'
+CALL = (("get_weather", ARGS),)
+HARMONY = [
+    Row(f"{A}why 🎉<|end|>{NEXT}{F}so<|return|>", "why 🎉", "so"),
+    Row(f"{A}why", "why", None),
+    Row(f"{F}so", None, "so"),
+    Row(f"{C}<|message|>Let me look.<|end|>{NEXT}{F}so", None, "Let me look.so"),
+    Row(
+        f"{A}why<|end|>{NEXT}{C} to=functions.get_weather <|constrain|>json<|message|>{ARGS}<|call|>", "why", None, CALL
+    ),
+    Row(f"{A}why<|end|>{NEXT} to=functions.get_weather{C} json<|message|>{ARGS}<|call|>", "why", None, CALL),
+    Row(f" to=functions.get_weather<|channel|>analysis code<|message|>{ARGS}<|call|>", None, None, CALL),
+    Row(f"{C} to=functions.get_weather json<|message|>{ARGS}<|call|>", None, None, CALL),
+    Row(f"{C} to=functions.get_weather<|channel|>json<|message|>{ARGS}", None, None, CALL),
+    Row(f"{C}{C} to=functions.get_weather<|message|>{ARGS}<|end|>", None, None, CALL),
+    Row(f"{C} to=functions.now<|message|><|call|>", None, None, (("now", "{}"),)),
+    Row(f'{C} to=browser.search<|message|>{{"q": 1}}<|call|>', None, None, (("browser.search", '{"q": 1}'),)),
+    Row(f"{C} to=functions.get_weather<|message|>not json<|call|>", None, None, (("get_weather", "not json"),)),
+    Row(f"{A}why{F}so", "why", "so"),
+    Row(f"{A}why<|start|>assistant{F}so<|return|>", "why", "so"),
+    Row("just so", None, "just so"),
+    Row("The answer<|return|>", None, "The answer"),
+    Row("<|channel|>The answer<|return|>", None, "<|channel|>The answer"),
+    Row("<|channel|>final", None, None),
+    Row("<|channel|>ana", None, None),
+    Row(f"{F}so <|message|> it<|constrain|>", None, "so <|message|> it<|constrain|>"),
+    Row(f"{F}so<|end|>\n and more", None, "soand more"),
+    Row("<|message|>so<|end|>", None, "so"),
+    Row("x" * 600, None, "x" * 600),
+    Row("", None, None),
+]
+HARMONY = [Row(r.text, r.reasoning, r.content, r.calls, tail="<|start|>assistant") for r in HARMONY] + [
+    Row(f"{A}why<|end|>{NEXT}{F}so", "why", "so"),
+    Row(", world<|return|>", None, ", world", tail=f"<|start|>assistant{F}Hello"),
+    Row("y<|end|>", "y", None, tail=f"<|start|>assistant{A}wh"),
+]
+
+
+def tool_rows(name: str) -> list[Row]:
+    """The two calls alone, cut off, and where the format allows it, behind and before an answer."""
+    if name == "gpt-oss":
+        return [row for row in HARMONY if not row.reasoning and row.tail] + [Row(CALLS[name], None, None, TWO)]
+    rows = [Row(CALLS[name], None, None, TWO), Row("no call", None, "no call"), *TOOL_ROWS.get(name, [])]
+    if name in CONTENT_FIRST:
+        between = {"hermes": "\n", "qwen3-coder": "\n", "glm45": "\n", "deepseek-v32": "\n\n"}.get(name, "")
+        rows.append(Row("so" + between + CALLS[name], None, "so", TWO))
+    return rows
+
+
+def weather(arguments: str, name: str = "get_weather") -> tuple[tuple[str, str], ...]:
+    return ((name, arguments),)
+
+
+_QC = "<tool_call>\n<function=get_weather>\n"
+_K0 = f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0{_K2}"
+_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
+_DS = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+TOOL_ROWS = {
+    "hermes": [
+        Row('<tool_call>{"name": "f", "arguments": {"a": 1', None, None, (("f", '{"a": 1'),)),
+        Row('<tool_call>{"name": "nobody", "arguments": [1]}</tool_call>', None, None, (("nobody", "[1]"),)),
+    ],
+    "qwen3-coder": [
+        Row(f"{_QC}<parameter=city>\na </parameter> b\n</parameter>\n</function>\n</tool_call>", None, None,
+            weather('{"city": "a </parameter> b"}')),
+        Row(f"{_QC}<parameter=city>\n</parameter> </function\n</parameter>\n</function>\n</tool_call>", None, None,
+            weather('{"city": "</parameter> </function"}')),
+        Row(f"{_QC}<parameter=city>\n\nx\n\n</parameter>\n</function>\n</tool_call>", None, None,
+            weather('{"city": "\\nx\\n"}')),
+        Row(f"{_QC}<parameter=city>x</parameter></function></tool_call>", None, None, weather('{"city": "x"}')),
+        Row(f"{_QC}<parameter=days>\n03\n</parameter>\n</function>\n</tool_call>", None, None, weather('{"days": "03"}')),
+        Row(f"{_QC}<parameter=note>\nnull\n</parameter>\n</function>\n</tool_call>", None, None, weather('{"note": null}')),
+        Row(f"{_QC}<parameter=note>\n12\n</parameter>\n</function>\n</tool_call>", None, None, weather('{"note": "12"}')),
+        Row(f'{_QC}<parameter=tags>\n["a", "</parameter>"]\n</parameter>\n</function>\n</tool_call>', None, None,
+            weather('{"tags": ["a", "</parameter>"]}')),
+        Row(f"{_QC}<parameter=other>\nTrue\n</parameter>\n</function>\n</tool_call>", None, None, weather('{"other": true}')),
+        Row(f"{_QC}<parameter=city>\nPar", None, None, weather('{"city": "Par"}')),
+        Row(f"{_QC}<parameter=city>\nParis\n</parameter>\n</tool_call>", None, None, weather('{"city": "Paris"}')),
+        Row("so\n<function=now>\n</function>", None, "so", (("now", "{}"),)),
+        Row("<tool_call>\n<function=nobody>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", None, None,
+            (("nobody", '{"a": "x"}'),)),
+        Row("<tool_call>\nnot a call\n</tool_call>", None, "<tool_call>\nnot a call\n</tool_call>"),
+        Row('<tool_call>\n{"name": "f"}\n</tool_call>', None, '<tool_call>\n{"name": "f"}\n</tool_call>'),
+    ],
+    "llama3": [
+        Row(f'<|python_tag|>{{"name": "get_weather", "parameters": {WEATHER}}}', None, None, weather(WEATHER)),
+        Row(f'  {{"type": "function", "name": "f", "parameters": {WEATHER}}}', None, None, weather(WEATHER, "f")),
+        Row(f'{{"parameters": {WEATHER}, "name": "f"}}', None, None, weather(WEATHER, "f")),
+        Row('{"name": "now"}', None, None, (("now", "{}"),)),
+        Row('{"name": "Bob", "age": 3}', None, '{"name": "Bob", "age": 3}'),
+        Row('{"answer": {"name": "x"}} done', None, '{"answer": {"name": "x"}} done'),
+        Row('so {"name": "now"}', None, 'so {"name": "now"}'),
+        Row('<|python_tag|>brave_search.call(query="x")', None, '<|python_tag|>brave_search.call(query="x")'),
+    ],
+    "pythonic": [
+        Row("<|python_start|>[now()]<|python_end|>", None, None, (("now", "{}"),)),
+        Row("[get_weather('Rom', 2)]", None, None, weather('{"city": "Rom", "days": 2}')),
+        Row("[f(a=[1, (2, None)], b={'k': True, 'l': -1.5}, c='x\\n\\'y\\'')]", None, None,
+            weather('{"a": [1, [2, null]], "b": {"k": true, "l": -1.5}, "c": "x\\n\'y\'"}', "f")),
+        Row("[1] says so", None, "[1] says so"),
+        Row("[link](http://x)", None, "[link](http://x)"),
+        Row("[f(a=open('x'))]", None, "[f(a=open('x'))]"),
+        Row("[f(a=1, b=oops)] so", None, " b=oops)] so", weather('{"a": 1', "f")),
+        Row("[f(a=1, b='cut", None, None, weather('{"a": 1', "f")),
+        Row("so [now()]", None, "so [now()]"),
+    ],
+    "mistral": [
+        Row(f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]',
+            None, None, TWO),
+        Row(f"[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{WEATHER}", None, None, weather(WEATHER)),
+        Row(f"[TOOL_CALLS]get_weather{WEATHER}", None, None, weather(WEATHER)),
+        Row("[TOOL_CALLS]not a call at all", None, "[TOOL_CALLS]not a call at all"),
+    ],
+    "deepseek-v3": [
+        Row(f"<｜tool▁calls▁begin｜>{_V3}get_weather\n{WEATHER}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", None, None, weather(WEATHER)),
+        Row(f"<｜tool▁calls▁begin｜>{_V3}get_weather\n```json\n{WEATHER}\n", None, None, weather(WEATHER)),
+    ],
+    "deepseek-v31": [
+        Row(f"{_31}<｜tool▁sep｜>{WEATHER}", None, None, weather(WEATHER)),
+        Row(f"{_31}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", None, None, weather("{}")),
+        Row(f"{_31}<｜tool▁sep｜>3<｜tool▁call▁end｜><｜tool▁calls▁end｜>", None, None, weather("3")),
+        Row("<｜tool▁calls▁begin｜>oops oops<｜tool▁calls▁end｜>", None, "<｜tool▁calls▁begin｜>oops oops<｜tool▁calls▁end｜>"),
+    ],
+    "deepseek-v32": [
+        Row(f'{_DS}<｜DSML｜parameter name="city" string="true">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>", None, None, weather('{"city": "3"}')),
+        Row(f'{_DS}<｜DSML｜parameter name="x" string="false">[1, {{"a": null}}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>", None, None, weather('{"x": [1, {"a": null}]}')),
+        Row(f'{_DS}<｜DSML｜parameter name="city">Rom</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>", None, None, weather('{"city": "Rom"}')),
+    ],
+    "kimi-k2": [
+        Row(f"{_K0}{WEATHER}", None, None, weather(WEATHER)),
+        Row(f"{_K0}{WEATHER}<|tool_call_end|><|tool_calls_section_end|>so", None, "so", weather(WEATHER)),
+        Row(f"{_K0}<|tool_call_end|><|tool_calls_section_end|>", None, None, weather("{}")),
+    ],
+    "glm45": [
+        Row("<tool_call>now</tool_call>", None, None, (("now", "{}"),)),
+        Row("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", None, None, (("f", '{"a": 1}'),)),
+        Row("<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>a\n</arg_value> b</arg_value>\n</tool_call>",
+            None, None, weather('{"city": "a\\n</arg_value> b"}')),
+        Row("<tool_call>not a call</tool_call>", None, "<tool_call>not a call</tool_call>"),
+    ],
+}  # fmt: skip
