@@ -41,11 +41,13 @@ def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[
         state = "sets" if proposal.applied else "would set"
         text = "Plugin %s %s %s to %r: %s."
         logger.info(text, proposal.plugin, state, proposal.key, proposal.value, proposal.why)
+    defaults = draft.defaults()
     try:
-        return ServeSettings(**(given | draft.defaults()))
+        checked = ServeSettings(**(given | defaults))
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"a plugin proposes {first['loc'][0]} {first['input']!r}: {first['msg']}") from None
+    return settings.model_copy(update={name: getattr(checked, name) for name in defaults})
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.observers import LoadStats, RequestEnd, RequestObserver, RequestStart, StatLogger
@@ -22,11 +22,11 @@ MAX_FAILURES = 5
 
 @dataclass(slots=True)
 class Watched:
-    """One object of a plugin, with its failures in a row. `label` names the plugin."""
+    """One object of a plugin, with the failures in a row of each method. `label` names the plugin."""
 
     label: str
     target: Any
-    failures: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 class Observers:
@@ -88,16 +88,16 @@ class Observers:
             method(value)
         except Exception as error:
             # A stranger's code may raise anything; it is logged, counted, and removed when it keeps failing.
-            watched.failures += 1
+            count = watched.failures[method.__name__] = watched.failures.get(method.__name__, 0) + 1
             name = f"{type(watched.target).__name__}.{method.__name__} of {watched.label}"
             reason = f"{type(error).__name__}: {error}"
-            logger.warning("%s raised %s (%d of %d)", name, reason, watched.failures, MAX_FAILURES)
-            if watched.failures >= MAX_FAILURES and watched in home:
+            logger.warning("%s raised %s (%d of %d)", name, reason, count, MAX_FAILURES)
+            if count >= MAX_FAILURES and watched in home:
                 home.remove(watched)
                 self.removed.append(f"{name} was removed after {MAX_FAILURES} failures in a row; the last: {reason}")
                 logger.error("%s", self.removed[-1])
         else:
-            watched.failures = 0
+            watched.failures[method.__name__] = 0
 
 
 def _watched(label: str, value: Any, contract: type) -> list[Watched]:

@@ -32,7 +32,9 @@ def with_demo(settings: ServeSettings) -> ServeSettings:
         changes["reasoning_parser"] = "qwen3"
     if "tool_call_parser" not in given:
         changes["tool_call_parser"] = "hermes"
-    return settings.model_copy(update=changes)
+    filled = settings.model_copy(update=changes)
+    filled.model_fields_set.difference_update(changes)  # the user gave none of these: plugins may propose others
+    return filled
 
 
 def check_model(settings: ServeSettings) -> str:

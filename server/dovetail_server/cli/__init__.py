@@ -22,7 +22,7 @@ def usage(more: Mapping[str, str] | None = None) -> str:
     lines = ["usage: dovetail COMMAND …", "", "LLM serving where every part is a plugin.", "", "commands:"]
     lines += [f"  {name:<9}{about}" for name, (_, about) in COMMANDS.items()]
     if more:
-        lines += ["", "commands of plugins:", *(f"  {name:<9}{about}" for name, about in more.items())]
+        lines += ["", "commands of plugins:", *(f"  {name:<9}  {about}" for name, about in more.items())]
     lines += ["", "`dovetail COMMAND --help` shows a command's options. `dovetail serve` alone serves the demo model."]
     lines += ["`dovetail --plugin NAME …` adds the commands of a plugin."]
     return "\n".join(lines)
