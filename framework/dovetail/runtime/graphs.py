@@ -121,5 +121,5 @@ class DecodeGraphs:
         best, ids = logits.max(dim=-1)
         state.set_next(rows, ids)
         state.seq_lens.index_copy_(0, rows, positions + 1)
-        state.seq_lens[state.spare_row] = 0
+        state.seq_lens[state.spare_row :].zero_()
         return logits, ids, ~torch.isfinite(best)

@@ -135,7 +135,7 @@ def decode(
     group = hq // layer.num_kv_heads
     part, part_max, part_sum = scratch.get(num)
     splits = scratch.num_splits(num)
-    block_d, block_n = triton.next_power_of_2(d), 64 if d <= 128 else 32
+    block_d, block_n = max(16, triton.next_power_of_2(d)), 64 if d <= 128 else 32
     window = layer.sliding_window or 0
     _split_kernel[(num, layer.num_kv_heads, splits)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, part, part_max, part_sum,

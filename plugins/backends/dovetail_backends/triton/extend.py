@@ -96,7 +96,7 @@ def extend(q: Tensor, kv: Tensor, layer: AttentionLayer, batch: ForwardBatch, ou
     group = q.shape[1] // hk
     num = batch.num_requests - batch.num_decode
     block_m = 64 if longest * group > 16 else 16
-    block_d = triton.next_power_of_2(d)
+    block_d = max(16, triton.next_power_of_2(d))
     grid = (triton.cdiv(longest * group, block_m), hk, num)
     _extend_kernel[grid](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
