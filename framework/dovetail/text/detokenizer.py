@@ -13,6 +13,9 @@ class Detokenizer:
 
     A character whose bytes are spread over tokens comes out with the last of them. Bytes that can no longer become a
     character come out as U+FFFD.
+
+    Attributes:
+        pending: Bytes of a character whose other bytes are still to come.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class Detokenizer:
         self._pieces = tokenizer.pieces
         self._bytes = tokenizer.bytes_table
         self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
-        self._pending = b""
+        self.pending = b""
         self._strip = at_start and tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
@@ -43,10 +46,10 @@ class Detokenizer:
         if token_id in self._skip:
             return ""
         text = self._pieces[token_id]
-        if text is None or self._pending:
-            data = self._pending + self._bytes[token_id]
+        if text is None or self.pending:
+            data = self.pending + self._bytes[token_id]
             text, used = codecs.utf_8_decode(data, "replace", False)
-            self._pending = data[used:]
+            self.pending = data[used:]
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")
@@ -58,5 +61,5 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return what stands for an unfinished character, if any; call it when no token follows."""
-        text, self._pending = self._pending.decode(errors="replace"), b""
+        text, self.pending = self.pending.decode(errors="replace"), b""
         return text

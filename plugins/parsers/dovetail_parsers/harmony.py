@@ -83,6 +83,7 @@ class HarmonyParser(Machine):
         """What stands in the header, markers included; `_written` is the model's own part of it."""
         self._written = ""
         self._between = False
+        self._preamble = False
         self._call: int | None = None
         self._has_arguments = False
 
@@ -95,6 +96,11 @@ class HarmonyParser(Machine):
     def may_think(self) -> bool:
         """Whether a message on the channel of thinking may come next."""
         return self._phase is Phase.OPEN
+
+    @property
+    def answering(self) -> bool:
+        """Whether the answer or a call has begun; a preamble on the channel of commentary is not it."""
+        return self._phase is Phase.TOOL or (self._phase is Phase.OUT and not self._preamble)
 
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended: the beginning of a header, or of a message."""
@@ -147,14 +153,14 @@ class HarmonyParser(Machine):
                 return
             self._between = False
             self._header = self._written = ""
-            self._phase = Phase.OUT
+            self._phase, self._preamble = Phase.OUT, False
             self._text(ContentDelta, text.lstrip())
             return
         room = MAX_HEADER - len(self._header)
         self._add(text[: room + 1])
         if len(text) > room:
             written, self._header, self._written = self._written, "", ""
-            self._phase = Phase.OUT
+            self._phase, self._preamble = Phase.OUT, False
             self._text(ContentDelta, written + text[room + 1 :])
 
     def _add(self, text: str) -> None:
@@ -175,6 +181,7 @@ class HarmonyParser(Machine):
             self._trim(written + marker)
         else:
             self._phase = Phase.OUT
+            self._preamble = bool(channels) and channels[-1] == "commentary"
 
     def _begin_call(self, recipient: str) -> None:
         start = self._new_call(recipient.removeprefix("functions.") or recipient)
