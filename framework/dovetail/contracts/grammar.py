@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.contracts.options import Configurable
@@ -42,7 +42,16 @@ class Kind(enum.StrEnum):
     CHOICE = "choice"
     """One of several strings, as a JSON array."""
     STRUCTURAL = "structural"
-    """Free text with constrained parts between tags, as JSON text."""
+    """Free text with constrained parts between tags, as JSON text (`{"type": "structural_tag", "format": …}`)."""
+
+
+class Relax(enum.StrEnum):
+    """What a backend may give up of a JSON schema that it cannot enforce. The finished text is validated then."""
+
+    ONE_OF = "one_of"
+    """`oneOf` is enforced as `anyOf`."""
+    UNSUPPORTED = "unsupported"
+    """Keywords that the backend does not know are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +63,14 @@ class GrammarSpec:
         source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`.
         strict: The request insists on every keyword; an approximation is refused rather than reported.
         max_whitespace: Most whitespace characters in a row between JSON tokens; None leaves it to the backend.
+        relax: What the backend may give up. A backend that cannot answers `Support.no`.
     """
 
     kind: Kind
     source: str
     strict: bool = False
     max_whitespace: int | None = None
+    relax: frozenset[Relax] = frozenset()
 
 
 class SupportLevel(enum.Enum):
@@ -127,6 +138,9 @@ class Vocabulary:
         eos_ids: Ids that end a text. All are allowed exactly where the grammar accepts.
         special_ids: Ids that never match text, `eos_ids` included.
         fingerprint: Equal for equal vocabularies, also across processes.
+        added: Ids of tokens that stand for a text of their own, such as `<tool_call>`: where a structural grammar
+            writes that text, this token is meant.
+        encode: Text to ids as the model was trained on; None in a compile process.
     """
 
     tokens: Sequence[bytes]
@@ -134,6 +148,8 @@ class Vocabulary:
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
     fingerprint: str
+    added: Mapping[str, int] = field(default_factory=dict)
+    encode: Callable[[str], list[int]] | None = None
 
     @property
     def mask_words(self) -> int:
@@ -202,10 +218,15 @@ class GrammarBackend(Configurable, ABC):
 
     kinds: frozenset[Kind]
     """The languages that this backend reads."""
+    preference: Mapping[Kind, int] = {}
+    """How gladly `--grammar-backend auto` takes it, by kind; the highest goes first, 0 where nothing is said."""
 
     @abstractmethod
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Build what all grammars share."""
+        """Keep the vocabulary, and build what all grammars share at first use.
+
+        A process that only asks `supports` gives a vocabulary without tokens.
+        """
 
     @abstractmethod
     def supports(self, spec: GrammarSpec) -> Support:
@@ -221,6 +242,14 @@ class GrammarBackend(Configurable, ABC):
         Raises:
             RequestError: The source is wrong or too large; the message names the place.
         """
+
+    def inline(self, spec: GrammarSpec) -> bool:
+        """Whether `compile` of `spec` is fast, releases the GIL and bounds itself: then it runs in the engine.
+
+        Otherwise it runs in a process that can be killed. What returns no bytes there is compiled again in the
+        engine, once the other process has shown that it ends well.
+        """
+        return False
 
     def load(self, blob: bytes) -> CompiledGrammar:
         """Bring back what `compile` returned as bytes, in a process with the same vocabulary.

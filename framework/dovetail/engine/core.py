@@ -25,6 +25,7 @@ from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.errors import ConfigError
+from dovetail.grammar.desk import make_desk
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.random import derive_seed
 from dovetail.runtime.runner import ModelRunner, StepResult
@@ -51,6 +52,7 @@ class EngineCore:
             _limits(settings, self.runner.device.type),
         )
         self.report = Report(settings.decode_log_interval)
+        self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
         self.step_count = 0
         self._arrivals = 0
         self._seed = settings.random_seed if settings.random_seed is not None else secrets.randbits(63)
@@ -92,6 +94,7 @@ class EngineCore:
 
     def step(self) -> Tick:
         """Schedule, compute and account for one step."""
+        self._decide_grammars()
         plan = self.scheduler.schedule()
         deltas, self._ended = self._ended, []
         if plan.decode or plan.chunks:
@@ -99,6 +102,8 @@ class EngineCore:
             result = self.runner.run(plan)
             deltas += self._apply(plan, result)
             self.report.finished(plan, result, self.scheduler, self.pages)
+        elif self.grammars is not None and self.grammars.is_waiting and not deltas:
+            self.grammars.wait()
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 
@@ -119,11 +124,29 @@ class EngineCore:
             return
         request.max_tokens = min(message.params.max_tokens, room)
         self.scheduler.waiting.append(request)
+        if self.grammars is not None:
+            self.grammars.take(request, message)
+        elif message.grammar or message.thinking is not None:
+            why = "this engine has no grammar backend"
+            self._abort(message.rid, Finish("abort", None, why, "unsupported_parameter"))
 
-    def _abort(self, rid: str) -> None:
+    def _decide_grammars(self) -> None:
+        """Let requests go on whose grammars are compiled; end those whose grammars cannot be enforced."""
+        if self.grammars is not None and self.grammars.is_waiting:
+            for request, finish in self.grammars.decide():
+                self._abort(request.rid, finish)
+
+    def close(self) -> None:
+        """End what runs beside the engine's thread."""
+        if self.grammars is not None:
+            self.grammars.close()
+
+    def _abort(self, rid: str, finish: Finish | None = None) -> None:
         request = self.scheduler.remove(rid)
         if request is not None:
-            self._ended.append(_ending(request, "aborted"))
+            self._ended.append(_ending(request, "aborted", finish))
+            if self.grammars is not None:
+                self.grammars.forget(rid)
 
     def _control(self, message: Control) -> ControlReply:
         if message.op == "flush_cache":
@@ -171,6 +194,7 @@ class EngineCore:
             prompt_tokens=request.num_prompt,
             cached_tokens=request.cached_len,
             num_retractions=request.num_retractions,
+            grammar_step=request.grammar_step,
             finish=request.finish,
         )
         if first and request.prompt_logprobs is not None:
@@ -195,12 +219,13 @@ def _limits(settings: EngineSettings, device: str) -> Limits:
     )
 
 
-def _ending(request: Request, message: str) -> TokenDelta:
+def _ending(request: Request, message: str, finish: Finish | None = None) -> TokenDelta:
     return TokenDelta(
         rid=request.rid,
         ids=[],
         prompt_tokens=request.num_prompt,
         cached_tokens=max(request.cached_len, 0),
         num_retractions=request.num_retractions,
-        finish=Finish("abort", None, message),
+        grammar_step=request.grammar_step,
+        finish=finish or Finish("abort", None, message),
     )

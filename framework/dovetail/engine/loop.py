@@ -53,3 +53,5 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
                 transport.send(core.step())
     except ClosedError:
         logger.debug("the engine's client is gone; stopping")
+    finally:
+        core.close()

@@ -51,6 +51,8 @@ def serve(transport: SocketTransport, start: Start) -> None:
 
         core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
+        if core.grammars is not None:
+            core.grammars.service.warm_up()
         run_loop(core, transport)
 
 

@@ -24,6 +24,8 @@ class Request:
         on_device: Its next token is in its device row, so that it can decode.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
         max_tokens: Most tokens it may generate, what its context leaves included.
+        undecided: Its grammar is being compiled: its last known token is kept back, so that nothing is sampled.
+        grammar_step: Which of the ways to enforce its grammar is in force.
     """
 
     rid: str
@@ -45,6 +47,8 @@ class Request:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    undecided: bool = False
+    grammar_step: int | None = None
 
     @classmethod
     def from_submit(cls, message: Submit, *, seed: int, arrival: int, eos_ids: tuple[int, ...]) -> Request:
@@ -86,6 +90,18 @@ class Request:
             self.finish = Finish("stop", token)
         elif self.num_output >= self.max_tokens:
             self.finish = Finish("length")
+        self._follow(token)
+
+    def _follow(self, token: int) -> None:
+        """Let the constraint take a token: it may refuse it, or know that the text is complete."""
+        constraint = self.sample.constraint
+        if constraint is None:
+            return
+        error = constraint.accept(token)
+        if error is not None and self.finish is None:
+            self.finish = Finish("abort", None, error, "grammar_failed")
+        elif constraint.terminated and (self.finish is None or self.finish.reason == "length"):
+            self.finish = Finish("stop", token)
 
 
 @dataclass(slots=True, eq=False)

@@ -194,7 +194,12 @@ class Scheduler:
         return id(request.node), tuple(request.ids[start : start + size])
 
     def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Plan the next chunk of a prompt; returns its length."""
-        num = min(request.num_pending, budget) if self.limits.cut_prompts else request.num_pending
-        plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))
+        """Plan the next chunk of a prompt; returns its length.
+
+        An undecided request keeps its last token back: whatever follows it must not be sampled yet.
+        """
+        wanted = request.num_pending - request.undecided
+        num = min(wanted, budget) if self.limits.cut_prompts else wanted
+        if num > 0:
+            plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))
         return num

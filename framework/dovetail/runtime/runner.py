@@ -16,6 +16,7 @@ from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelP
 from dovetail.engine.messages import TokenLogprob
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
@@ -70,6 +71,7 @@ class ModelRunner:
         max_pages = -(-self.context_len // settings.page_size)
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
+        self._masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self._graphs = self._capture(settings)
         self.load_s = time.perf_counter() - started
 
@@ -88,7 +90,7 @@ class ModelRunner:
         if not ready.sampled:
             return StepResult(sampled=[], tokens=[], outcome=None)
         logits = self.model.lm_head(hidden[ready.batch.last_tokens])
-        outcome = sample(logits, [r.sample for r in ready.sampled])
+        outcome = sample(logits, [r.sample for r in ready.sampled], self._masks)
         self.state.set_next(ready.sampled_rows, outcome.ids)
         return StepResult(sampled=ready.sampled, tokens=read_back(outcome), outcome=outcome)
 
@@ -100,7 +102,7 @@ class ModelRunner:
             outcome = Sampled(done.ids[:num], done.broken[:num], [None] * num)
             count(outcome.ids, rows)
         else:
-            outcome = sample(done.logits[:num], rows)
+            outcome = sample(done.logits[:num], rows, self._masks)
             self.state.set_next(done.rows[:num], outcome.ids)
         return StepResult(sampled=requests, tokens=read_back(outcome), outcome=outcome, graph=True)
 

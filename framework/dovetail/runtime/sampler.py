@@ -1,8 +1,8 @@
 """Chooses tokens from logits: penalties, bias, filters, seeded draws, log probabilities; vectorised over rows.
 
-R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: penalties and
-bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log probabilities are those of the
-model itself, before any of this.
+R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: grammar mask,
+penalties and bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log probabilities are
+those of the model itself, before any of this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
+from dovetail.grammar.constraint import Constraint
+from dovetail.grammar.masks import MaskBuffer, TokenMask
 from dovetail.runtime.random import exponentials, row_key
 
 CANDIDATES = 1024
@@ -34,6 +36,8 @@ class SampleRow:
     num_output: int = 0
     counts: Tensor | None = None
     prompt_seen: Tensor | None = None
+    constraint: Constraint | None = None
+    """What it may say next; None for anything."""
 
     @property
     def penalized(self) -> bool:
@@ -55,20 +59,23 @@ def is_greedy(row: SampleRow) -> bool:
     """Whether the row's next token is the largest raw logit, and nothing else is wanted."""
     p = row.params
     banning = row.num_output < p.min_tokens and row.stop_ids
-    return p.temperature == 0 and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
+    plain = row.constraint is None and p.temperature == 0
+    return plain and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
 
 
-def sample(logits: Tensor, rows: list[SampleRow]) -> Sampled:
+def sample(logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = None) -> Sampled:
     """Choose one token per row.
 
     Args:
         logits: `[R, V]`, any float dtype; not changed.
         rows: One entry per row.
+        masks: Where the masks of constrained rows are filled, while the device still computes `logits`.
     """
+    mask = fill_masks(rows, masks)
     raw = logits.float()
     top, greedy = raw.max(dim=-1)
     broken = ~torch.isfinite(top)
-    adjusted = adjust(raw, rows)
+    adjusted = adjust(raw, rows, mask)
     if adjusted is not raw:
         greedy = adjusted.argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -80,12 +87,25 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> Sampled:
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
 
 
-def adjust(raw: Tensor, rows: list[SampleRow]) -> Tensor:
-    """Apply penalties, bias and minimum length; returns `raw` itself if no row asks for any."""
+def fill_masks(rows: list[SampleRow], masks: MaskBuffer | None) -> TokenMask | None:
+    """Fill the step's masks on the host; None where no row is constrained."""
+    if masks is None:
+        return None
+    wants = [row.constraint is not None and row.num_output < row.params.min_tokens for row in rows]
+    return masks.fill([row.constraint for row in rows], wants)
+
+
+def adjust(raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None) -> Tensor:
+    """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any."""
     out = raw
+    only_ends: frozenset[int] = frozenset()
+    if mask is not None:
+        out = raw.clone()
+        mask.apply(out)
+        only_ends = mask.only_ends
     for i, row in enumerate(rows):
         p = row.params
-        bans = row.num_output < p.min_tokens and row.stop_ids
+        bans = row.num_output < p.min_tokens and row.stop_ids and i not in only_ends
         if not (row.penalized or p.logit_bias or bans):
             continue
         if out is raw:

@@ -1,0 +1,37 @@
+"""Rows of a token mask on the host: setting, testing and listing bits. W = ceil(V / 32) words of int32 per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.int32]
+
+
+def new_row(size: int, ids: Iterable[int] = ()) -> Words:
+    """Return a row for V = `size` with the given bits set."""
+    flags = np.zeros((size + 31) // 32 * 32, dtype=np.uint8)
+    flags[list(ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+def full_row(size: int) -> Words:
+    """Return a row that allows all `size` tokens, and nothing behind them."""
+    return new_row(size, range(size))
+
+
+def set_bit(row: Words, token_id: int) -> None:
+    """Allow one token."""
+    row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def has_bit(row: Words, token_id: int) -> bool:
+    """Whether a token is allowed."""
+    return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def ids_of(row: Words) -> list[int]:
+    """Return the allowed tokens in ascending order."""
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()

@@ -1,0 +1,112 @@
+"""`GrammarDesk`: the engine's counter for structured outputs. Takes requests in, follows their tokens.
+
+A request with a grammar may prefill while it is compiled; `Request.undecided` keeps its last token back until then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.contracts.grammar import Vocabulary
+from dovetail.engine.messages import Finish, Submit, Thinking
+from dovetail.grammar.cache import Enforced, Refused
+from dovetail.grammar.constraint import Constraint
+from dovetail.grammar.gate import ThinkingGate
+from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.plugins import LoadedPlugins
+from dovetail.settings import EngineSettings
+from dovetail.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dovetail.engine.request import Request
+
+POLL_S = 0.002
+
+
+class GrammarDesk:
+    """One per engine, in its thread."""
+
+    def __init__(
+        self, settings: EngineSettings, plugins: LoadedPlugins, vocab_size: int, eos_ids: tuple[int, ...]
+    ) -> None:
+        """Prepare; nothing is loaded before it is needed.
+
+        Args:
+            settings: The engine's.
+            plugins: Of the engine's process.
+            vocab_size: The logits' width.
+            eos_ids: Ids that end a reply.
+        """
+
+        def vocabulary() -> Vocabulary:
+            tokenizer = Tokenizer.load(Path(settings.tokenizer_path) if settings.tokenizer_path else settings.folder)
+            return make_vocabulary(tokenizer, vocab_size, eos_ids or tokenizer.eos_token_ids)
+
+        self.service = GrammarService(
+            plugins,
+            vocabulary,
+            timeout_s=settings.grammar_compile_timeout,
+            cache_bytes=settings.grammar_cache_bytes,
+        )
+        self._undecided: list[tuple[Request, Ticket, Thinking | None]] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request waits for its grammar."""
+        return bool(self._undecided)
+
+    def take(self, request: Request, message: Submit) -> None:
+        """Take in a request; from now on it is undecided if it has a grammar."""
+        if not message.grammar and (message.thinking is None or message.thinking.budget is None):
+            return
+        request.undecided = True
+        ticket = self.service.request(message.grammar) if message.grammar else self.service.prepare()
+        self._undecided.append((request, ticket, message.thinking))
+
+    def forget(self, rid: str) -> None:
+        """A request was aborted."""
+        self._undecided = [item for item in self._undecided if item[0].rid != rid]
+
+    def decide(self) -> list[tuple[Request, Finish]]:
+        """Let requests go on whose grammars are ready; return those that cannot be served, with the reason."""
+        failed: list[tuple[Request, Finish]] = []
+        still = []
+        for item in self._undecided:
+            request, ticket, thinking = item
+            outcome = ticket.outcome
+            if outcome is None and not ticket.is_ready:
+                still.append(item)
+            elif isinstance(outcome, Refused):
+                failed.append((request, Finish("abort", None, outcome.message, outcome.code)))
+            else:
+                request.undecided = False
+                request.sample.constraint = self._constraint(outcome, thinking)
+                request.grammar_step = outcome.step if outcome is not None else None
+        self._undecided = still
+        return failed
+
+    def wait(self) -> None:
+        """Nothing can be computed before a grammar is ready: sleep for a moment, or until one is."""
+        self.service.wait(POLL_S)
+
+    def close(self) -> None:
+        """End threads and processes."""
+        self.service.close()
+
+    def _constraint(self, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
+        sets = self.service.token_sets()
+        gate = None if thinking is None else ThinkingGate(thinking, sets.tokens)
+        if outcome is None:
+            return Constraint(sets, gate, None)
+        return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend)
+
+
+def make_desk(
+    settings: EngineSettings, plugins: LoadedPlugins, vocab_size: int, eos_ids: tuple[int, ...]
+) -> GrammarDesk | None:
+    """Return a desk, or None where the plan has no grammar backend."""
+    if not plugins.plan.of_kind("grammar_backend"):
+        return None
+    return GrammarDesk(settings, plugins, vocab_size, eos_ids)

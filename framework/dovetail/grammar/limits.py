@@ -1,0 +1,89 @@
+"""Refusing a grammar by what can be seen without compiling it: size, NUL, nesting, and what is no schema at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
+from dovetail.errors import RequestError
+from dovetail.grammar import schema
+
+LIMITS = GrammarLimits()
+
+
+def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimits = LIMITS) -> None:
+    """Check a grammar from outside.
+
+    Args:
+        spec: The grammar.
+        param: The request's field, for the error.
+        limits: Bounds.
+
+    Raises:
+        RequestError: With `param`, and the place where there is one.
+    """
+    try:
+        _check(spec, limits)
+    except RequestError as error:
+        raise RequestError(error.message, param=param, code=error.code) from None
+
+
+def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
+    try:
+        size = len(spec.source.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the grammar holds a lone surrogate at position {error.start}", code="invalid_grammar"
+        ) from None
+    if size > limits.max_source_bytes:
+        text = f"the grammar has {size} bytes; at most {limits.max_source_bytes} are allowed"
+        raise RequestError(text, code="grammar_too_large")
+    if "\0" in spec.source or "\\u0000" in spec.source:
+        raise RequestError("the grammar holds a NUL character; remove it", code="invalid_grammar")
+    if spec.kind in (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL):
+        check_nesting(spec.source, limits.max_nesting)
+    if spec.kind is Kind.JSON:
+        schema.check(schema.parse(spec.source))
+    elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():
+        raise RequestError("the grammar is empty", code="invalid_grammar")
+
+
+def check_nesting(source: str, max_nesting: int) -> None:
+    """Refuse JSON text that is nested too deeply, before anything recursive reads it.
+
+    Raises:
+        RequestError: `grammar_too_complex`.
+    """
+    if source.count("{") + source.count("[") <= max_nesting:
+        return
+    depth, in_string, escaped = 0, False, False
+    for char in source:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "{[":
+            depth += 1
+            if depth > max_nesting:
+                text = f"the grammar's JSON is nested more than {max_nesting} deep; flatten it, for instance with $ref"
+                raise RequestError(text, code="grammar_too_complex")
+        elif char in "}]":
+            depth -= 1
+
+
+def nesting(value: Any) -> int:
+    """Depth of parsed JSON: 0 for a scalar."""
+    deepest, stack = 0, [(value, 0)]
+    while stack:
+        item, depth = stack.pop()
+        deepest = max(deepest, depth)
+        if isinstance(item, dict):
+            stack += ((inner, depth + 1) for inner in item.values())
+        elif isinstance(item, list):
+            stack += ((inner, depth + 1) for inner in item)
+    return deepest

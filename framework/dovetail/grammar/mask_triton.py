@@ -1,0 +1,32 @@
+"""The mask kernel for CUDA; its reference is `mask_ops.apply_mask_reference`.
+
+R rows of logits, K masked rows, V tokens, W = ceil(V / 32) words of int32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def _apply_mask(logits, mask, rows, num_tokens, logits_stride, mask_stride, BLOCK: tl.constexpr):
+    """Store -inf where a token's bit is 0. Nothing is read of the logits: allowed ones are left alone."""
+    k = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = tokens < num_tokens
+    words = tl.load(mask + k * mask_stride + tokens // 32, mask=inside, other=0)
+    banned = ((words >> (tokens % 32)) & 1) == 0
+    row = tl.load(rows + k)
+    minus_infinity = tl.full((BLOCK,), float("-inf"), tl.float32)
+    tl.store(logits + row * logits_stride + tokens, minus_infinity, mask=inside & banned)
+
+
+def apply_mask_triton(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
+    """See `mask_ops.apply_mask_reference`. All three are on one CUDA device."""
+    num_tokens = logits.shape[1]
+    grid = (rows.shape[0], triton.cdiv(num_tokens, BLOCK))
+    _apply_mask[grid](logits, mask, rows, num_tokens, logits.stride(0), mask.stride(0), BLOCK=BLOCK, num_warps=8)

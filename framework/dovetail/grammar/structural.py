@@ -1,0 +1,110 @@
+"""Structural grammars: free text with constrained parts, in xgrammar's `structural_tag` form.
+
+```json
+{"type": "structural_tag",
+ "format": {"type": "triggered_tags", "triggers": ["<f"],
+            "tags": [{"begin": "<f=get>", "content": {"type": "json_schema", "json_schema": {}}, "end": "</f>"}]}}
+```
+
+The older form with `structures` and `triggers` (SGLang, vLLM) is read too. Defined by xgrammar's documentation of
+structural tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.grammar import schema
+
+REQUIRED: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "const_string": {"value": (str,)},
+    "json_schema": {"json_schema": (dict, bool)},
+    "regex": {"pattern": (str,)},
+    "any_text": {},
+    "sequence": {"elements": (list,)},
+    "or": {"elements": (list,)},
+    "tag": {"begin": (str,), "content": (dict,), "end": (str, list)},
+    "triggered_tags": {"triggers": (list,), "tags": (list,)},
+    "tags_with_separator": {"tags": (list,), "separator": (str,)},
+}
+"""Formats that are read, with their required fields."""
+OPTIONAL = frozenset(("type", "at_least_one", "stop_after_first"))
+
+
+def formats_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the outermost format of a structural grammar, in today's form.
+
+    Raises:
+        RequestError: It has none.
+    """
+    if "structures" in value:
+        tags = [
+            {
+                "begin": item.get("begin"),
+                "content": {"type": "json_schema", "json_schema": item.get("schema", {})},
+                "end": item.get("end"),
+            }
+            for item in value["structures"]
+        ]
+        return {"type": "triggered_tags", "triggers": value.get("triggers", []), "tags": tags}
+    found = value.get("format")
+    if not isinstance(found, Mapping):
+        raise _wrong("", 'expected {"type": "structural_tag", "format": {…}} or "structures" with "triggers"')
+    return found
+
+
+def check(value: Any) -> None:
+    """Check a structural grammar.
+
+    Raises:
+        RequestError: With the place that is wrong.
+    """
+    if not isinstance(value, Mapping):
+        raise _wrong("", "must be an object")
+    structures = value.get("structures", [])
+    if not isinstance(structures, list) or not all(isinstance(item, Mapping) for item in structures):
+        raise _wrong("/structures", "must be a list of objects")
+    _check_format(formats_of(value), "/format")
+
+
+def _check_format(node: Any, where: str) -> None:
+    if not isinstance(node, Mapping):
+        raise _wrong(where, "must be an object")
+    kind = str(node.get("type"))
+    if kind not in REQUIRED:
+        raise _wrong(f"{where}/type", f"must be one of {', '.join(REQUIRED)} (given: {kind!r})")
+    for name, types in REQUIRED[kind].items():
+        if not isinstance(node.get(name), types):
+            raise _wrong(f"{where}/{name}", f"is required, as {' or '.join(_WORDS[t] for t in types)}")
+    unknown = set(node) - set(REQUIRED[kind]) - OPTIONAL
+    if unknown:
+        raise _wrong(f"{where}/{sorted(unknown)[0]}", "is not known here")
+    if kind == "json_schema":
+        schema.check(node["json_schema"])
+    if kind == "tag":
+        _check_format(node["content"], f"{where}/content")
+    for i, inner in enumerate(node.get("elements", ())):
+        _check_format(inner, f"{where}/elements/{i}")
+    _check_tags(node, where)
+
+
+def _check_tags(node: Mapping[str, Any], where: str) -> None:
+    for name in ("elements", "tags", "triggers"):
+        if name in node and not node[name]:
+            raise _wrong(f"{where}/{name}", "must not be empty")
+    for i, tag in enumerate(node.get("tags", ())):
+        if not isinstance(tag, Mapping):
+            raise _wrong(f"{where}/tags/{i}", "must be an object")
+        _check_format({**tag, "type": "tag"}, f"{where}/tags/{i}")
+        triggers = node.get("triggers")
+        if triggers is not None and not any(isinstance(t, str) and t and tag["begin"].startswith(t) for t in triggers):
+            raise _wrong(f"{where}/tags/{i}/begin", "must begin with one of the triggers")
+
+
+_WORDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def _wrong(where: str, why: str) -> RequestError:
+    return RequestError(f"structural_tag, {where or '/'}: {why}", code="invalid_grammar")

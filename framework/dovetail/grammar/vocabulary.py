@@ -1,0 +1,79 @@
+"""The `Vocabulary` of a model, from its tokenizer, and its form on the way to a compile process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from dovetail.contracts.grammar import Vocabulary
+from dovetail.text.tokenizer import Tokenizer
+
+
+class PackedVocabulary(msgspec.Struct, frozen=True, array_like=True):
+    """A `Vocabulary` as msgpack carries it; `encode` stays behind."""
+
+    tokens: list[bytes]
+    size: int
+    eos_ids: list[int]
+    special_ids: list[int]
+    fingerprint: str
+    added: dict[str, int]
+
+
+def make_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: Iterable[int]) -> Vocabulary:
+    """Collect what grammars need to know of a tokenizer.
+
+    Added tokens that are no mere whitespace never match text: in a reply they are markers, which parsers recognise by
+    their id. A text can still spell them in other tokens.
+
+    Args:
+        tokenizer: The model's.
+        size: The logits' width; ids beyond the tokenizer's stand for no text.
+        eos_ids: Ids that end a reply.
+    """
+    ends = frozenset(eos_ids)
+    added = {text: token_id for text, token_id in tokenizer.added_tokens.items() if text.strip() and token_id < size}
+    special = frozenset(added.values()) | {i for i in tokenizer.special_ids if i < size} | ends
+    num = min(tokenizer.vocab_size, size)
+    tokens = [b"" if i in special else tokenizer.token_bytes(i) for i in range(num)]
+    digest = hashlib.blake2b(digest_size=16)
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little") + token)
+    digest.update(repr((size, sorted(ends), sorted(special), sorted(added.items()))).encode())
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return Vocabulary(
+        tokens=tokens,
+        size=size,
+        eos_ids=ends,
+        special_ids=special,
+        fingerprint=digest.hexdigest(),
+        added=added,
+        encode=encode,
+    )
+
+
+def pack(vocabulary: Vocabulary) -> bytes:
+    """Return a vocabulary as msgpack."""
+    v = vocabulary
+    packed = PackedVocabulary(
+        list(v.tokens), v.size, sorted(v.eos_ids), sorted(v.special_ids), v.fingerprint, dict(v.added)
+    )
+    return msgspec.msgpack.encode(packed)
+
+
+def unpack(data: bytes) -> Vocabulary:
+    """Read what `pack` wrote."""
+    p = msgspec.msgpack.decode(data, type=PackedVocabulary)
+    return Vocabulary(
+        tokens=p.tokens,
+        size=p.size,
+        eos_ids=frozenset(p.eos_ids),
+        special_ids=frozenset(p.special_ids),
+        fingerprint=p.fingerprint,
+        added=p.added,
+    )

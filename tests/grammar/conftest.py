@@ -1,0 +1,47 @@
+"""Fixtures of the grammar tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
+
+from grammar_demo import Demo
+
+from dovetail.contracts.grammar import Vocabulary
+from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.testing.vocabularies import byte_level
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Demo]:
+    """The demo model, one engine for all tests."""
+    made = Demo()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_demo() -> Iterator[Callable[..., Demo]]:
+    """Make engines with other settings."""
+    made: list[Demo] = []
+
+    def make(**settings: Any) -> Demo:
+        made.append(Demo(**settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def small() -> Vocabulary:
+    """A byte-level vocabulary of about 430 tokens."""
+    tokenizer = byte_level()
+    return make_vocabulary(tokenizer, tokenizer.vocab_size + 21, tokenizer.eos_token_ids)
