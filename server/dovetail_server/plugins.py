@@ -16,7 +16,8 @@ import msgspec
 from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file
-from dovetail.plugins.loader import describe, import_planned, options_of
+from dovetail.plugins.guard import time_limit
+from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail_server import hooks
@@ -53,10 +54,23 @@ def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSetti
         if settings.plugins_locked is not None:
             check_files({p.distribution for p in plan.plugins if not registry.resolve(p.kind, p.qualified).builtin})
         plan = with_options(plan, settings, manager)
-        load(plan, "api")
+        make_parsers(plan)
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan
+
+
+def make_parsers(plan: PluginPlan) -> None:
+    """Load what this process needs and make the parsers once: what cannot be made is refused before anything starts.
+
+    Raises:
+        PluginError: One cannot be imported or made.
+    """
+    loaded = load(plan, "api")
+    for kind in ("reasoning_parser", "tool_parser"):
+        for planned, parser in loaded.candidates(kind):
+            with time_limit(f"{describe(planned)}: making it", plan.timeout_s), naming_plugin(loaded):
+                parser()
 
 
 def scan(settings: ServeSettings) -> tuple[Registry, HookManager]:

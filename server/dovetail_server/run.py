@@ -49,12 +49,13 @@ async def run(
         ConfigError: The engine or the tokenizer found something the user can fix.
         EngineError: The engine could not start.
     """
-    engine = make_engine(settings, plan)
     hooks = ApiHooks()
+    engine: EngineClient | None = None
     try:
+        hooks = ApiHooks.start(plan)
+        engine = make_engine(settings, plan)
         engine_start = asyncio.create_task(start_engine(engine, phases))
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
-        hooks = ApiHooks.start(plan)
         server = await asyncio.to_thread(build_http, settings, engine, hooks, phases)
         server.state.registry = registry
         http = asyncio.create_task(server.serve(sockets=[listener]))
@@ -74,7 +75,8 @@ async def run(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
-        await engine.close()
+        if engine is not None:
+            await engine.close()
         listener.close()
         hooks.stop()
     return 0 if server.started else 1

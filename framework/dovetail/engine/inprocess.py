@@ -13,6 +13,7 @@ from dovetail.engine.messages import Control, EngineInfo, Failed, FromEngine, Re
 from dovetail.engine.streams import StreamClient
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginPlan, load
+from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
@@ -71,7 +72,8 @@ class InProcessClient(StreamClient):
             with running_hooks(plugins):
                 from dovetail.engine.core import EngineCore  # imports torch
 
-                core = EngineCore(self._settings, plugins)
+                with naming_plugin(plugins):
+                    core = EngineCore(self._settings, plugins)
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:

@@ -16,6 +16,7 @@ from dovetail.engine.messages import Failed, Ready
 from dovetail.engine.wire import SocketTransport, Start
 from dovetail.errors import ConfigError
 from dovetail.plugins import load
+from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
@@ -49,7 +50,8 @@ def serve(transport: SocketTransport, start: Start) -> None:
     with running_hooks(plugins):
         from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
 
-        core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
+        with naming_plugin(plugins):
+            core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         if core.grammars is not None:
             core.grammars.service.warm_up()

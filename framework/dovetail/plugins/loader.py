@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Any
 
-from dovetail.errors import PluginError
+from dovetail.errors import DovetailError, PluginError
 from dovetail.plugins.adapters import adapt
-from dovetail.plugins.drift import drift_since, snapshot
+from dovetail.plugins.drift import CORE, drift_since, snapshot
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
@@ -128,6 +130,43 @@ class LoadedPlugins:
                 self.drift.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
                 logger.warning("%s", self.drift[-1])
         return self._objects[key]
+
+
+@contextmanager
+def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
+    """Turn an exception that passes through a plugin's code into a `PluginError` that names the plugin.
+
+    For code that makes or starts what plugins provide. Dovetail's own errors, and exceptions in which no plugin had a
+    part, pass unchanged.
+
+    Raises:
+        PluginError: A plugin's code raised.
+    """
+    try:
+        yield
+    except DovetailError:
+        raise
+    except Exception as error:  # a stranger's code may raise anything; the cause is kept
+        found = _innermost(error, loaded.plan)
+        if found is None:
+            raise
+        planned, where = found
+        logger.debug("%s failed", describe(planned), exc_info=True)
+        reason = f"{where} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        raise _error(planned, reason, f"upgrade {planned.distribution} or report this to its author") from error
+
+
+def _innermost(error: BaseException, plan: PluginPlan) -> tuple[PlannedPlugin, str] | None:
+    """Return the plugin whose code is nearest to where an exception was raised, and the function's name."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        home = str(frame.f_globals.get("__name__", ""))
+        for planned in plan.plugins:
+            module = planned.target.partition(":")[0]
+            top = module.partition(".")[0]
+            if home == module or (home.partition(".")[0] == top and top not in CORE):
+                return planned, frame.f_code.co_qualname
+    return None
 
 
 def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
