@@ -27,6 +27,7 @@ class Parser(ReasoningParser):
     def spec(self, tokenizer, template, request):
         return FormatSpec(reasoning=Markers("<r>", "</r>"))
 """
+DUMMY = ("--load-format", "dummy", "--tokenizer-path", str(MODEL_DIR))
 HEAD = (
     "import sys, time\nfrom dovetail.plugins import HealthCheck, RouteSet, hookimpl\nmodule = sys.modules[__name__]\n"
 )
