@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dovetail.testing import AttentionBackendConformance, ReasoningParserConformance, Sample, ToolParserConformance
+from dovetail.testing import (
+    AttentionBackendConformance,
+    ModelConformance,
+    ReasoningParserConformance,
+    Sample,
+    ToolParserConformance,
+)
 
 ARGUMENTS = '{"city": "Rom, \\"die\\" Stadt", "n": [1, {"é": null}]}'
 WEATHER = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
@@ -45,3 +51,17 @@ class TestHermes(ToolParserConformance):
 
 class TestTorchNative(AttentionBackendConformance):
     name = "torch_native"
+
+
+class TestLlama(ModelConformance):
+    name = "LlamaForCausalLM"
+    configs = [*ModelConformance.configs, {"attention_bias": True, "mlp_bias": True}]
+
+
+class TestQwen2(ModelConformance):
+    name = "Qwen2ForCausalLM"
+
+
+class TestQwen3ForCausalLM(ModelConformance):
+    name = "Qwen3ForCausalLM"
+    configs = [*ModelConformance.configs, {"head_dim": 32}]

@@ -14,6 +14,7 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.child import ChildReport, run_child
+from dovetail.testing.conformance.options import check_options
 
 _KIT = "dovetail.testing."
 
@@ -153,8 +154,9 @@ class Conformance:
 
     def test_options_round_trip(self) -> None:
         """The plugin's settings have defaults, and every value that is given reaches the object unchanged."""
-        from dovetail.testing.conformance.options import check_options
+        self._check_options()
 
+    def _check_options(self) -> None:
         check_options(self.plugin(), self.options)
 
 

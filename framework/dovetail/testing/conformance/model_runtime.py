@@ -1,0 +1,165 @@
+"""The smallest engine: runs a model plugin step by step on the CPU, over an attention backend that only computes.
+
+T tokens in the batch, V vocabulary, P page size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.cache.pool import PagedKVPool
+from dovetail.contracts.attention import (
+    AttentionBackend,
+    AttentionCaps,
+    AttentionLayer,
+    ForwardBatch,
+    KVPool,
+    Phase,
+)
+from dovetail.contracts.model import BuildContext, ModelConfig, ModelPlugin
+from dovetail.runtime.hf_config import read_config
+from dovetail.runtime.weights import load_weights
+from dovetail.testing.checks import check
+from dovetail.testing.conformance.attention_reference import attend
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 4
+
+
+class ReferenceAttention(AttentionBackend):
+    """Attention in float64, one request at a time: slow, and right by definition."""
+
+    caps = AttentionCaps(
+        devices=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}), sliding_window=True, sinks=True
+    )
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        self._attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        self._attend(q, layer, batch, out, range(batch.num_decode))
+
+    def _attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        kv, size, start = self.kv_pool.layer(layer.index), self.kv_pool.page_size, 0
+        for number in requests:
+            end = start + batch.q_lens_cpu[number]
+            places = torch.arange(batch.seq_lens_cpu[number])
+            pages = batch.page_table[batch.rows[number], places // size].long()
+            keys, values = kv[pages, 0, places % size], kv[pages, 1, places % size]
+            out[start:end] = attend(q[start:end], keys, values, layer).to(out.dtype)
+            start = end
+
+
+@dataclass(slots=True)
+class Running:
+    """A request: its ids so far, how many of them are in the cache, and its device row."""
+
+    ids: list[int]
+    row: int
+    computed: int = 0
+    num_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.ids)
+
+
+class TinyEngine:
+    """A loaded model with room for a few requests."""
+
+    def __init__(self, plugin: type[ModelPlugin], folder: Path, num_rows: int = 8, max_len: int = 128) -> None:
+        self.config, self.model = load_model(plugin, folder)
+        pages_each = -(-max_len // PAGE_SIZE)
+        dtype = getattr(torch, self.config.dtype)
+        self.pool = PagedKVPool(self.config, num_rows * pages_each + 1, PAGE_SIZE, dtype, CPU)
+        self.attention = ReferenceAttention(self.config, self.pool, CPU)
+        pages = torch.arange(1, num_rows * pages_each + 1, dtype=torch.int32)
+        order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(0))
+        self.page_table = pages[order].view(num_rows, pages_each)
+
+    @torch.inference_mode()
+    def step(self, decode: Sequence[Running], chunks: Sequence[tuple[Running, int]] = ()) -> Tensor:
+        """Run one step and return the logits of every token of the batch, `[T, V]`."""
+        work = [(request, 1) for request in decode] + list(chunks)
+        starts = torch.tensor([0, *(new for _, new in work)]).cumsum(0)
+        positions = torch.cat([torch.arange(r.computed, r.computed + new) for r, new in work])
+        slots = torch.cat([self._slots(r, new) for r, new in work])
+        batch = ForwardBatch(
+            num_decode=len(decode),
+            positions=positions,
+            kv_slots=slots,
+            rows=torch.tensor([r.row for r, _ in work]),
+            page_table=self.page_table,
+            seq_lens=torch.tensor([r.computed + new for r, new in work], dtype=torch.int32),
+            q_starts=starts.int(),
+            seq_lens_cpu=[r.computed + new for r, new in work],
+            q_lens_cpu=[new for _, new in work],
+            attention=self.attention,
+            last_tokens=starts[1:] - 1,
+        )
+        ids = torch.tensor([token for r, new in work for token in r.ids[r.computed : r.computed + new]])
+        self.attention.plan(batch, Phase.EAGER)
+        hidden = self.model.forward(ids, batch)
+        right = tuple(hidden.shape) == (len(ids), self.config.hidden_size)
+        check(
+            right,
+            f"forward returns {list(hidden.shape)} for {len(ids)} tokens; expected [T, {self.config.hidden_size}]",
+        )
+        logits: Tensor = self.model.lm_head(hidden)
+        right = tuple(logits.shape) == (len(ids), self.config.vocab_size)
+        check(right, f"lm_head returns {list(logits.shape)}; expected [{len(ids)}, {self.config.vocab_size}]")
+        for request, new in work:
+            request.computed += new
+        return logits
+
+    def _slots(self, request: Running, new: int) -> Tensor:
+        places = torch.arange(request.computed, request.computed + new)
+        return self.page_table[request.row, places // PAGE_SIZE].long() * PAGE_SIZE + places % PAGE_SIZE
+
+    def prefill_logits(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the logits of every token of each prompt, all prefilled in one batch."""
+        requests = [Running(list(prompt), row) for row, prompt in enumerate(prompts)]
+        logits = self.step((), [(request, len(request.ids)) for request in requests])
+        return list(torch.split(logits, [len(prompt) for prompt in prompts]))
+
+    def greedy(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[list[int]]:
+        """Generate greedily, prompts in chunks beside others' decode steps; returns the new tokens."""
+        requests = [Running(list(prompt), row) for row, prompt in enumerate(prompts)]
+        while any(len(r.ids) < r.num_prompt + num_new for r in requests):
+            decode = [r for r in requests if r.computed >= r.num_prompt and len(r.ids) < r.num_prompt + num_new]
+            waiting = [r for r in requests if r.computed < r.num_prompt][:2]
+            chunks = [(r, min(chunk, r.num_prompt - r.computed)) for r in waiting]
+            logits = self.step(decode, chunks)
+            last = -1
+            for request, new in [*((r, 1) for r in decode), *chunks]:
+                last += new
+                if request.computed == len(request.ids):
+                    request.ids.append(int(logits[last].argmax()))
+        return [r.ids[r.num_prompt :] for r in requests]
+
+
+def load_model(plugin: type[ModelPlugin], folder: Path) -> tuple[ModelConfig, Any]:
+    """Build a model in its checkpoint's dtype, its parameters full of NaN, and load the checkpoint into it."""
+    config = plugin.config_from_hf(read_config(folder))
+    with torch.inference_mode():
+        model = plugin.build(config, BuildContext(device=CPU, dtype=getattr(torch, config.dtype)))
+        check(isinstance(model, nn.Module), f"build returns {type(model).__name__}, not a torch.nn.Module")
+        module: Any = model
+        module.eval()
+        for param in module.parameters():
+            if param.is_floating_point():
+                param.fill_(float("nan"))
+        load_weights(module, plugin.weight_map(config), folder)
+    return config, module

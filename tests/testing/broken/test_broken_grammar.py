@@ -1,0 +1,269 @@
+"""Grammar backends with one fault each, and a right one: the kit passes the one and names the others' faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.contracts.grammar import (
+    GrammarBackend,
+    GrammarLimits,
+    GrammarSpec,
+    Kind,
+    Support,
+    Vocabulary,
+)
+from dovetail.errors import RequestError
+from dovetail.testing import check_class, conformance_class
+
+Mask = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Matcher:
+    """Follows the texts of a finite language, byte by byte."""
+
+    error: str | None = None
+
+    def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
+        self.texts, self.vocabulary = texts, vocabulary
+        self.steps: list[int] = []
+
+    @property
+    def text(self) -> bytes:
+        tokens = self.vocabulary.tokens
+        return b"".join(tokens[t] for t in self.steps if t not in self.vocabulary.eos_ids)
+
+    @property
+    def terminated(self) -> bool:
+        return bool(self.steps) and self.steps[-1] in self.vocabulary.eos_ids
+
+    @property
+    def accepting(self) -> bool:
+        return self.text in self.texts
+
+    def allows(self, token: int) -> bool:
+        if self.terminated or not 0 <= token < len(self.vocabulary.tokens):
+            return False
+        if token in self.vocabulary.eos_ids:
+            return self.accepting
+        piece = self.vocabulary.tokens[token]
+        after = self.text + piece
+        return bool(piece) and any(text.startswith(after) for text in self.texts)
+
+    def fill(self, mask: Mask, row: int) -> bool:
+        bits = np.zeros(self.vocabulary.mask_words * 32, dtype=np.uint8)
+        for token in range(len(self.vocabulary.tokens)):
+            bits[token] = self.allows(token)
+        mask[row] = np.packbits(bits, bitorder="little").view(np.int32)
+        return True
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token in enumerate(token_ids):
+            if not self.allows(token):
+                return count
+            self.steps.append(token)
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            del self.steps[-num_tokens:]
+
+    def forced(self) -> list[int]:
+        return []
+
+    def fork(self) -> Matcher:
+        copy = type(self)(self.texts, self.vocabulary)
+        copy.steps = list(self.steps)
+        return copy
+
+
+class Compiled:
+    num_bytes = 100
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.matcher = make
+
+
+class Finite(GrammarBackend):
+    """Reads choices, and JSON schemas that list their values."""
+
+    kinds = frozenset({Kind.CHOICE, Kind.JSON})
+    matcher: type[Matcher] = Matcher
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        if spec.kind is Kind.CHOICE:
+            return Support.full()
+        try:
+            schema = json.loads(spec.source)
+        except ValueError:
+            return Support.no("not JSON")
+        other = set(schema) - {"enum", "const"} if isinstance(schema, dict) else {"?"}
+        return Support.no(f"{sorted(other)[0]} is not supported") if other else Support.full()
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        try:
+            source = json.loads(spec.source)
+        except ValueError as error:
+            raise RequestError(f"not JSON: {error}") from None
+        if spec.kind is Kind.JSON:
+            values = source.get("enum", [source["const"]] if "const" in source else None)
+            source = None if values is None else [json.dumps(value) for value in values]
+        if not isinstance(source, list):
+            raise RequestError("a list is expected")
+        texts = [text.encode() for text in source]
+        return Compiled(lambda: self.matcher(texts, self.vocabulary))
+
+
+def broken(**methods: Any) -> type[Finite]:
+    """Return a backend whose matcher differs in some methods."""
+    return type("Broken", (Finite,), {"matcher": type("BrokenMatcher", (Matcher,), methods), "__module__": __name__})
+
+
+def shared_fork(self: Matcher) -> Matcher:
+    copy = Matcher.fork(self)
+    copy.steps = self.steps
+    return copy
+
+
+def shifted_fill(self: Matcher, mask: Mask, row: int) -> bool:
+    Matcher.fill(self, mask, row)
+    bits = np.unpackbits(mask[row].view(np.uint8), bitorder="little")
+    mask[row] = np.packbits(np.roll(bits, 1), bitorder="little").view(np.int32)
+    return True
+
+
+def wide_fill(self: Matcher, mask: Mask, row: int) -> bool:
+    Matcher.fill(self, mask, row)
+    mask[row, 0] |= 1 << 7
+    return True
+
+
+def neighbour_fill(self: Matcher, mask: Mask, row: int) -> bool:
+    mask[:] = 0
+    return Matcher.fill(self, mask, row)
+
+
+def eos_fill(self: Matcher, mask: Mask, row: int) -> bool:
+    Matcher.fill(self, mask, row)
+    for eos in self.vocabulary.eos_ids:
+        mask[row].view(np.uint8)[eos // 8] |= 1 << eos % 8
+    return True
+
+
+def greedy_accept(self: Matcher, token_ids: Sequence[int]) -> int:
+    taken = Matcher.accept(self, token_ids)
+    if taken < len(token_ids) and token_ids[taken] == 0 and not self.terminated:
+        return taken + 1  # a NUL byte is taken although the mask bans it
+    return taken
+
+
+def raising_accept(self: Matcher, token_ids: Sequence[int]) -> int:
+    for token in token_ids:
+        self.vocabulary.tokens[token]
+    return Matcher.accept(self, token_ids)
+
+
+def rollback_to_nothing(self: Matcher, num_tokens: int) -> None:
+    if self.terminated:
+        return
+    Matcher.rollback(self, num_tokens)
+
+
+class Hangs(Finite):
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        while spec.kind is Kind.JSON:
+            pass
+        return super().compile(spec, limits)
+
+
+class Slow(Finite):
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        while len(spec.source) > 100_000:
+            pass
+        return super().compile(spec, limits)
+
+
+class UntypedError(Finite):
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        source = json.loads(spec.source)  # a ValueError escapes
+        return super().compile(GrammarSpec(kind=spec.kind, source=json.dumps(source)), limits)
+
+
+class Dishonest(Finite):
+    """Reads `const` of a schema and says nothing of the keywords beside it."""
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        return Support.full()
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        if spec.kind is Kind.JSON and spec.source.startswith('{"type"'):
+            spec = GrammarSpec(kind=Kind.JSON, source='{"enum": ["a", 8, 6, "b", [2], [1, 1]]}')
+        return super().compile(spec, limits)
+
+
+LEAK: list[int] = []
+FAULTS = {
+    "ignores rollback": (
+        broken(rollback=lambda self, num_tokens: None),
+        "test_rollback_restores",
+        "rollback is ignored: after rollback(1)",
+    ),
+    "does not roll back the end token": (
+        broken(rollback=rollback_to_nothing),
+        "test_rollback_restores",
+        "rollback over the end token does not restore",
+    ),
+    "fork shares state": (
+        broken(fork=shared_fork),
+        "test_fork_is_independent",
+        "fork shares state: advancing a fork moves its original",
+    ),
+    "matchers share state": (
+        broken(steps=property(lambda self: LEAK, lambda self, steps: None)),
+        "test_matchers_of_one_grammar_are_independent",
+        "state leaks between matchers of one grammar",
+    ),
+    "mask off by one": (broken(fill=shifted_fill), "test_mask_equals_brute_force", "the mask is off by one"),
+    "mask too wide": (
+        broken(fill=wide_fill),
+        "test_mask_equals_brute_force",
+        "the mask allows token 7 (b'\\x07')",
+    ),
+    "mask of the neighbour": (
+        broken(fill=neighbour_fill),
+        "test_mask_equals_brute_force",
+        "fill writes to other rows of the mask",
+    ),
+    "end token always allowed": (broken(fill=eos_fill), "test_mask_equals_brute_force", "(an end token)"),
+    "accepts a banned token": (
+        broken(accept=greedy_accept),
+        "test_accept_takes_what_it_says",
+        "accept takes a banned token: 0 (b'\\x00')",
+    ),
+    "raises in accept": (broken(accept=raising_accept), "test_accept_takes_what_it_says", "matchers never raise"),
+    "hangs on compile": (Hangs, "test_compile_returns", "it hangs on compile: json"),
+    "ignores the time limit": (Slow, "test_timeout_is_honoured", "the time limit is not honoured: choice"),
+    "untyped error": (UntypedError, "test_wrong_source_gives_a_typed_error", "raised JSONDecodeError"),
+    "dishonest supports": (Dishonest, "test_supports_is_honest", "supports is not honest: it answers FULL for"),
+}
+
+
+def test_a_right_backend_passes() -> None:
+    """The backend that the faults are made from has none."""
+    report = check_class(conformance_class("grammar_backend", plugin_class=Finite))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
+    """A grammar backend with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = FAULTS[fault]
+    limits = {"compile_timeout_s": 2.0} if plugin is Hangs else {}
+    caught("grammar_backend", plugin, test, message, select=f"{test} or test_kinds", **limits)
