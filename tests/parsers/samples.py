@@ -67,6 +67,10 @@ CALLS = {
     f"<|tool_call_begin|>functions.now:1{_K2}{{}}<|tool_call_end|><|tool_calls_section_end|>",
     "glm45": '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom, "die" Stadt</arg_value>\n'
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rom, "die" Stadt</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "seed-oss": '<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rom, "die" Stadt</parameter>\n'
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     "gpt-oss": f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}<|call|>"
     "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
 }
@@ -165,7 +169,14 @@ def tool_rows(name: str) -> list[Row]:
         return [row for row in HARMONY if not row.reasoning and row.tail] + [Row(CALLS[name], None, None, TWO)]
     rows = [Row(CALLS[name], None, None, TWO), Row("no call", None, "no call"), *TOOL_ROWS.get(name, [])]
     if name in CONTENT_FIRST:
-        between = {"hermes": "\n", "qwen3-coder": "\n", "glm45": "\n", "deepseek-v32": "\n\n"}.get(name, "")
+        between = {
+            "hermes": "\n",
+            "qwen3-coder": "\n",
+            "glm45": "\n",
+            "deepseek-v32": "\n\n",
+            "minimax-m2": "\n",
+            "seed-oss": "\n",
+        }.get(name, "")
         rows.append(Row("so" + between + CALLS[name], None, "so", TWO))
     return rows
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.errors import ModelError, RequestError
 from dovetail.text.chat_messages import ContentFormat, template_messages
 from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
+from dovetail.text.templates import read_template
 from dovetail.text.tokenizer import Tokenizer
 
 # fmt: off
@@ -79,20 +79,31 @@ class ChatTemplate:
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
 
     @classmethod
-    def load(cls, tokenizer: Tokenizer, path: Path | None = None) -> ChatTemplate:
-        """Take the operator's template from `path`, or else the model's own.
+    def load(cls, tokenizer: Tokenizer, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
+        """Take the operator's template, or else the model's own; see `choose`."""
+        return cls.choose(tokenizer.chat_templates, tokenizer.special_tokens, choice)
+
+    @classmethod
+    def choose(
+        cls,
+        own: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        choice: str | os.PathLike[str] | None = None,
+    ) -> ChatTemplate:
+        """Take the template that `--chat-template` says, or else the model's own.
+
+        Args:
+            own: The model's templates by name.
+            special_tokens: As `Tokenizer.special_tokens`.
+            choice: A file, or the name of a template that Dovetail brings (`builtin_templates`); a file wins.
 
         Raises:
-            ConfigError: The file cannot be read, or its template, or the model's, has a syntax error.
+            ConfigError: It is neither, or the file cannot be read, or its template, or the model's, has a syntax error.
         """
-        if path is None:
-            return cls(tokenizer.chat_templates, special_tokens=tokenizer.special_tokens)
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"--chat-template {os.fspath(path)!r}: {reason}; give a Jinja template file") from error
-        return cls({"default": source}, special_tokens=tokenizer.special_tokens, origin=f"--chat-template {path}")
+        if choice is None:
+            return cls(own, special_tokens=special_tokens)
+        source = read_template(choice)
+        return cls({"default": source}, special_tokens=special_tokens, origin=f"--chat-template {os.fspath(choice)}")
 
     def render(
         self,

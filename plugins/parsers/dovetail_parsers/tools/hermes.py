@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
+from dovetail.grammar.tools import json_calls_grammar
 from dovetail.text.json_calls import JsonCalls
 
 
@@ -34,6 +36,19 @@ class Hermes(ToolParser):
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
         return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=JsonCalls))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, the name first."""
+        return json_calls_grammar(
+            tools,
+            choice,
+            parallel,
+            begin='<tool_call>\n{"name": %s, "arguments": ',
+            end="}\n</tool_call>",
+            trigger="<tool_call>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The markers with JSON between them; other formats share the markers alone."""

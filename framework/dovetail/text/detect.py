@@ -1,0 +1,250 @@
+"""Which parsers a model needs: what `auto` for `--reasoning-parser` and `--tool-call-parser` finds out, and why.
+
+The order: the name that the model's tokenizer_config.json gives as `response_template`; then every installed parser is
+asked how surely it knows the chat template (together with what the tokenizer says about replies), and the template is
+put to the test: a message is rendered and read back. The best score wins, if it is good enough.
+
+| reading back | score |
+|---|---|
+| gives the message | what the parser said, but at least 0.4, and 0.1 more |
+| is not possible, since the template does not print such a message behind the prompt | what the parser said |
+| gives something else | half of what the parser said |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
+from dovetail.contracts.tools import ToolParser
+from dovetail.errors import PluginError, RequestError
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import AUTO, as_planned
+from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.registry import Registry
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.output import make_parser, parse_full
+from dovetail.text.reply import Folded
+from dovetail.text.stream import NoTemplate
+from dovetail.text.tokenizer_files import TokenizerFiles
+
+logger = logging.getLogger("dovetail.text")
+ENOUGH = 0.5
+"""The lowest score that is taken."""
+FLAGS = {"reasoning_parser": "--reasoning-parser", "tool_parser": "--tool-call-parser"}
+LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}
+
+_QUESTION = {"role": "user", "content": "dovetail question"}
+_THOUGHT, _ANSWER, _NAME, _ARGUMENTS = "dovetail thought", "dovetail answer", "dovetail_call", {"key": "dovetail value"}
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _NAME,
+            "description": "",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+        },
+    }
+]
+_SWITCHES: tuple[Mapping[str, Any], ...] = ({}, {"enable_thinking": True, "thinking": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One parser's score. `reads_back` is None where the template does not show."""
+
+    name: str
+    score: float
+    reads_back: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was chosen for one kind, None for none; why; and all scores above 0, best first."""
+
+    name: str | None
+    why: str
+    scores: tuple[Score, ...] = ()
+
+
+class _Vocabulary:
+    """The tokenizer as far as it is known without loading it."""
+
+    vocab_size = 0
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        added = files.tokenizer_config.get("added_tokens_decoder") or {}
+        self.added_tokens = {str(entry.get("content")): int(key) for key, entry in added.items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Nothing is known."""
+        return []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Nothing is known."""
+        return b""
+
+
+def resolve_parsers(
+    registry: Registry,
+    folder: Path,
+    *,
+    reasoning_parser: str | None,
+    tool_parser: str | None,
+    chat_template: str | None = None,
+    select: Callable[[str, Mapping[str, str]], str | None] | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> tuple[str | None, str | None]:
+    """Answer `auto` for both kinds and log what was chosen and why.
+
+    Args:
+        registry: What is installed.
+        folder: The tokenizer's folder.
+        reasoning_parser: As the user gave it; anything but `auto` is returned as it is.
+        tool_parser: As above.
+        chat_template: The operator's template: a file, or a built-in name.
+        select: Asked before anything else, as for `make_plan`.
+        facts: Passed to `select`.
+
+    Raises:
+        ConfigError: The tokenizer's files or the template cannot be read.
+    """
+    given = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser}
+    names = dict(given)
+    for kind, name in given.items():
+        if name == AUTO and select is not None and (answer := select(kind, facts or {})) is not None:
+            names[kind] = answer
+            logger.info("%s: %s (auto: chosen by a hook plugin)", LABELS[kind], answer)
+    wanted = [kind for kind, name in names.items() if name == AUTO]
+    if wanted:
+        for kind, found in detect(registry, folder, chat_template, wanted).items():
+            names[kind] = found.name
+            fix = "; name one to use it" if found.name is None else f"; {FLAGS[kind]} none turns it off"
+            logger.info("%s: %s (auto: %s%s)", LABELS[kind], found.name or "none", found.why, fix)
+    return names["reasoning_parser"], names["tool_parser"]
+
+
+def detect(
+    registry: Registry, folder: Path, chat_template: str | None = None, kinds: Sequence[str] = tuple(FLAGS)
+) -> dict[str, Found]:
+    """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
+    files = TokenizerFiles.read(folder)
+    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
+    return {kind: _find(registry, kind, files, template) for kind in kinds}
+
+
+def _find(registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate) -> Found:
+    config = files.tokenizer_config
+    declared = config.get("response_template") or config.get("response_schema")
+    if isinstance(declared, str):
+        try:
+            name = registry.resolve(kind, declared).name
+        except PluginError:
+            logger.debug("response_template %r names no installed %s", declared, kind)
+        else:
+            return Found(name, "named by response_template in tokenizer_config.json")
+    if not template.source and not declared:
+        return Found(None, "the model has no chat template")
+    view = NoTemplate(template.source + ("\n" + _plain(declared) if declared else ""))
+    scores = [
+        found
+        for record in registry.of_kind(kind)
+        if record.usable and (found := _score(record, view, files, template)) is not None and found.score > 0
+    ]
+    ranked = tuple(sorted(scores, key=lambda score: (-score.score, score.name)))
+    if not ranked:
+        return Found(None, "no installed parser knows the chat template")
+    best = ranked[0]
+    test = {True: ", and reads a rendered reply back", False: ", but does not read a rendered reply back", None: ""}
+    how = f"scores {best.score:.2f} for the chat template{test[best.reads_back]}"
+    if best.score < ENOUGH:
+        return Found(None, f"the best, {best.name}, only {how}", ranked)
+    return Found(best.name, f"it {how}", ranked)
+
+
+def _plain(declared: Any) -> str:
+    """Return the text of a description of replies, regular expressions in it without their backslashes."""
+    return re.sub(r"\\+(.)", r"\1", json.dumps(declared, ensure_ascii=False))
+
+
+def _score(record: PluginRecord, view: NoTemplate, files: TokenizerFiles, template: ChatTemplate) -> Score | None:
+    """Ask one parser; None if it cannot be used."""
+    try:
+        plugin = import_planned(as_planned(record))()
+        said = min(max(float(plugin.detect(view)), 0.0), 1.0)
+        reads_back = _reads_back(plugin, files, template)
+    except Exception as error:  # a stranger's code must not keep the server from starting
+        logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
+        return None
+    if reads_back:
+        said = max(said, 0.4) + 0.1
+    elif reads_back is False:
+        said /= 2
+    return Score(record.name, min(round(said, 2), 1.0), reads_back)
+
+
+def _reads_back(plugin: Any, files: TokenizerFiles, template: ChatTemplate) -> bool | None:
+    """Render a message behind the prompt for it and read it back; None where the template does not show it."""
+    if not template.source:
+        return None
+    results = []
+    for switches in _SWITCHES:
+        if isinstance(plugin, ReasoningParser):
+            spec = plugin.spec(_Vocabulary(files), template, ParserRequest(template_kwargs=switches))
+            results.append(_reads_thought(spec, template, switches))
+        elif isinstance(plugin, ToolParser):
+            results.append(_reads_call(plugin.extend(FormatSpec(), _TOOLS), template, switches))
+    if True in results:
+        return True
+    return False if False in results else None
+
+
+def _reads_thought(spec: FormatSpec, template: ChatTemplate, switches: Mapping[str, Any]) -> bool | None:
+    message = {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER}
+    reply = _parsed(spec, template, message, None, switches, _THOUGHT)
+    if reply is None:
+        return None
+    return reply.reasoning == _THOUGHT and (reply.content or "").startswith(_ANSWER)
+
+
+def _reads_call(spec: FormatSpec, template: ChatTemplate, switches: Mapping[str, Any]) -> bool | None:
+    function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}
+    call = {"id": "abcdef123", "type": "function", "function": function}
+    reply = _parsed(spec, template, {"role": "assistant", "tool_calls": [call]}, _TOOLS, switches, _NAME)
+    if reply is None:
+        return None
+    if [call.name for call in reply.tool_calls] != [_NAME]:
+        return False
+    try:
+        return bool(json.loads(reply.tool_calls[0].arguments) == _ARGUMENTS)
+    except ValueError:
+        return False
+
+
+def _parsed(
+    spec: FormatSpec,
+    template: ChatTemplate,
+    message: Mapping[str, Any],
+    tools: list[dict[str, Any]] | None,
+    switches: Mapping[str, Any],
+    shown: str,
+) -> Folded | None:
+    """Parse what the template renders for a message behind the prompt; None if it does not show `shown` there."""
+    try:
+        prompt = template.render([_QUESTION], tools=tools, template_kwargs=switches)
+        whole = template.render(
+            [_QUESTION, message], tools=tools, template_kwargs=switches, add_generation_prompt=False
+        )
+    except RequestError:
+        return None
+    if not whole.text.startswith(prompt.text) or shown not in (output := whole.text[len(prompt.text) :]):
+        return None
+    parser = make_parser(spec)
+    parser.prime(prompt.tail)
+    return parse_full(parser, text=output)

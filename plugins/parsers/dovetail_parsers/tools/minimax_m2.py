@@ -1,0 +1,47 @@
+r"""`minimax-m2`: MiniMax-M2 and M2.1.
+
+```
+<minimax:tool_call>
+<invoke name="get_weather">
+<parameter name="city">Paris</parameter>
+</invoke>
+</minimax:tool_call>
+```
+
+One section holds all calls. Values are text; the tool's schema says which of them are not strings.
+
+Defined by the `chat_template` and `docs/tool_calling_guide.md` of MiniMaxAI/MiniMax-M2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+
+TAGS = Tags(
+    call=('<invoke name="', '">'),
+    call_end="</invoke>",
+    key=('<parameter name="', '">'),
+    value_end="</parameter>",
+)
+
+
+class MiniMaxM2(ToolParser):
+    """Calls as tags between MiniMax's markers."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return TaggedCalls(new_call, TAGS, tools)
+
+        return replace(spec, tools=ToolFormat("<minimax:tool_call>", "</minimax:tool_call>", body=body))
+
+    def detect(self, template: TemplateView) -> float:
+        """The section's marker."""
+        return 0.95 if "minimax:tool_call" in template.source else 0.0

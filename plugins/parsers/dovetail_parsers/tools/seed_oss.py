@@ -1,0 +1,47 @@
+r"""`seed-oss`: Seed-OSS.
+
+```
+<seed:tool_call>
+<function=get_weather>
+<parameter=city>Paris</parameter>
+</function>
+</seed:tool_call>
+```
+
+One call per section. Values are text; the tool's schema says which of them are not strings.
+
+Defined by the `chat_template` of ByteDance-Seed/Seed-OSS-36B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+
+TAGS = Tags(
+    call=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value_end="</parameter>",
+)
+
+
+class SeedOss(ToolParser):
+    """Calls as tags between Seed's markers."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return TaggedCalls(new_call, TAGS, tools)
+
+        return replace(spec, tools=ToolFormat("<seed:tool_call>", "</seed:tool_call>", body=body))
+
+    def detect(self, template: TemplateView) -> float:
+        """The section's marker."""
+        return 0.95 if "seed:tool_call" in template.source else 0.0
