@@ -37,13 +37,23 @@ def snapshot(skip: str = "") -> Snapshot:
 def drift_since(before: Snapshot, skip: str = "") -> list[str]:
     """Return the core attributes that changed since `before`, as `module.attribute`, sorted."""
     changed = []
+    tables: dict[int, str] = {}
     now = snapshot(skip)
     for owner, attributes in before.items():
-        current = now.get(owner, {})
+        current = now.get(owner)
+        if current is None:  # a class that was replaced, which its module's attribute shows
+            continue
         for key in attributes.keys() | current.keys():
-            if not key.startswith(_MACHINERY) and _differs(attributes.get(key), current.get(key)):
-                changed.append(f"{owner.replace(':', '.')}.{key}")
-    return sorted(changed)
+            old, new = attributes.get(key), current.get(key)
+            if key.startswith(_MACHINERY) or not _differs(old, new):
+                continue
+            name = f"{owner.replace(':', '.')}.{key}"
+            if old is not None and new is not None and old[0] is new[0]:  # many modules may have imported one table
+                if id(old[0]) not in tables or key in getattr(sys.modules[owner], "__annotations__", {}):
+                    tables[id(old[0])] = name
+            else:
+                changed.append(name)
+    return sorted([*changed, *tables.values()])
 
 
 def _owners(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:

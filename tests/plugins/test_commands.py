@@ -1,0 +1,149 @@
+"""`dovetail plugin info`, `doctor`, `check` and `new`: what they print and what they find."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dovetail.plugins import KINDS
+from dovetail.testing.site import FakeSite
+from dovetail_server.cli import plugin
+
+PARSER = """
+from dataclasses import dataclass, field
+from dovetail.contracts import FormatSpec, ReasoningParser
+{before}
+@dataclass
+class Options:
+    top_k: int = field(default=4, metadata={{"help": "Candidates."}})
+
+class Parser(ReasoningParser):
+    '''Reads nothing.'''
+    Options = Options
+    def spec(self, tokenizer, template, request):
+        return FormatSpec()
+"""
+PARSERS = "dovetail.reasoning_parsers.v1"
+
+
+def add(site: FakeSite, name: str = "acme", before: str = "", **entries: str) -> None:
+    names = entries or {"acme-r2": f"{name}_parser:Parser"}
+    site.add(name, "1.0", {PARSERS: names}, {f"{name}_parser.py": PARSER.format(before=before)})
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    assert plugin.main(list(argv)) == code
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_info_shows_everything_about_one_plugin(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """Package, state, how to use it, what it says of itself, and its options."""
+    add(site)
+    lines = run(capsys, "info", "Acme_R2").splitlines()
+    assert lines == [
+        "plugin       reasoning_parser acme-r2",
+        "package      acme 1.0",
+        "use it       --reasoning-parser acme-r2",
+        "also         acme:acme-r2",
+        "state        found",
+        "API          1",
+        "target       acme_parser:Parser",
+        f"location     {site.root}",
+        "loaded in    api",
+        "about        Reads nothing.",
+        "options",
+        "  --acme-r2.top-k (int)  Candidates. [4]",
+    ]
+
+
+def test_info_of_what_is_broken_unknown_or_ambiguous(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plugin that cannot be imported says why; an unknown name lists the known; one name of two kinds asks."""
+    add(site, before="1 / 0")
+    assert "problem      reasoning_parser 'acme-r2' of acme 1.0: importing" in run(capsys, "info", "acme-r2", code=1)
+    assert "error: plugin 'nope': not installed; installed: " in run(capsys, "info", "nope", code=2)
+    assert "--kind 'nope': unknown; possible: model, " in run(capsys, "info", "x", "--kind", "nope", code=2)
+    site.add("two", "1.0", {PARSERS: {"both": "a:B"}, "dovetail.tool_parsers.v1": {"both": "a:B"}})
+    out = run(capsys, "info", "both", code=2)
+    assert "'both' is the name of reasoning_parser and tool_parser; add --kind reasoning_parser" in out
+
+
+def test_doctor_explains_everything_that_is_wrong(
+    site: FakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden installs, conflicts, missing packages, failures, hangs and drift, one line each with the package."""
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
+    add(FakeSite(tmp_path / "other"), "twice")
+    add(site, "twice")
+    add(site, "acme")
+    add(site, "zeta", **{"acme-r2": "zeta_parser:Parser", "qwen3": "zeta_parser:Parser"})
+    add(site, "broken", before="1 / 0", broken="broken_parser:Parser")
+    add(site, "slow", before="import time; time.sleep(60)", slow="slow_parser:Parser")
+    add(site, "drifty", before="import dovetail.errors; dovetail.errors.ModelError = 1", drifty="drifty_parser:Parser")
+    info = site.add("needy", "1.0", {PARSERS: {"needy": "acme_parser:Parser"}}, manifest={"model": {"gone": {}}})
+    with (info / "METADATA").open("a") as file:
+        file.write("Requires-Dist: no-such-thing>=2\nRequires-Dist: optional; extra == 'x'\n")
+    lines = run(capsys, "doctor", "--timeout", "1.5", code=1).splitlines()
+    problems = [line.removeprefix("problem: ") for line in lines[:-1]]
+    expected = [
+        "needy 1.0: manifest describes model 'gone', which has no entry point",
+        f"reasoning_parser 'acme-r2' of twice 1.0 is shadowed: hidden by twice 1.0 at {tmp_path}/other; ",
+        "--reasoning-parser 'acme-r2' is an error: 3 packages have the name; write acme:acme-r2 or twice:acme-r2 or ",
+        "--reasoning-parser 'qwen3' means dovetail:qwen3: 2 packages have the name; write dovetail:qwen3 or zeta:qwen3",
+        "needy needs no-such-thing>=2, which is not installed; run: pip install 'no-such-thing>=2'",
+        "reasoning_parser 'broken' of broken 1.0: importing broken_parser raised ZeroDivisionError: division by zero; ",
+        "reasoning_parser 'drifty' of drifty 1.0 changed dovetail.errors.ModelError of Dovetail itself",
+        "reasoning_parser 'slow' of slow 1.0: importing slow_parser did not end within 1.5 s; ",
+    ]
+    for start in expected:
+        assert [line for line in problems if line.startswith(start)], (start, "\n".join(problems))
+    assert lines[-1].endswith("problems")
+
+
+def test_doctor_is_content_with_the_built_ins(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is wrong with what Dovetail brings; `--no-load` imports nothing."""
+    out = run(capsys, "doctor", "--no-load")
+    assert out.endswith("plugins read; no problems\n")
+
+
+def test_new_writes_a_package_for_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind's package parses, registers its name in the kind's group, and has a short test and a README."""
+    for kind in KINDS.values():
+        name = "AcmeForCausalLM" if kind.name == "model" else "acme-r2"
+        folder = tmp_path / kind.name
+        run(capsys, "new", kind.name, name, "--dir", str(folder))
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        ((key, target),) = project["entry-points"][kind.entry_point_group].items()
+        assert key == name
+        module, _, attr = target.partition(":")
+        assert f"dovetail {module}".replace("_", "-").endswith(project["name"])
+        tree = ast.parse((folder / f"{module}.py").read_text())
+        assert attr in {getattr(node, "name", "plugin") for node in tree.body}
+        test = (folder / f"test_{module}.py").read_text()
+        ast.parse(test)
+        assert len([line for line in test.splitlines() if line.strip()]) <= 6
+        assert "{{" not in "".join(file.read_text() for file in folder.iterdir())
+
+
+def test_new_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown kind, a bad name and a folder that holds something are errors with the fix."""
+    assert "kind 'parser': unknown; possible: model, " in run(capsys, "new", "parser", "x", code=2)
+    assert "name '2x': use letters, digits, - and _" in run(capsys, "new", "hooks", "2x", code=2)
+    (tmp_path / "file").write_text("")
+    assert "is not empty; give another --dir" in run(capsys, "new", "hooks", "x", "--dir", str(tmp_path), code=2)
+
+
+def test_check_runs_the_kit(
+    site: FakeSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dovetail plugin check` runs the conformance kit on what is installed and fails where it fails."""
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    add(site)
+    assert "passed" in run(capsys, "check", "acme-r2")
+    add(site, "drifty", before="import dovetail.errors; dovetail.errors.ModelError = 1", drifty="drifty_parser:Parser")
+    out = run(capsys, "check", "drifty", code=1)
+    assert "loading it changed the core: dovetail.errors.ModelError" in out

@@ -1,0 +1,191 @@
+"""Time limits, drift and adapters: what keeps a plugin from taking the server with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dovetail.errors import PluginError
+from dovetail.plugins import Registry, adapters, load, make_plan, names
+from dovetail.plugins.adapters import missing_adapters
+from dovetail.plugins.guard import PluginTimeout, time_limit
+from dovetail.testing.site import FakeSite
+
+PARSER = """
+import dovetail.text.output, dovetail.plugins.names, dovetail.errors
+from dovetail.contracts import FormatSpec, ReasoningParser
+{before}
+class Parser(ReasoningParser):
+    def spec(self, tokenizer, template, request):
+        return FormatSpec()
+"""
+
+
+def load_parser(site: FakeSite, before: str) -> list[str]:
+    """Load a parser whose module does something; the drift report."""
+    files = {"acme_parser.py": PARSER.format(before=before)}
+    site.add("acme", "1.2", {"dovetail.reasoning_parsers.v1": {"acme": "acme_parser:Parser"}}, files)
+    return load(make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="acme"), "api").drift
+
+
+def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
+    """Importing core modules, which sets attributes of their packages, is no change."""
+    assert load_parser(site, "import dovetail.text.json_calls, dovetail.plugins.lock, dovetail.testing") == []
+
+
+@pytest.mark.parametrize(
+    ("patch", "restore", "changed"),
+    [
+        ("dovetail.text.output.fold = print", "fold", "dovetail.text.output.fold"),
+        ("dovetail.text.output.extra = 5", "extra", "dovetail.text.output.extra"),
+        (
+            "dovetail.text.output.FormatParser.feed = lambda *a: []",
+            "FormatParser.feed",
+            "dovetail.text.output.FormatParser.feed",
+        ),
+        (
+            "dovetail.text.output.FormatParser.__init__ = lambda *a: None",
+            "FormatParser.__init__",
+            "dovetail.text.output.FormatParser.__init__",
+        ),
+        ("dovetail.plugins.names.KINDS['acme'] = 1", "KINDS", "dovetail.plugins.names.KINDS"),
+    ],
+)
+def test_what_a_plugin_changed_is_named(
+    site: FakeSite,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    patch: str,
+    restore: str,
+    changed: str,
+) -> None:
+    """A replaced function, a new attribute, a patched method and an edited table are logged with the plugin."""
+    from dovetail.text import output
+
+    owner = output.FormatParser if "." in restore else output
+    attr = restore.rpartition(".")[2]
+    if restore == "KINDS":
+        monkeypatch.setitem(names.KINDS, "acme", names.KINDS["model"])
+        names.KINDS.pop("acme")
+    else:  # so that it is put back
+        monkeypatch.setattr(owner, attr, getattr(owner, attr, None), raising=False)
+        if restore == "extra":
+            delattr(owner, attr)
+    with caplog.at_level("WARNING", "dovetail.plugins"):
+        (line,) = load_parser(site, patch)
+    assert line == f"reasoning_parser 'acme' of acme 1.2 changed {changed} of Dovetail itself"
+    assert line in caplog.text
+
+
+def test_time_limit_lets_quick_code_pass() -> None:
+    """Within the limit nothing happens, nested limits included, and an exception passes unchanged."""
+    with time_limit("outer", 5), time_limit("inner", 5):
+        time.sleep(0.01)
+    with time_limit("none", 0):
+        pass
+    with pytest.raises(KeyError), time_limit("it", 5):
+        raise KeyError("x")
+
+
+def test_time_limit_interrupts_a_lock() -> None:
+    """Waiting for a lock is interrupted, and the lock's waiter is named."""
+    lock = threading.Lock()
+    lock.acquire()
+    named = r"^acme did not end within 0\.1 s; fix or disable the plugin"
+    with pytest.raises(PluginTimeout, match=named), time_limit("acme", 0.1):
+        lock.acquire()
+
+
+def test_outside_the_main_thread_the_log_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    """In another thread nothing is interrupted; the plugin is named while it still runs."""
+
+    def work() -> None:
+        with time_limit("acme", 0.05):
+            time.sleep(0.3)
+
+    with caplog.at_level("ERROR", "dovetail.plugins"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.2)
+        assert "acme did not end within 0.05 s" in caplog.text
+        thread.join()
+
+
+def test_what_cannot_be_interrupted_ends_the_process() -> None:
+    """Code that no signal reaches is ended after the grace period, with the message and exit code 2."""
+    code = (
+        "import signal, time\nfrom dovetail.plugins import guard\nguard.GRACE_S = 0.2\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
+        "with guard.time_limit('acme', 0.1):\n    time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "dovetail: error: acme did not end within 0.1 s; fix or disable the plugin, or raise --plugin-timeout\n"
+    )
+
+
+OLD = """
+class Old:
+    begin, end = "<old>", "</old>"
+"""
+ADAPTERS = """
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser
+
+def to_v2(old):
+    if not hasattr(old, "begin"):
+        raise ValueError("no begin")
+    class Adapted(ReasoningParser):
+        def spec(self, tokenizer, template, request):
+            return FormatSpec(reasoning=Markers(old.begin, old.end))
+    return Adapted
+"""
+
+
+@pytest.fixture
+def second_api(monkeypatch: pytest.MonkeyPatch, site: FakeSite) -> None:
+    """Make believe that reasoning parsers are at API 2 and that API 1 is adapted."""
+    kind = names.KINDS["reasoning_parser"]._replace(api=2, oldest_api=1)
+    monkeypatch.setitem(names.KINDS, "reasoning_parser", kind)
+    monkeypatch.setitem(names._KIND_OF_GROUP, kind.group, kind)
+    monkeypatch.setitem(adapters.ADAPTERS, ("reasoning_parser", 1), "acme_adapters:to_v2")
+    site.add("adapters", files={"acme_adapters.py": ADAPTERS})
+
+
+def test_the_previous_api_is_adapted(site: FakeSite, second_api: None) -> None:
+    """A plugin of API N-1 is listed as adapted, loads, and does what it did; N+1 and N-2 are refused."""
+    groups = {f"dovetail.reasoning_parsers.v{n}": {f"v{n}": "acme_old:Old"} for n in (0, 1, 3)}
+    site.add("acme", "1.0", groups, {"acme_old.py": OLD})
+    registry = Registry.scan(path=[str(site.root)])
+    record = registry.resolve("reasoning_parser", "v1")
+    assert record.reason == "made for API 1 of reasoning_parser; used through an adapter"
+    plan = make_plan(registry, reasoning_parser="v1")
+    parser = load(plan, "api").get("reasoning_parser", "v1")()
+    assert parser.spec(None, None, None).reasoning.start == "<old>"
+    for name in ("v0", "v3"):
+        with pytest.raises(PluginError, match="this dovetail speaks 1 to 2"):
+            registry.resolve("reasoning_parser", name)
+
+
+def test_an_adapter_that_fails_names_the_plugin(site: FakeSite, second_api: None) -> None:
+    """What an old plugin lacks is reported as a fault of the plugin."""
+    site.add(
+        "acme", "1.0", {"dovetail.reasoning_parsers.v1": {"v1": "acme_odd:Old"}}, {"acme_odd.py": "class Old: ..."}
+    )
+    plan = make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="v1")
+    with pytest.raises(PluginError) as caught:
+        load(plan, "api")
+    assert str(caught.value) == (
+        "reasoning_parser 'v1' of acme 1.0: adapting it from API 1 raised ValueError: no begin; upgrade acme"
+    )
+
+
+def test_every_supported_version_has_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kind claims to speak an old version without a way to read it."""
+    assert missing_adapters() == []
+    monkeypatch.setitem(names.KINDS, "model", names.KINDS["model"]._replace(api=3, oldest_api=2))
+    assert missing_adapters() == [("model", 2)]
