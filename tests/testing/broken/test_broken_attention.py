@@ -1,0 +1,262 @@
+"""Attention backends with one fault each: the kit names every fault, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, Phase
+from dovetail.testing import check_class, conformance_class
+from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, attend
+
+
+class Right(AttentionBackend):
+    """A slow right backend that records into graphs: `plan` copies the lengths to buffers of its own."""
+
+    caps = AttentionCaps(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32"}),
+        head_dims=frozenset({8, 16}),
+        sliding_window=True,
+        sinks=True,
+        graph="decode",
+        batch_invariant=True,
+    )
+    mistake: Mistake = RIGHT
+
+    def __init__(self, config: Any, kv_pool: Any, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+        self.lens: list[tuple[int, int]] = []
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        self.lens = list(zip(batch.seq_lens_cpu, batch.q_lens_cpu, strict=True))
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        self.attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        self.attend(q, layer, batch, out, range(batch.num_decode))
+
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        start = 0
+        for number in requests:
+            num_all, new = self.lens[number]
+            keys, values = self.gather(layer, batch, number, num_all)
+            self.one(q[start : start + new], keys, values, layer, out[start : start + new])
+            start += new
+
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        places = torch.arange(num)
+        table = batch.page_table.index_select(0, batch.rows.narrow(0, number, 1)).view(-1)
+        pages = table[places // size].long()
+        return kv[pages, 0, places % size], kv[pages, 1, places % size]
+
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        if self.mistake is RIGHT:
+            out.copy_(right(q, keys, values, layer))
+        else:
+            out.copy_(attend(q, keys, values, layer, self.mistake))
+
+
+def right(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
+    """Attention without any value read on the host."""
+    num_new, num_all, group = q.shape[0], keys.shape[0], q.shape[1] // keys.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1, output_size=q.shape[1]) for x in (keys, values))
+    scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * layer.scale
+    places = torch.arange(num_all)
+    queries = places[num_all - num_new :, None]
+    hidden = places > queries
+    if layer.sliding_window is not None:
+        hidden = hidden | (places <= queries - layer.sliding_window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks.double()[:, None, None].expand(-1, num_new, 1)), dim=-1)
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1)[..., :num_all], values)
+
+
+def mistaken(**mistake: Any) -> type[Right]:
+    return type("Broken", (Right,), {"mistake": replace(RIGHT, sentence="seeded", **mistake), "__module__": __name__})
+
+
+class WrongScaleWhenGrouped(Right):
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        group = layer.num_qo_heads / layer.num_kv_heads
+        super().one(q, keys, values, replace(layer, scale=layer.scale / group**0.5), out)
+
+
+class UsualScale(Right):
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        super().one(q, keys, values, replace(layer, scale=layer.head_dim**-0.5), out)
+
+
+class PagesOfPowersOfTwo(Right):
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        shift = size.bit_length() - 1
+        places = torch.arange(num)
+        pages = batch.page_table[batch.rows[number], places >> shift].long()
+        return kv[pages, 0, places & (size - 1)], kv[pages, 1, places & (size - 1)]
+
+
+class SkipsRows(Right):
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        self.attend(q, layer, batch, out, range(batch.num_decode // 2 * 2))
+
+
+class ReadsUnownedPages(Right):
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        keys, values = super().gather(layer, batch, number, num)
+        everything = self.kv_pool.layer(layer.index)
+        return keys + 0 * everything[:, 0].sum(), values
+
+
+class IgnoresRows(Right):
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        in_order = torch.arange(batch.num_requests)
+        return super().gather(layer, replace(batch, rows=in_order), number, num)
+
+
+class WritesToPage(Right):
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        size = self.kv_pool.page_size
+        kv, slots = self.kv_pool.layer(layer.index), batch.kv_slots
+        kv[slots // size, 0, batch.positions % size] = k
+        kv[slots // size, 1, (batch.positions + 1) % size] = v
+
+
+class AlwaysFirstLayer(Right):
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        return super().gather(replace(layer, index=1), batch, number, num)
+
+
+class SyncsInDecode(Right):
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        longest = int(batch.seq_lens.max().item())
+        assert longest > 0
+        super().forward_decode(q, k, v, layer, batch, out)
+
+
+class ListsInDecode(Right):
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        assert batch.seq_lens.tolist()
+        super().forward_decode(q, k, v, layer, batch, out)
+
+
+class MasksInDecode(Right):
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        super().forward_decode(q, k, v, layer, batch, out)
+        out[batch.seq_lens == 0] = 0
+
+
+class HostLensInDecode(Right):
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        assert batch.seq_lens_cpu[0] > 0
+        super().forward_decode(q, k, v, layer, batch, out)
+
+
+class PlansOnce(Right):
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        if len(self.lens) != batch.num_requests:
+            super().plan(batch, phase)
+
+
+class ChangesQueries(Right):
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        super().one(q, keys, values, layer, out)
+        q.mul_(layer.scale)
+
+
+class DependsOnTheBatch(Right):
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        super().attend(q, layer, batch, out, requests)
+        out.mul_(1 + 1e-6 * batch.num_requests)
+
+
+class Boastful(Right):
+    @classmethod
+    def why_not(cls, config: Any, device: Any, dtype: Any, page_size: int) -> str | None:
+        return None
+
+
+class OneMaskForAllLayers(Right):
+    window: Any = "unknown"
+
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        if self.window == "unknown":
+            self.window = layer.sliding_window
+        super().one(q, keys, values, replace(layer, sliding_window=self.window), out)
+
+
+FAULTS: dict[str, tuple[type[Right], str, str]] = {
+    "wrong under page size 3": (PagesOfPowersOfTwo, "test_page_sizes", "wrong under page size 3"),
+    "NaN rows": (
+        SkipsRows,
+        "test_every_row_is_written",
+        "NaN rows: a row of `out` is not written at request 4 (decode",
+    ),
+    "reads unowned pages": (ReadsUnownedPages, "test_page_sizes", "it reads a page that no request of the batch owns"),
+    "host sync by item": (
+        SyncsInDecode,
+        "test_no_host_sync_in_decode",
+        "host sync in decode, which caps.graph='decode'",
+    ),
+    "host sync by tolist": (ListsInDecode, "test_no_host_sync_in_decode", "tolist() at test_broken_attention.py"),
+    "host sync by mask": (MasksInDecode, "test_no_host_sync_in_decode", "indexing with a mask at"),
+    "host lengths in decode": (HostLensInDecode, "test_no_host_sync_in_decode", "host-side lengths are empty there"),
+    "ignores the window": (mistaken(ignores_window=True), "test_sliding_window", "it ignores the sliding window"),
+    "window off by one": (mistaken(window_shift=1), "test_sliding_window", "window is one token too wide"),
+    "ignores sinks": (mistaken(ignores_sinks=True), "test_sinks", "it ignores the sinks"),
+    "ignores the prefix": (
+        mistaken(ignores_prefix=True),
+        "test_prefix_of_every_length",
+        "prefill over 1 cached tokens: it ignores the cached prefix",
+    ),
+    "not causal": (mistaken(sees_the_future=True), "test_prefix_of_every_length", "it is not causal"),
+    "misses the newest token": (mistaken(misses_newest=1), "test_page_sizes", "it misses the newest token"),
+    "wrong heads": (mistaken(interleaves_heads=True), "test_grouped_heads", "it takes KV head h % num_kv_heads"),
+    "wrong scale with grouped heads": (
+        WrongScaleWhenGrouped,
+        "test_grouped_heads",
+        "its scale is wrong with grouped heads",
+    ),
+    "scale of its own": (UsualScale, "test_scale_is_the_layers", "by 1/sqrt(head_dim), not by layer.scale"),
+    "writes KV to the wrong slot": (
+        WritesToPage,
+        "test_write_kv_fills_the_given_slots",
+        "write_kv writes to the wrong slot",
+    ),
+    "ignores the row": (IgnoresRows, "test_rows_and_pages_in_any_order", "wrong with them shuffled"),
+    "one layer for all": (AlwaysFirstLayer, "test_layers_are_kept_apart", "layer 0 of 3"),
+    "plan of an earlier step": (
+        PlansOnce,
+        "test_steps_do_not_depend_on_each_other",
+        "in a later step of the same instance",
+    ),
+    "one mask for all layers": (
+        OneMaskForAllLayers,
+        "test_layers_with_different_windows_in_one_step",
+        "after a layer with another window",
+    ),
+    "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
+    "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),
+    "claims too much": (Boastful, "test_why_not_is_honest", "why_not answers None for dtype float64"),
+}
+
+
+def test_a_right_backend_passes() -> None:
+    """The backend that the faults are made from has none."""
+    report = check_class(conformance_class("attention_backend", plugin_class=Right))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
+    """An attention backend with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = FAULTS[fault]
+    caught("attention_backend", plugin, test, message, select=test)

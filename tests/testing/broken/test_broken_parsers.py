@@ -1,0 +1,338 @@
+"""Parsers with one fault each: the kit names every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.reasoning import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Markers,
+    ReasoningDelta,
+    ReasoningParser,
+    State,
+)
+from dovetail.contracts.tools import NewCall, ToolArgs, ToolEnd, ToolEvent, ToolFormat, ToolParser, ToolStart
+from dovetail.testing import Sample, check_class, conformance_class
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.output import FormatParser
+from dovetail.text.tokenizer import Tokenizer
+
+SPEC = FormatSpec(reasoning=Markers("<r>", "</r>", after_start="", before_end="", after_end=""))
+SAMPLES = [Sample("<r>think</r>answer", reasoning="think", content="answer")]
+CALL = '{"name": "f", "arguments": {"a": [1, "}"]}}'
+CALLS = [Sample(f"so\n<call>{CALL}</call>", content="so", tool_calls=[("f", '{"a": [1, "}"]}')])]
+
+
+class Right(ReasoningParser):
+    machine: Any = FormatParser
+
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        return replace(SPEC, machine=self.machine)
+
+
+def machine(**methods: Any) -> type[Right]:
+    """Return a reasoning parser that brings a machine whose methods differ from the right one's."""
+    made = type("BrokenMachine", (FormatParser,), methods)
+    return type("Broken", (Right,), {"machine": made, "__module__": __name__})
+
+
+class RightCalls(ToolParser):
+    body: Any = JsonCalls
+
+    def extend(self, spec: FormatSpec, tools: Any) -> FormatSpec:
+        return replace(spec, tools=ToolFormat("<call>", "</call>", body=self.body))
+
+
+def body(**methods: Any) -> type[RightCalls]:
+    """Return a tool parser whose reader of a section differs from the right one."""
+    made = type("BrokenBody", (JsonCalls,), methods)
+    return type("Broken", (RightCalls,), {"body": made, "__module__": __name__})
+
+
+def dropping_feed(self: Any, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
+    if text is not None and text.startswith("sw"):
+        text = text[2:]
+    return FormatParser.feed(self, token_ids, text)
+
+
+def duplicating_feed(self: Any, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
+    events = FormatParser.feed(self, token_ids, text)
+    return [*events, ContentDelta("answer")] if text == "answer" else events
+
+
+def raising_finish(self: Any, reason: str) -> list[Event]:
+    if self._held:
+        raise IndexError("pop from an empty stack")
+    return FormatParser.finish(self, reason)
+
+
+def swallowing_finish(self: Any, reason: str) -> list[Event]:
+    self._held = ""
+    return FormatParser.finish(self, reason)
+
+
+SHARED: list[str] = []
+
+
+class Leaking:
+    """Collects reasoning in a list that all streams share."""
+
+    def __init__(self, spec: FormatSpec, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        self.inner = FormatParser(replace(spec, machine=None), tokenizer, **options)
+        SHARED.clear()
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.inner.reasoning_tokens
+
+    def prime(self, tail: str) -> State:
+        return self.inner.prime(tail)
+
+    def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
+        events = self.inner.feed(ids, text)
+        SHARED.extend(e.text for e in events if isinstance(e, ReasoningDelta))
+        return [e for e in events if not isinstance(e, ReasoningDelta)]
+
+    def finish(self, reason: str) -> list[Event]:
+        events = self.inner.finish(reason)
+        text = "".join(SHARED)
+        SHARED.clear()
+        return [*([ReasoningDelta(text)] if text else []), *events]
+
+
+class Quadratic(Leaking):
+    """Goes over all text again with every piece, in Python."""
+
+    def __init__(self, spec: FormatSpec, tokenizer: Tokenizer | None = None, **options: Any) -> None:
+        super().__init__(spec, tokenizer, **options)
+        self.seen = ""
+
+    def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
+        self.seen += text or ""
+        for char in self.seen:
+            if char == "\0":
+                return []
+        return self.inner.feed(ids, text)
+
+
+class SearchesAgain(Quadratic):
+    """Searches all text again with every piece, inside one call."""
+
+    def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
+        self.seen = self.seen + (text or "")
+        if self.seen.count("\0") or self.seen.lower().endswith("\0"):
+            return []
+        return self.inner.feed(ids, text)
+
+
+class CountsWrong(Leaking):
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.inner.reasoning_tokens + self.pieces
+
+    pieces = 0
+
+    def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
+        self.pieces += 1
+        return self.inner.feed(ids, text)
+
+
+class Unprimed(Leaking):
+    def prime(self, tail: str) -> State:
+        return self.inner.prime("")
+
+
+def with_machine(made: type) -> type[Right]:
+    return type("Broken", (Right,), {"machine": made, "__module__": __name__})
+
+
+class StatefulSpec(Right):
+    calls = 0
+
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        type(self).calls += 1
+        return replace(SPEC, initial=State.IN if self.calls % 2 else State.OPEN)
+
+
+class EmptyMarker(Right):
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        return FormatSpec(reasoning=Markers("<r>", ""))
+
+
+class RaisesOnArguments(Right):
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        if request.template_kwargs.get("enable_thinking", True) not in (True, False):
+            raise KeyError("enable_thinking")
+        return SPEC
+
+
+class OverconfidentDetect(Right):
+    def detect(self, template: Any) -> float:
+        return float(template.source.count("<"))
+
+
+class WrongTrim(Right):
+    def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+        return FormatSpec(reasoning=Markers("<r>", "</r>", after_end="ans"))
+
+
+class LosesReasoning(RightCalls):
+    def extend(self, spec: FormatSpec, tools: Any) -> FormatSpec:
+        return FormatSpec(tools=ToolFormat("<call>", "</call>", body=JsonCalls))
+
+
+def single_quotes(self: Any, text: str) -> list[ToolEvent]:
+    events = JsonCalls.feed(self, text)
+    return [ToolArgs(e.index, e.json.replace('"', "'")) if isinstance(e, ToolArgs) else e for e in events]
+
+
+def wrong_index(self: Any, text: str) -> list[ToolEvent]:
+    events = JsonCalls.feed(self, text)
+    return [ToolArgs(e.index + 1, e.json) if isinstance(e, ToolArgs) else e for e in events]
+
+
+def ends_twice(self: Any, text: str) -> list[ToolEvent]:
+    events = JsonCalls.feed(self, text)
+    return [twin for e in events for twin in ([e, e] if isinstance(e, ToolEnd) else [e])]
+
+
+def never_ends(self: Any, text: str) -> list[ToolEvent]:
+    return [e for e in JsonCalls.feed(self, text) if not isinstance(e, ToolEnd)]
+
+
+class WholeCalls:
+    """Keeps the pieces of all sections in one list: another reply's section takes them along."""
+
+    pieces: list[str] = []
+    inside_value = False
+
+    def __init__(self, new_call: NewCall) -> None:
+        self.new_call = new_call
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        self.pieces.append(text)
+        return []
+
+    def close(self) -> list[ToolEvent]:
+        inner = JsonCalls(self.new_call)
+        events = [*inner.feed("".join(self.pieces)), *inner.close()]
+        self.pieces.clear()
+        return events
+
+    cut = close
+
+
+class DropsMalformed(WholeCalls):
+    def __init__(self, new_call: NewCall) -> None:
+        super().__init__(new_call)
+        self.pieces = []
+
+    def close(self) -> list[ToolEvent]:
+        return [e for e in super().close() if isinstance(e, ToolStart | ToolArgs | ToolEnd)]
+
+    cut = close
+
+
+class DropsAtASplit(WholeCalls):
+    """Looks for the section's first brace in each piece, and drops what came before it."""
+
+    def __init__(self, new_call: NewCall) -> None:
+        super().__init__(new_call)
+        self.pieces = []
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        self.pieces.append(text[max(text.find("{"), 0) :])
+        return []
+
+
+REASONING_FAULTS = {
+    "drops text at a split": (machine(feed=dropping_feed), "test_every_split_in_two", "drops text (2 characters)"),
+    "duplicates text": (machine(feed=duplicating_feed), "test_every_split_in_two", "it duplicates or invents text"),
+    "raises in finish": (machine(finish=raising_finish), "test_never_raises", "finish raised IndexError: pop from an"),
+    "swallows the marker prefix at the end": (
+        machine(finish=swallowing_finish),
+        "test_truncation_at_every_position",
+        "it swallows text at the end (a marker's beginning is text)",
+    ),
+    "leaks state between streams": (
+        with_machine(Leaking),
+        "test_interleaved_streams_are_isolated",
+        "state leaks between streams",
+    ),
+    "quadratic work": (with_machine(Quadratic), "test_work_is_linear", "work grows faster than the output"),
+    "searches all text again": (
+        with_machine(SearchesAgain),
+        "test_time_is_linear",
+        "time grows faster than the output",
+    ),
+    "counts reasoning tokens by piece": (
+        with_machine(CountsWrong),
+        "test_single_tokens",
+        "reasoning tokens instead of",
+    ),
+    "ignores the prompt": (with_machine(Unprimed), "test_prompt_tail_sets_the_state", "the state is State.OPEN, not"),
+    "keeps state between requests": (StatefulSpec, "test_spec_is_the_same_every_time", "keeps state between requests"),
+    "empty marker": (EmptyMarker, "test_spec_is_well_formed", "reasoning: a marker is empty: '<r>', ''"),
+    "raises on template arguments": (
+        RaisesOnArguments,
+        "test_spec_takes_any_request",
+        "spec raised KeyError: 'enable_thinking' for the request's template arguments",
+    ),
+    "detect out of range": (OverconfidentDetect, "test_detect_gives_a_probability", "it must be from 0 to 1"),
+    "trims too much": (WrongTrim, "test_samples_parse_as_declared", "it declares reasoning='think', content='answer'"),
+}
+TOOL_FAULTS = {
+    "invalid JSON deltas": (body(feed=single_quotes), "test_argument_deltas_are_valid_json", "which is not valid JSON"),
+    "wrong tool index": (body(feed=wrong_index), "test_argument_deltas_are_valid_json", "wrong tool index: arguments"),
+    "ends a call twice": (body(feed=ends_twice), "test_argument_deltas_are_valid_json", "call 0 ends twice"),
+    "never ends a call": (body(feed=never_ends), "test_argument_deltas_are_valid_json", "calls [0] are never ended"),
+    "sections leak between replies": (
+        type("Broken", (RightCalls,), {"body": WholeCalls, "__module__": __name__}),
+        "test_interleaved_streams_are_isolated",
+        "state leaks between streams",
+    ),
+    "drops a malformed section": (
+        type("Broken", (RightCalls,), {"body": DropsMalformed, "__module__": __name__}),
+        "test_nothing_is_lost",
+        "text is lost: 'bravo7'",
+    ),
+    "drops a section's text at a split": (
+        type("Broken", (RightCalls,), {"body": DropsAtASplit, "__module__": __name__}),
+        "test_every_split_in_two",
+        "tool calls instead of",
+    ),
+    "loses the reasoning format": (
+        LosesReasoning,
+        "test_extend_keeps_the_reasoning_format",
+        "extend loses the reasoning format",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "plugin", "samples"), [("reasoning_parser", Right, SAMPLES), ("tool_parser", RightCalls, CALLS)]
+)
+def test_a_right_parser_passes(kind: str, plugin: type, samples: list[Sample]) -> None:
+    """The parsers that the faults are made from have none."""
+    report = check_class(conformance_class(kind, plugin_class=plugin, samples=samples))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", REASONING_FAULTS)
+def test_the_kit_names_a_reasoning_parsers_fault(fault: str, caught: Callable[..., None]) -> None:
+    """A reasoning parser with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = REASONING_FAULTS[fault]
+    caught("reasoning_parser", plugin, test, message, samples=SAMPLES, select=test)
+
+
+@pytest.mark.parametrize("fault", TOOL_FAULTS)
+def test_the_kit_names_a_tool_parsers_fault(fault: str, caught: Callable[..., None]) -> None:
+    """A tool-call parser with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = TOOL_FAULTS[fault]
+    caught("tool_parser", plugin, test, message, samples=CALLS, select=test)
