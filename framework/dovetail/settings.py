@@ -144,7 +144,11 @@ class EngineSettings(BaseModel):
         40, ge=1, description="Decode steps between two log lines.", json_schema_extra=flag()
     )
     num_threads: int | None = Field(
-        None, ge=1, description="CPU threads of the engine; all cores if not given.", json_schema_extra=flag()
+        None,
+        ge=1,
+        description="CPU threads of the engine; one per 64 MiB of weights, at most all cores, if not given: beyond that "
+        "threads of a small model wait for each other more than they compute.",
+        json_schema_extra=flag(),
     )
 
     @property

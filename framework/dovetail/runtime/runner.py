@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,6 @@ class ModelRunner:
         """
         started = time.perf_counter()
         self.device = _device(settings.device)
-        if self.device.type == "cpu" and settings.num_threads:
-            torch.set_num_threads(settings.num_threads)
         folder = settings.folder
         hf = read_config(folder)
         plugin = _model_plugin(plugins)
@@ -64,6 +63,8 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         backend, self.attention_name = _attention_backend(plugins, self.config, self.device, self.dtype, settings)
         self.model, self.weight_bytes = self._load(plugin, settings, folder)
+        if self.device.type == "cpu":
+            torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes))
         self.context_len = settings.context_length or self.config.max_position_embeddings
         self.pool = self._make_pool(settings)
         # The pool bounds what one request can hold; the last token of a request needs no page.
@@ -189,6 +190,11 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _useful_threads(weight_bytes: int) -> int:
+    """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
+    return max(1, min(len(os.sched_getaffinity(0)), weight_bytes >> 26))
 
 
 def _kv_budget(settings: EngineSettings, device: torch.device) -> int:

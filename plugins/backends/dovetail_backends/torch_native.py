@@ -5,12 +5,37 @@ B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P p
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
+
+MAX_GROUPS = 3
+SIMILAR = 0.7
+"""Decode rows share a padded block as long as the shortest has this share of the longest's tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodeGroup:
+    """Decode rows of similar length, padded to the longest.
+
+    Attributes:
+        rows: Their places among the decode rows, `[n]`; None for all of them in order.
+        pages: `[n, N]` page ids.
+        lens: `[n]` tokens of each.
+        is_even: All have as many tokens as the pages hold: nothing to mask.
+        bias: Additive mask by sliding window, made by the first layer that needs it.
+    """
+
+    rows: Tensor | None
+    pages: Tensor
+    lens: Tensor
+    is_even: bool
+    bias: dict[int | None, Tensor | None] = field(default_factory=dict)
 
 
 class TorchNativeBackend(AttentionBackend):
@@ -27,21 +52,25 @@ class TorchNativeBackend(AttentionBackend):
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
         self.device = device
-        self._decode_pages = torch.empty(0)
+        self._groups: list[DecodeGroup] = []
         self._key_rows = torch.empty(0)
         self._gathered = torch.empty(2, 0, 0, dtype=kv_pool.layer(0).dtype, device=device)
-        self._bias: dict[int | None, Tensor | None] = {}
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
-        """Choose the page columns of the decode rows; masks are made by the first layer that needs them."""
-        n, page_size = batch.num_decode, self.kv_pool.page_size
-        self._bias = {}
+        """Group the decode rows by length, and find where the step's keys and values go."""
+        page_size = self.kv_pool.page_size
         # A page is two half-pages of P rows each: keys, then values.
         self._key_rows = batch.kv_slots + batch.kv_slots // page_size * page_size
-        if n:
-            longest = max(batch.seq_lens_cpu[:n])
-            num_pages = -(-longest // page_size)
-            self._decode_pages = batch.page_table[batch.rows[:n], :num_pages].long()
+        lens = batch.seq_lens_cpu[: batch.num_decode]
+        self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
+
+    def _group(self, batch: ForwardBatch, lens: list[int], rows: list[int]) -> DecodeGroup:
+        num_pages = -(-max(lens[i] for i in rows) // self.kv_pool.page_size)
+        is_even = all(lens[i] == num_pages * self.kv_pool.page_size for i in rows)
+        index = None if len(rows) == len(lens) else torch.tensor(rows, device=self.device)
+        at = slice(0, len(lens)) if index is None else index
+        pages = batch.page_table[batch.rows[at], :num_pages].long()
+        return DecodeGroup(index, pages, batch.seq_lens[at], is_even)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """As the default, over rows `[num_pages * 2 * P, Hk, D]` found once per step."""
@@ -52,16 +81,24 @@ class TorchNativeBackend(AttentionBackend):
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        """All decode rows at once, padded to the longest; a group's query heads stand as G rows over one KV head."""
+        """Rows of similar length at once; a group's query heads stand as G rows over one KV head."""
+        for group in self._groups:
+            if group.rows is None:
+                out.copy_(self._decode_group(q, layer, group))
+            else:
+                out.index_copy_(0, group.rows, self._decode_group(q.index_select(0, group.rows), layer, group))
+
+    def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
+        """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, D]`."""
         n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
-        keys, values = self._gather(layer, self._decode_pages)
-        mask = self._decode_mask(layer.sliding_window, q.dtype, keys.shape[2], batch)
+        keys, values = self._gather(layer, group.pages)
+        mask = self._decode_mask(layer.sliding_window, q.dtype, keys.shape[2], group)
         if layer.sinks is None:
             grouped = q.view(n, hk, -1, d)
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
         else:
             attended = attend_with_sinks(q.view(n, -1, 1, d), keys, values, mask, layer.scale, layer.sinks)
-        out.copy_(attended.reshape(n, -1, d))
+        return attended.reshape(n, -1, d)
 
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
@@ -123,19 +160,17 @@ class TorchNativeBackend(AttentionBackend):
         )
         return keys, values
 
-    def _decode_mask(self, window: int | None, dtype: torch.dtype, num_keys: int, batch: ForwardBatch) -> Tensor | None:
-        """Additive mask `[B, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
-        if window not in self._bias:
-            n = batch.num_decode
-            lens = batch.seq_lens[:n, None]
+    def _decode_mask(self, window: int | None, dtype: torch.dtype, num_keys: int, group: DecodeGroup) -> Tensor | None:
+        """Additive mask `[n, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
+        if window not in group.bias:
+            lens = group.lens[:, None]
             places = torch.arange(num_keys, device=self.device)
             seen = places < lens
             if window is not None:
                 seen &= places >= lens - window
-            full = window is None and all(length == num_keys for length in batch.seq_lens_cpu[:n])
             bias = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
-            self._bias[window] = None if full else bias[:, None, None]
-        return self._bias[window]
+            group.bias[window] = None if window is None and group.is_even else bias[:, None, None]
+        return group.bias[window]
 
     def _extend_mask(self, num_new: int, num_all: int, window: int | None, dtype: torch.dtype) -> Tensor:
         """Additive mask `[num_new, num_all]`: causal, within the window."""
@@ -145,6 +180,22 @@ class TorchNativeBackend(AttentionBackend):
         if window is not None:
             seen &= places > queries - window
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+
+
+def similar_lengths(lens: list[int]) -> list[list[int]]:
+    """Split rows into at most `MAX_GROUPS` groups of similar length, so that padding costs little.
+
+    Returns:
+        Indices into `lens`; one group in the given order if all are similar.
+    """
+    order = sorted(range(len(lens)), key=lambda i: -lens[i])
+    groups: list[list[int]] = []
+    for i in order:
+        if groups and (lens[i] >= SIMILAR * lens[groups[-1][0]] or len(groups) == MAX_GROUPS):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups if len(groups) != 1 else [list(range(len(lens)))]
 
 
 def attend_with_sinks(
