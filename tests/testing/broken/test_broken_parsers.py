@@ -126,7 +126,7 @@ class SearchesAgain(Quadratic):
 
     def feed(self, ids: Sequence[int], text: str | None = None) -> list[Event]:
         self.seen = self.seen + (text or "")
-        if self.seen.count("\0") or self.seen.lower().endswith("\0"):
+        if "\0" in self.seen:
             return []
         return self.inner.feed(ids, text)
 

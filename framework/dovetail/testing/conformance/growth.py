@@ -34,7 +34,7 @@ def grows_linearly(work: Callable[[int], object], size: int, slack: int = 200) -
     return two <= 2.3 * one + slack, one, two
 
 
-def time_grows_linearly(work: Callable[[int], object], size: int, tries: int = 3) -> tuple[bool, float, float]:
+def time_grows_linearly(work: Callable[[int], object], size: int, tries: int = 2) -> tuple[bool, float, float]:
     """Say whether four times the size takes clearly less than the sixteenfold time of quadratic work.
 
     Lines do not show a search or a copy inside one call. Processor time of this thread is compared with itself, the

@@ -1,0 +1,204 @@
+"""Model plugins with one fault each: the kit names every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.contracts.model import BuildContext, ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.layers.linear import Linear
+from dovetail.runtime.hf_config import dense_config
+from dovetail.testing import check_class, conformance_class
+from dovetail_models.llama import RULES, Llama
+
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def built(change: Callable[[Any], None]) -> type[Llama]:
+    """Return a Llama whose module is changed after it was built."""
+
+    def build(config: ModelConfig, ctx: BuildContext) -> Any:
+        model = Llama.build(config, ctx)
+        change(model)
+        return model
+
+    return type("Broken", (Llama,), {"build": staticmethod(build), "__module__": __name__})
+
+
+def configured(change: Callable[[ModelConfig], ModelConfig]) -> type[Llama]:
+    """Return a Llama that builds from another configuration."""
+
+    def build(config: ModelConfig, ctx: BuildContext) -> Any:
+        return Llama.build(change(config), ctx)
+
+    return type("Broken", (Llama,), {"build": staticmethod(build), "__module__": __name__})
+
+
+def ruled(change: Callable[[Sequence[WeightRule]], Sequence[WeightRule]]) -> type[Llama]:
+    """Return a Llama with another weight map."""
+
+    def weight_map(config: ModelConfig) -> Sequence[WeightRule]:
+        return change(Llama.weight_map(config))
+
+    return type("Broken", (Llama,), {"weight_map": staticmethod(weight_map), "__module__": __name__})
+
+
+class TransposedLinear(Linear):
+    def load_weight(self, name: str, slot: str | None, tensor: torch.Tensor) -> None:
+        super().load_weight(name, slot, tensor.t() if tensor.dim() == 2 else tensor)
+
+
+def transpose_out(model: Any) -> None:
+    for layer in model.layers:
+        layer.attention.out.__class__ = TransposedLinear
+
+
+def swap_gate_and_up(rules: Sequence[WeightRule]) -> Sequence[WeightRule]:
+    slots = {"gate": "up", "up": "gate"}
+    gate_up = [
+        WeightRule(rule.pattern.replace("(gate|up)", f"({slot})"), rule.target.replace(r"\2", r"\2"), other)
+        for slot, other in slots.items()
+        for rule in RULES
+        if "(gate|up)" in rule.pattern
+    ]
+    return [*gate_up, *(rule for rule in rules if "(gate|up)" not in rule.pattern)]
+
+
+class ForgetsABias(Llama):
+    """Says that the output projection's bias is not needed, and builds without it."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        return dense_config(hf, qkv_bias=True, out_bias=False)
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        return [WeightRule(r".*o_proj\.bias", ""), *super().weight_map(config)]
+
+
+def without_norm(rules: Sequence[WeightRule]) -> Sequence[WeightRule]:
+    """Leave out the rule for a weight."""
+    return [rule for rule in rules if "post_attention" not in rule.pattern]
+
+
+def add_stray_parameter(model: Any) -> None:
+    model.gain = nn.Parameter(torch.full((3,), float("nan")), requires_grad=False)
+
+
+def plain_norm(model: Any) -> None:
+    """Keep the last norm's weight in a module that is no layer: nothing loads it."""
+    weight = model.norm.weight
+    model.norm.expected = list
+    model.norm.weight = weight
+
+
+def leaky_forward(model: Any) -> None:
+    """Keep cosine and sine by the number of tokens."""
+    rotary, seen = model.rotary.forward, {}
+
+    def forward(positions: torch.Tensor) -> Any:
+        return rotary(seen.setdefault(len(positions), positions))
+
+    model.rotary.forward = forward
+
+
+class Untyped(Llama):
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        hf["hidden_size"]
+        return super().config_from_hf(hf)
+
+
+class WrongDtype(Llama):
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        return Llama.build(config, BuildContext(device=ctx.device, dtype=torch.float32))
+
+
+class Misnamed(Llama):
+    architectures: ClassVar[Sequence[str]] = ("LlamaModel",)
+
+
+FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
+    "forgets a weight": (
+        ForgetsABias,
+        "test_all_weights_are_consumed",
+        "it forgets the weight 'model.layers.0.self_attn.o_proj.bias': weight_map drops it, and the output depends on",
+    ),
+    "has no rule for a weight": (
+        ruled(without_norm),
+        "test_all_weights_are_consumed",
+        "missing: layers.0.mlp_norm.weight, layers.1.mlp_norm.weight",
+    ),
+    "weight in no layer": (
+        built(plain_norm),
+        "test_all_weights_are_consumed",
+        "unexpected: model.norm.weight",
+    ),
+    "parameter that nothing fills": (
+        built(add_stray_parameter),
+        "test_all_weights_are_consumed",
+        "parameters that no weight fills: gain",
+    ),
+    "swallows unknown weights": (
+        ruled(lambda rules: [*rules, WeightRule(".*", "")]),
+        "test_unexpected_weights_are_named",
+        "is swallowed: a rule of weight_map is too wide",
+    ),
+    "transposed weight": (
+        built(transpose_out),
+        "test_logits_equal_transformers",
+        "weights are loaded transposed: model.layers.0.self_attn.o_proj.weight",
+    ),
+    "gate and up swapped": (ruled(swap_gate_and_up), "test_logits_equal_transformers", "wrong from the first token on"),
+    "wrong rope theta": (
+        configured(lambda config: replace(config, rope=replace(config.rope, theta=10000.0))),
+        "test_logits_equal_transformers",
+        "wrong rope: it ignores rope_theta and uses 10000",
+    ),
+    "ignores rope scaling": (
+        configured(lambda config: replace(config, rope=RopeConfig(theta=config.rope.theta))),
+        "test_logits_equal_transformers",
+        "wrong rope: it ignores the scaling",
+    ),
+    "wrong attention facts": (
+        configured(lambda config: replace(config, layer_windows=(4,) * config.num_layers)),
+        "test_logits_equal_transformers",
+        "the first token of each prompt agrees and later ones do not",
+    ),
+    "positions of an earlier step": (
+        built(leaky_forward),
+        "test_greedy_in_a_mixed_batch",
+        "greedy tokens differ in a mixed batch with chunked prefill",
+    ),
+    "untyped config error": (
+        Untyped,
+        "test_config_errors_are_typed",
+        "config.json without 'hidden_size': a bare KeyError: 'hidden_size' instead of a ModelError",
+    ),
+    "wrong dtype": (WrongDtype, "test_builds_in_the_dtype_asked_for", "asked for torch.bfloat16 on cpu"),
+    "registered under another name": (
+        Misnamed,
+        "test_architectures_hold_the_name",
+        "architectures = ['LlamaModel'] does not hold 'LlamaForCausalLM'",
+    ),
+}
+
+
+def test_a_right_model_passes() -> None:
+    """The model that the faults are made from has none."""
+    report = check_class(conformance_class("model", plugin_class=Llama, architecture=ARCHITECTURE))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
+    """A model with one fault fails the test for it, with a message that names it."""
+    plugin, test, message = FAULTS[fault]
+    configs = {"configs": [{"attention_bias": True}]} if plugin is ForgetsABias else {}
+    caught("model", plugin, test, message, select=test, architecture=ARCHITECTURE, **configs)
