@@ -23,11 +23,15 @@ from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
-from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.engine import messages
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
+from dovetail.grammar.fields import NAMES, read_grammar
+from dovetail.grammar.front import GrammarFront, thinking_of
+from dovetail.grammar.output_types import fields_of
+from dovetail.grammar.route import GrammarReport, Route
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.random import derive_seed
@@ -47,7 +51,9 @@ class SamplingParams:
     """How to choose tokens; names and meanings as in the HTTP API.
 
     `max_tokens` None means: up to the context length. `n` replies are made for each prompt; with a seed, each has one
-    of its own derived from it.
+    of its own derived from it. What constrains the text (at most one of `response_format`, `regex`, `ebnf`,
+    `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in the HTTP API; `output_type` is a type
+    of `outlines.types`, a pydantic model, or a type of Python's that these stand for. `thinking_budget` is for `chat`.
     """
 
     max_tokens: int | None = 128
@@ -69,6 +75,14 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    structured_outputs: Mapping[str, Any] | None = None
+    output_type: Any = None
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values that have bounds.
@@ -120,6 +134,8 @@ class Reply:
     cached_tokens: int
     logprobs: Sequence[messages.TokenLogprob]
     prompt_logprobs: Sequence[messages.TokenLogprob] | None
+    grammar: GrammarReport | None = None
+    """What came of the grammar, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,7 @@ class _Job:
     prompt_index: int
     submit: messages.Submit
     output: OutputStream
+    route: Route | None = None
 
 
 class LLM:
@@ -140,6 +157,8 @@ class LLM:
         *,
         reasoning_parser: str | None = None,
         tool_call_parser: str | None = None,
+        grammar_backend: str | None = "auto",
+        strict_schema: bool = False,
         chat_template: str | None = None,
         **settings: Any,
     ) -> None:
@@ -149,6 +168,8 @@ class LLM:
             model: Its folder; the bundled demo model if not given.
             reasoning_parser: Plugin name; None for none.
             tool_call_parser: Plugin name; None for none.
+            grammar_backend: Plugin name, or `auto`: chosen for each request; None for none.
+            strict_schema: Refuse a `strict` JSON schema that cannot be enforced in full.
             chat_template: A template file, instead of the model's own.
             settings: Fields of `EngineSettings`.
 
@@ -163,6 +184,7 @@ class LLM:
             attention_backend=engine.attention_backend,
             reasoning_parser=reasoning_parser,
             tool_parser=tool_call_parser,
+            grammar_backend=grammar_backend,
             device=engine.device,
         )
         plugins = load(plan, "api")
@@ -175,6 +197,7 @@ class LLM:
         for planned in plan.of_kind("tool_parser"):
             self._tools = plugins.get("tool_parser", planned.name)()
         self._ids = itertools.count(1)
+        self._grammar = GrammarFront({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dovetail-llm", daemon=True)
@@ -182,6 +205,9 @@ class LLM:
         self._client = InProcessClient(engine, plan)
         try:
             self.info = self._call(self._client.start())
+            self._grammar = GrammarFront.load(
+                plugins, self.tokenizer, self.info.vocab_size, strict_schema=strict_schema
+            )
         except BaseException:
             self.close()
             raise
@@ -264,6 +290,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free the model. Safe to call twice."""
         if self._thread.is_alive():
+            self._grammar.close()
             self._call(self._client.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -301,10 +328,16 @@ class LLM:
         bad = [i for i in (*prompt, *params.stop_token_ids, *params.logit_bias) if not 0 <= i < self.info.vocab_size]
         if bad:
             raise RequestError(f"prompt {index}: token id {bad[0]} is not from 0 to {self.info.vocab_size - 1}")
+        route = self._route(params)
+        thinking = self._thinking(params, route, parsing)
         jobs = []
         for choice in range(params.n):
             submit = messages.Submit(
-                rid=f"llm-{next(self._ids)}", prompt_ids=prompt, params=_engine_params(params, choice, room)
+                rid=f"llm-{next(self._ids)}",
+                prompt_ids=prompt,
+                params=_engine_params(params, choice, room),
+                grammar=() if route is None else route.steps,
+                thinking=thinking,
             )
             output = OutputStream(
                 self.tokenizer,
@@ -314,8 +347,32 @@ class LLM:
                 skip_special_tokens=params.skip_special_tokens,
                 **parsing,
             )
-            jobs.append(_Job(index, submit, output))
+            jobs.append(_Job(index, submit, output, route))
         return jobs
+
+    def _route(self, params: SamplingParams) -> Route | None:
+        """How the grammar of these parameters will be enforced."""
+        fields: Mapping[str, Any] = {name: getattr(params, name) for name in NAMES}
+        if params.output_type is not None:
+            if any(value is not None for value in fields.values()):
+                raise RequestError("output_type and another field constrain the output; give one", param="output_type")
+            fields = fields_of(params.output_type)
+        asked = read_grammar(fields)
+        return None if asked is None else self._grammar.route(asked)
+
+    def _thinking(
+        self, params: SamplingParams, route: Route | None, parsing: Mapping[str, Any]
+    ) -> messages.Thinking | None:
+        """What the engine must know of a conversation's thinking."""
+        if route is None and params.thinking_budget is None:
+            return None
+        spec = FormatSpec()
+        if parsing.get("reasoning") is not None:
+            request = ParserRequest(template_kwargs=parsing.get("template_kwargs") or {})
+            spec = parsing["reasoning"].spec(self.tokenizer, self.template, request)
+        param = "thinking_budget" if route is None or params.thinking_budget is not None else route.param
+        budget = params.thinking_budget
+        return thinking_of(spec, self.tokenizer, parsing.get("prompt_tail"), budget=budget, param=param)
 
     async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
         with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
@@ -324,17 +381,21 @@ class LLM:
     async def _one(self, job: _Job, bar: tqdm[Any]) -> Reply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
-        cached = 0
+        cached, step = 0, None
         async with aclosing(self._client.submit(job.submit)) as stream:
             async for delta in stream:
                 job.output.feed(delta)
                 logprobs += delta.logprobs or ()
                 prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
-                cached = delta.cached_tokens
+                cached, step = delta.cached_tokens, delta.grammar_step
                 if job.output.finish is not None:
                     break
         bar.update()
         output, finish = job.output, job.output.finish
+        grammar = None
+        if job.route is not None and step is not None and finish is not None:
+            ended = finish.reason in ("stop", "tool_calls") and not isinstance(finish.matched, str)
+            grammar = await asyncio.to_thread(self._grammar.report, job.route, step, output.text, ended=ended)
         return Reply(
             prompt_index=job.prompt_index,
             text=output.text,
@@ -348,6 +409,7 @@ class LLM:
             cached_tokens=cached,
             logprobs=logprobs[: output.num_tokens],
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
         )
 
 

@@ -62,15 +62,16 @@ def draining() -> ServiceError:
     return ServiceError("the server is shutting down and takes no new requests", code="draining", retry_after_s=5)
 
 
-def aborted(message: str | None, code: str | None = None) -> DovetailError:
+def aborted(message: str | None, code: str | None = None, param: str | None = None) -> DovetailError:
     """Somebody aborted the request (not worth a retry, so a 400), or the engine gave it up.
 
     Args:
         message: The engine's reason.
         code: Set by the engine where the request itself is at fault.
+        param: The field at fault.
     """
     if code is not None:
-        return RequestError(message or "the request cannot be served", code=code)
+        return RequestError(message or "the request cannot be served", param=param, code=code)
     if message in (None, "aborted"):
         return RequestError("the request was aborted", code="request_aborted")
     return ServiceError(f"the engine gave the request up: {message}", code="request_failed", status=500)
@@ -108,14 +109,6 @@ def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> 
         f"context length: this model's maximum context length is {context_len} tokens; shorten the prompt"
     )
     return RequestError(text, param=param, code="context_length_exceeded")
-
-
-def needs_grammar(param: str) -> RequestError:
-    """A field that constrains the output."""
-    text = (
-        f"{param} needs a grammar backend, and this server has none; leave it out or ask for the format in the prompt"
-    )
-    return RequestError(text, param=param, code="unsupported_parameter")
 
 
 def unsupported(param: str, why: str) -> RequestError:

@@ -28,6 +28,7 @@ NAMED = {
     "attention_backend": "attention_backend",
     "reasoning_parser": "reasoning_parser",
     "tool_parser": "tool_call_parser",
+    "grammar_backend": "grammar_backend",
 }
 """The setting that names the plugin of a kind."""
 

@@ -109,6 +109,16 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Plugin that reads the model's tool calls, such as `hermes`; `none` for none.",
         json_schema_extra=flag("tool-parser", common=True),
     )
+    grammar_backend: PluginName = Field(
+        "auto",
+        description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
+        json_schema_extra=flag("guided-decoding-backend", common=True),
+    )
+    strict_schema: bool = Field(
+        False,
+        description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
+        json_schema_extra=flag(),
+    )
     plugin: Names = Field(
         default_factory=list,
         description="Hook plugins to enable, comma-separated.",

@@ -21,12 +21,14 @@ from dovetail_server.settings import ServeSettings
 FLAGS = """
 attention-backend block-size chat-template chunked-prefill-size config context-length decode-log-interval
 device disable-access-log disable-cuda-graph disable-radix-cache disable-uvicorn-access-log drain-timeout dtype
-enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager help host load-format log-level log-requests
+enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager
+grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format
+log-level log-requests
 max-body-bytes max-model-len max-num-batched-tokens max-num-seqs max-prefill-tokens max-prompt-bytes
 max-queued-requests max-running-requests max-total-tokens mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout plugins-locked port
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
-tokenizer tokenizer-path tool-call-parser tool-parser
+strict-schema tokenizer tokenizer-path tool-call-parser tool-parser
 """
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
+from dovetail.grammar import schema, structural
 
 LIMITS = GrammarLimits()
 
@@ -25,7 +26,8 @@ def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimit
     try:
         _check(spec, limits)
     except RequestError as error:
-        raise RequestError(error.message, param=param, code=error.code) from None
+        named = error.message if param is None else f"{param}: {error.message}"
+        raise RequestError(named, param=param, code=error.code) from None
 
 
 def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
@@ -44,6 +46,8 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         check_nesting(spec.source, limits.max_nesting)
     if spec.kind is Kind.JSON:
         schema.check(schema.parse(spec.source))
+    elif spec.kind is Kind.STRUCTURAL:
+        structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():
         raise RequestError("the grammar is empty", code="invalid_grammar")
 

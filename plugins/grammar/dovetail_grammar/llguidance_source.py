@@ -122,7 +122,7 @@ class StructuralLark:
         return self._rule(f"{self._text(node['begin'])} {self._format(node['content'])} {end}".strip() or '""')
 
     def _tags_with_separator(self, node: Mapping[str, Any]) -> str:
-        tag = self._rule(" | ".join(self._format(tag) for tag in node["tags"]))
+        tag = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
         more = "" if node.get("stop_after_first") else f" ({self._text(node['separator'])} {tag})*"
         body = f"{tag}{more}"
         return self._rule(body if node.get("at_least_one") else f"({body})?")
@@ -140,7 +140,7 @@ class StructuralLark:
                 opening = f"{text} {self._text(trigger)}"
             else:
                 opening = self._rule(r"/(.|\n)*/ " + quote(trigger), "[lazy]")
-            tags.append(self._rule(f"{opening} {self._format({**rest, 'type': 'tag'})}"))
+            tags.append(self._rule(f"{opening} {self._tag(rest)}"))
         one = self._rule(" | ".join(tags))
         if node.get("stop_after_first"):
             return self._rule(one if node.get("at_least_one") else f"{one} | {text}")

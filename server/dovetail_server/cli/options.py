@@ -22,12 +22,9 @@ NO_OPS = {
     "enable-auto-tool-choice": "tool calls are parsed whenever --tool-call-parser is given",
     "enable-cache-report": "cached tokens are always reported",
 }
-NO_GRAMMAR = "this version has no structured output yet"
 ONE_DEVICE = "this version serves from one device"
 REFUSED = {
     "trust-remote-code": "code from a model folder is never run; models are plugins (see `dovetail plugin list`)",
-    "grammar-backend": NO_GRAMMAR,
-    "guided-decoding-backend": NO_GRAMMAR,
     "tp-size": ONE_DEVICE,
     "tensor-parallel-size": ONE_DEVICE,
     "api-key": "this version has no keys yet; keep --host 127.0.0.1, or put a proxy that asks for one in front",

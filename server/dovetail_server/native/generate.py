@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from dovetail_server.openai.common import MAX_TOKENS, FreeForm, Name, RequestModel, Rid, SamplingFields, Text, TokenId
+from dovetail_server.openai.common import (
+    MAX_TOKENS,
+    FreeForm,
+    Name,
+    RequestModel,
+    Rid,
+    SamplingFields,
+    StructuredOutput,
+    Text,
+    TokenId,
+)
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 24)]
 BATCH = Field(min_length=1, max_length=4096)
@@ -23,6 +33,8 @@ class GenerateParams(SamplingFields):
     ebnf: Text | None = None
     json_schema: Text | FreeForm | None = None
     structural_tag: Text | FreeForm | None = None
+    response_format: FreeForm | None = None
+    structured_outputs: FreeForm | None = None
 
 
 class GenerateRequest(RequestModel):
@@ -70,6 +82,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     cached_tokens: int
     reasoning_tokens: int
     num_retractions: int
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
     e2e_latency: float | msgspec.UnsetType = msgspec.UNSET
     input_token_logprobs: list[TokenRow] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET

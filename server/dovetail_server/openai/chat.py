@@ -17,6 +17,7 @@ from dovetail_server.openai.common import (
     RequestModel,
     SamplingFields,
     ServiceFields,
+    StructuredOutput,
     Text,
     Usage,
 )
@@ -98,6 +99,9 @@ class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
     stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")
+    thinking_budget: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking; then the answer begins."
+    )
     include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
     chat_template_kwargs: FreeForm | None = None
     chat_template: Text | None = Field(None, description="Not accepted in a request; see --chat-template.")
@@ -169,6 +173,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     matched_stop: int | str | None
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -94,7 +94,7 @@ class ServiceFields(RequestModel):
 
 
 class GrammarFields(RequestModel):
-    """Structured output; refused while no grammar backend is installed."""
+    """Structured output: at most one of these. What they mean is read by `dovetail.grammar.fields`."""
 
     response_format: FreeForm | None = None
     regex: Text | None = None
@@ -102,6 +102,19 @@ class GrammarFields(RequestModel):
     json_schema: Text | FreeForm | None = None
     structural_tag: Text | FreeForm | None = None
     structured_outputs: FreeForm | None = None
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a request's grammar.
+
+    `full`: every token conforms. `approximate`: all but `ignored` was enforced. `validate_only`: any JSON could come.
+    Where enforcement was not full, `valid` is the verdict on the finished text; null where it was cut off.
+    """
+
+    backend: str
+    enforcement: Literal["full", "approximate", "validate_only"]
+    ignored: list[str]
+    valid: bool | None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from dovetail_server.openai.common import (
     PromptLogprobs,
     SamplingFields,
     ServiceFields,
+    StructuredOutput,
     Text,
     TokenId,
     Usage,
@@ -55,6 +56,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
     matched_stop: int | str | None
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

@@ -13,10 +13,10 @@ from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.serving.chat_events import ChatView
 from dovetail_server.serving.common import choice_rid, rid_of, submit_of
 from dovetail_server.serving.generation import Choice, Generation
+from dovetail_server.serving.grammar import ToolWish, chat_constraints, grammar_of
 from dovetail_server.serving.params import (
     StopRules,
     fit_output,
-    refuse_grammar,
     refuse_stream_mix,
     same_field,
     sampling_params,
@@ -54,7 +54,9 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         RequestError: The request cannot be served as it is.
     """
     refuse_unsupported(request)
-    tools = tools_of(request, state.text)
+    asked = grammar_of(request)
+    wish = tool_wish(request, state.text)
+    tools = None if wish is None else wish.tools
     rules = stop_rules(request)
     text = state.text
     messages = [message.model_dump(exclude_unset=True) for message in request.messages]
@@ -67,6 +69,9 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=kwargs,
+    )
+    constraints = chat_constraints(
+        asked, wish, text, budget=request.thinking_budget, template_kwargs=kwargs, tail=rendered.tail
     )
     ids = text.encode(rendered.text, "messages", add_special_tokens=False)
     wanted = same_field(request, "max_completion_tokens", "max_tokens")
@@ -81,11 +86,18 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     rid = rid_of(request, "chatcmpl")
     count = request.n or 1
     submits = [
-        submit_of(choice_rid(rid, i, count), ids, params, i, request.priority or 0, request.cache_salt or "")
+        submit_of(
+            choice_rid(rid, i, count), ids, params, i, request.priority or 0, request.cache_salt or "", constraints
+        )
         for i in range(count)
     ]
     choices = [
-        Choice(index=i, submit=submit, output=make_output(request, text, rules, tools, kwargs, rendered.tail))
+        Choice(
+            index=i,
+            submit=submit,
+            output=make_output(request, text, rules, tools, kwargs, rendered.tail),
+            route=constraints.route,
+        )
         for i, submit in enumerate(submits)
     ]
     view = ChatView(
@@ -123,7 +135,6 @@ def make_output(
 
 def refuse_unsupported(request: ChatRequest) -> None:
     """Refuse fields that would change the output and that nothing here implements."""
-    refuse_grammar(request)
     if request.chat_template is not None:
         raise errors.unsupported("chat_template", "a template in a request is not run; use --chat-template FILE")
     if request.audio is not None:
@@ -139,37 +150,66 @@ def refuse_unsupported(request: ChatRequest) -> None:
     refuse_stream_mix(request, request.prompt_logprobs)
 
 
-def tools_of(request: ChatRequest, text: TextTools) -> list[dict[str, Any]] | None:
-    """Return the tools that the model may call, or None.
+def tool_wish(request: ChatRequest, text: TextTools) -> ToolWish | None:
+    """Return the tools that the model may call and how, or None.
 
     Raises:
-        RequestError: A choice that cannot be enforced, or tools without a parser for the model's calls.
+        RequestError: A choice that means nothing, or tools without a parser for the model's calls.
     """
     if request.functions is not None and request.tools is not None:
         raise RequestError("functions is the old name of tools; send one of them", param="functions")
     if request.functions is not None:
-        name, choice = "function_call", request.function_call
+        name, choice = "function_call", function_choice(request.function_call)
         tools: list[dict[str, Any]] = [
             {"type": "function", "function": f.model_dump(exclude_none=True)} for f in request.functions
         ]
     else:
         name, choice = "tool_choice", request.tool_choice
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+    tools, choice = allowed_tools(tools, choice)
     if isinstance(choice, dict) or choice == "required":
         if not tools:
             raise RequestError(f"{name} needs tools", param=name, code="invalid_value")
-        raise errors.needs_grammar(f"{name} {'required' if choice == 'required' else 'with a named function'}")
-    if choice not in {None, "none", "auto"}:
+    elif choice not in {None, "none", "auto"}:
         text_ = f"{name} must be 'none', 'auto', 'required' or an object (given: {choice!r})"
         raise RequestError(text_, param=name, code="invalid_value")
     if not tools or choice == "none":
         return None
-    if any(tool["function"].pop("strict", False) for tool in tools):
-        raise errors.needs_grammar("strict: true in a tool")
     if text.tools is None:
         why = "the server was started without --tool-call-parser, so it could not recognise the model's calls"
         raise errors.unsupported("tools" if name == "tool_choice" else "functions", why)
-    return tools
+    strict = any(tool["function"].get("strict") for tool in tools)
+    parallel = request.parallel_tool_calls is not False
+    return ToolWish(tools=tools, choice=choice or "auto", param=name, parallel=parallel, strict=strict)
+
+
+def function_choice(given: Any) -> Any:
+    """Return the deprecated `function_call` as a `tool_choice`."""
+    if isinstance(given, dict) and "name" in given:
+        return {"type": "function", "function": {"name": given["name"]}}
+    return given
+
+
+def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+    """Resolve OpenAI's `allowed_tools`: a subset of the tools, and whether one of them must be called.
+
+    Raises:
+        RequestError: It has another form, or names a tool that is not there.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    inner = choice.get("allowed_tools", choice)
+    mode = inner.get("mode", "auto") if isinstance(inner, dict) else None
+    listed = inner.get("tools") if isinstance(inner, dict) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        why = 'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": […]}'
+        raise RequestError(why, param="tool_choice", code="invalid_value")
+    names = {item.get("function", item).get("name") for item in listed if isinstance(item, dict)}
+    kept = [tool for tool in tools if tool["function"]["name"] in names]
+    if len(kept) != len(listed):
+        why = "tool_choice.allowed_tools names a function that is not in tools"
+        raise RequestError(why, param="tool_choice", code="invalid_value")
+    return kept, mode
 
 
 def template_switches(request: ChatRequest) -> Mapping[str, Any]:

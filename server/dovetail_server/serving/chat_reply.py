@@ -12,7 +12,7 @@ from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.chat import ChatJob
 from dovetail_server.serving.chat_chunks import ChatChunks
-from dovetail_server.serving.common import check_not_aborted, reply_head, usage_of
+from dovetail_server.serving.common import check_not_aborted, reply_head, report_field, report_rider, usage_of
 from dovetail_server.serving.generation import Choice, Step
 from dovetail_server.serving.sse import DONE, Chunks
 
@@ -60,6 +60,7 @@ def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> 
         logprobs=ChatLogprobs(lp.chat_logprobs(rows, job.num_top, tokenizer)) if wants_rows else None,
         finish_reason=finish_reason(choice, legacy),
         matched_stop=choice.matched_stop,
+        structured_output=report_field(choice),
         token_ids=output.token_ids if job.request.return_token_ids else msgspec.UNSET,
     )
 
@@ -97,7 +98,9 @@ class ChoiceStream:
         if step.is_last:
             reason = finish_reason(self.choice, self.job.is_legacy)
             matched = self.choice.matched_stop
-            result.append(self.chunks.finish(self.choice.index, reason, matched, *self._riders(), usage))
+            logprobs, extra = self._riders()
+            extra += report_rider(self.choice)
+            result.append(self.chunks.finish(self.choice.index, reason, matched, logprobs, extra, usage))
         return result
 
     def _riders(self) -> tuple[bytes, bytes]:

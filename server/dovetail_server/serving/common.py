@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail_server import errors
-from dovetail_server.openai.common import ServiceFields, Usage
+from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage
 from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.grammar import NONE, Constraints
 from dovetail_server.serving.params import same_field, seed_of_choice
 
 if TYPE_CHECKING:
@@ -40,11 +42,25 @@ def choice_rid(rid: str, index: int, num_choices: int) -> str:
 
 
 def submit_of(
-    rid: str, prompt_ids: Sequence[int], params: SamplingParams, index_in_prompt: int, priority: int, salt: str
+    rid: str,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    index_in_prompt: int,
+    priority: int,
+    salt: str,
+    constraints: Constraints = NONE,
 ) -> Submit:
     """Build the engine's request of one choice, with the choice's own seed."""
     params = replace(params, seed=seed_of_choice(params.seed, index_in_prompt))
-    return Submit(rid=rid, prompt_ids=list(prompt_ids), params=params, priority=priority, cache_salt=salt)
+    return Submit(
+        rid=rid,
+        prompt_ids=list(prompt_ids),
+        params=params,
+        priority=priority,
+        cache_salt=salt,
+        grammar=constraints.steps,
+        thinking=constraints.thinking,
+    )
 
 
 def usage_of(choices: Sequence[Choice]) -> Usage:
@@ -61,4 +77,16 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
 def check_not_aborted(choice: Choice) -> None:
     """Raise if the engine gave the choice up: OpenAI's API has no word for a reply that ends so."""
     if choice.finish_reason == "abort":
-        raise errors.aborted(choice.abort_message, choice.abort_code)
+        raise errors.aborted(choice.abort_message, choice.abort_code, choice.grammar_param)
+
+
+def report_field(choice: Choice) -> StructuredOutput | msgspec.UnsetType:
+    """Return what a full reply says of a choice's grammar; nothing where it has none."""
+    report = choice.grammar_report
+    return msgspec.UNSET if report is None else StructuredOutput(**report.as_dict())
+
+
+def report_rider(choice: Choice) -> bytes:
+    """As `report_field`, as part of a stream's last chunk of the choice."""
+    report = choice.grammar_report
+    return b"" if report is None else b',"structured_output":' + msgspec.json.encode(report.as_dict())

@@ -20,12 +20,21 @@ from dovetail_server.openai.completions import (
     CompletionRequest,
 )
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import check_not_aborted, choice_rid, reply_head, rid_of, submit_of, usage_of
+from dovetail_server.serving.common import (
+    check_not_aborted,
+    choice_rid,
+    reply_head,
+    report_field,
+    report_rider,
+    rid_of,
+    submit_of,
+    usage_of,
+)
 from dovetail_server.serving.generation import Choice, Generation, Step
+from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
     check_token_ids,
     fit_output,
-    refuse_grammar,
     refuse_stream_mix,
     sampling_params,
     stop_rules,
@@ -73,6 +82,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     """
     check(request)
     text = state.text
+    constraints = plain_constraints(grammar_of(request), text)
     rules = stop_rules(request)
     prompts = read_prompts(request.prompt, text)
     per_prompt = request.best_of or request.n or 1
@@ -93,10 +103,20 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
         for k in range(per_prompt):
             index = len(choices)
             name = choice_rid(rid, index, len(prompts) * per_prompt)
-            submit = submit_of(name, prompt.ids, params, k, request.priority or 0, request.cache_salt or "")
+            submit = submit_of(
+                name, prompt.ids, params, k, request.priority or 0, request.cache_salt or "", constraints
+            )
             output = OutputStream(text.tokenizer, track_offsets=request.logprobs is not None, **rules)
-            choice = Choice(index=index, submit=submit, output=output, prompt_index=p, is_dropped=is_scoring)
-            choices.append(choice)
+            choices.append(
+                Choice(
+                    index=index,
+                    submit=submit,
+                    output=output,
+                    prompt_index=p,
+                    is_dropped=is_scoring,
+                    route=constraints.route,
+                )
+            )
     return CompletionJob(
         request=request,
         model=model,
@@ -108,7 +128,6 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
 
 def check(request: CompletionRequest) -> None:
     """Refuse what is not supported or does not fit together."""
-    refuse_grammar(request)
     refuse_stream_mix(request, request.prompt_logprobs)
     if request.suffix:
         raise errors.unsupported("suffix", "this model has no fill-in-the-middle template")
@@ -206,6 +225,7 @@ class ChoiceFold:
             logprobs=self.logprobs(),
             finish_reason=choice.finish_reason,  # type: ignore[arg-type]  # `abort` has been raised before
             matched_stop=choice.matched_stop,
+            structured_output=report_field(choice),
             prompt_logprobs=msgspec.UNSET if rows is None else lp.prompt_logprobs(rows, job.state.text.tokenizer),
             token_ids=self.ids if with_ids else msgspec.UNSET,
             prompt_token_ids=choice.submit.prompt_ids if with_ids else msgspec.UNSET,
@@ -266,7 +286,15 @@ def chunk_choices(fold: ChoiceFold, step: Step) -> list[bytes]:
     if step.is_last:
         reason, matched = encode(fold.choice.finish_reason), encode(fold.choice.matched_stop)
         result.append(
-            index + b'""' + riders(fold) + b',"finish_reason":' + reason + b',"matched_stop":' + matched + b"}"
+            index
+            + b'""'
+            + riders(fold)
+            + report_rider(fold.choice)
+            + b',"finish_reason":'
+            + reason
+            + b',"matched_stop":'
+            + matched
+            + b"}"
         )
     return result
 

@@ -14,9 +14,10 @@ from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import choice_rid, new_id, submit_of
+from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
 from dovetail_server.serving.completions import Prompt, read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
+from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import fit_output, same_field, sampling_params, stop_rules
 from dovetail_server.serving.sse import DONE, Chunks
 
@@ -65,6 +66,7 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
         params = engine_params(item, text)
         rules = stop_rules(item.params)
         rules["min_tokens"] = params.min_tokens
+        constraints = plain_constraints(grammar_of(item.params), text)
         count = item.params.n or 1
         for k in range(count):
             submit = submit_of(
@@ -74,9 +76,10 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
                 k,
                 request.priority or 0,
                 request.cache_salt or "",
+                constraints,
             )
             output = OutputStream(text.tokenizer, **rules)
-            choice = Choice(index=len(choices), submit=submit, output=output, prompt_index=p)
+            choice = Choice(index=len(choices), submit=submit, output=output, prompt_index=p, route=constraints.route)
             choices.append(choice)
             show_text = bool(request.return_text_in_logprobs)
             folds.append(ItemFold(choice=choice, item=item, text=text, show_text=show_text))
@@ -88,9 +91,6 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
 def engine_params(item: Item, text: TextTools) -> SamplingParams:
     """Build the engine's parameters of one item."""
     given = item.params
-    for name in ("regex", "ebnf", "json_schema", "structural_tag"):
-        if getattr(given, name) is not None:
-            raise errors.needs_grammar(name)
     seed = same_field(given, "sampling_seed", "seed")
     min_tokens = same_field(given, "min_new_tokens", "min_tokens")
     wanted = same_field(given, "max_new_tokens", "max_tokens")
@@ -185,6 +185,7 @@ class ItemFold:
             reasoning_tokens=choice.output.reasoning_tokens,
             num_retractions=choice.num_retractions,
         )
+        meta.structured_output = report_field(choice)
         if choice.finish_reason:
             meta.e2e_latency = choice.finished_at - began
         if self.item.num_top is not None:

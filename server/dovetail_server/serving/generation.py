@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.grammar.front import GrammarFront
+from dovetail.grammar.route import GrammarReport, Route
 from dovetail.text.stream import OutputStream
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class Choice:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     abort_code: str | None = None
+    route: Route | None = None
+    """How its grammar is enforced."""
+    grammar_step: int | None = None
+    grammar_report: GrammarReport | None = None
+    """Set when it has ended, if it has a grammar."""
     """Set by the engine where the request is at fault."""
     finished_at: float = 0.0
     is_dropped: bool = False
@@ -86,6 +93,7 @@ class Choice:
         """Take an engine delta."""
         self.num_cached = delta.cached_tokens
         self.num_retractions = delta.num_retractions
+        self.grammar_step = delta.grammar_step
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
         before = self.output.num_tokens
@@ -103,6 +111,22 @@ class Choice:
             logprobs=() if self.is_dropped else (delta.logprobs or ())[:num_new],
             is_last=is_last,
         )
+
+    @property
+    def grammar_param(self) -> str | None:
+        """The request's field that the grammar came from."""
+        return None if self.route is None else self.route.param
+
+    async def judge(self, front: GrammarFront) -> None:
+        """Say what came of its grammar, now that it has ended."""
+        if self.route is None or self.grammar_step is None or self.finish_reason == "abort":
+            return
+        ended = self.finish_reason in ("stop", "tool_calls") and not isinstance(self.matched_stop, str)
+        if ended and self.route.needs_validation(self.grammar_step):
+            work = asyncio.to_thread(front.report, self.route, self.grammar_step, self.output.text, ended=True)
+            self.grammar_report = await work
+        else:
+            self.grammar_report = front.report(self.route, self.grammar_step, "", ended=ended)
 
     def _with_first_token(self, rows: list[TokenLogprob]) -> list[TokenLogprob]:
         """Add the prompt's first token, which nothing predicts, where the engine left it out."""
@@ -184,6 +208,8 @@ class Generation:
         try:
             async for delta in deltas:
                 step = choice.accept(delta)
+                if step.is_last and choice.route is not None:
+                    await choice.judge(self.state.text.grammar)
                 yield step
                 if step.is_last:
                     return

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from dovetail.engine.messages import SamplingParams
 from dovetail.errors import RequestError
+from dovetail.runtime.seeds import derive_seed
 from dovetail_server import errors
-from dovetail_server.openai.common import GrammarFields, SamplingFields, ServiceFields
+from dovetail_server.openai.common import SamplingFields, ServiceFields
 
 MAX_BIAS = 100.0
 SEED_MASK = (1 << 63) - 1
@@ -46,24 +46,6 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
     if bad is not None:
         text = f"{param} holds token id {bad}, but this model's ids go from 0 to {vocab_size - 1}"
         raise RequestError(text, param=param, code="invalid_token_id")
-
-
-def refuse_grammar(request: GrammarFields) -> None:
-    """Refuse fields that constrain the output; plain text is no constraint.
-
-    Raises:
-        RequestError: A grammar backend would be needed, or the format is unknown.
-    """
-    given = request.response_format
-    if given is not None and given.get("type") != "text":
-        kind = given.get("type")
-        if kind not in ("json_object", "json_schema", "regex", "ebnf", "structural_tag"):
-            text = f"response_format.type must be 'text', 'json_object' or 'json_schema' (given: {kind!r})"
-            raise RequestError(text, param="response_format", code="invalid_value")
-        raise errors.needs_grammar("response_format")
-    for name in ("regex", "ebnf", "json_schema", "structural_tag", "structured_outputs"):
-        if getattr(request, name) is not None:
-            raise errors.needs_grammar(name)
 
 
 def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> None:
@@ -209,9 +191,4 @@ def fit_output(
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:
     """Derive the seed of choice `index`; choice 0 has the request's own, so that `n` does not change it."""
-    if seed is None:
-        return None
-    if index == 0:
-        return seed & SEED_MASK
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & SEED_MASK
+    return None if seed is None else derive_seed(seed & SEED_MASK, index)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.engine.messages import EngineInfo
-from dovetail.plugins import PluginPlan, load
+from dovetail.grammar.front import GrammarFront
+from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.tokenizer import Tokenizer
 from dovetail_server import errors
@@ -33,12 +34,17 @@ class TextTools:
         *,
         reasoning: ReasoningParser | None = None,
         tools: ToolParser | None = None,
+        tools_name: str = "",
+        plugins: LoadedPlugins | None = None,
     ) -> None:
-        """Keep the parts; `bound_to` adds the limits once the engine is known."""
+        """Keep the parts; `bound_to` adds the limits, and the grammar backends, once the engine is known."""
         self.tokenizer = tokenizer
         self.template = template
         self.reasoning = reasoning
         self.tools = tools
+        self.tools_name = tools_name
+        self.grammar = GrammarFront({})
+        self._plugins = plugins
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
         self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
@@ -59,6 +65,8 @@ class TextTools:
             ChatTemplate.load(tokenizer, settings.chat_template),
             reasoning=plugins.get("reasoning_parser", reasoning[0])() if reasoning else None,
             tools=plugins.get("tool_parser", tools[0])() if tools else None,
+            tools_name=tools[0] if tools else "",
+            plugins=plugins,
         )
         made.plugin_states = plugins.states()
         return made
@@ -73,6 +81,10 @@ class TextTools:
             max_prompt_bytes=settings.max_prompt_bytes or default_bytes,
             defaults=self.tokenizer.default_sampling if settings.sampling_defaults == "model" else {},
         )
+        if self._plugins is not None:
+            self.grammar = GrammarFront.load(
+                self._plugins, self.tokenizer, info.vocab_size, strict_schema=settings.strict_schema
+            )
         return self
 
     def notes(self) -> list[str]:
