@@ -34,7 +34,7 @@ from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.runtime.random import derive_seed
+from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.output import ToolCall

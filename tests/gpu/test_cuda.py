@@ -15,7 +15,8 @@ import transformers
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine import messages
-from dovetail.runtime.random import exponentials, row_key
+from dovetail.runtime.random import exponentials
+from dovetail.runtime.seeds import row_key
 from dovetail.testing.engine import collect, generate, make_client, tokens
 from dovetail.testing.models import make_model
 

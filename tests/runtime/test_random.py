@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from dovetail.runtime.random import derive_seed, exponentials, row_key
+from dovetail.runtime.random import exponentials
+from dovetail.runtime.seeds import derive_seed, row_key
 
 
 def keys(*pairs: tuple[int, int]) -> torch.Tensor:

@@ -27,8 +27,8 @@ from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.errors import ConfigError
 from dovetail.grammar.desk import make_desk
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.random import derive_seed
 from dovetail.runtime.runner import ModelRunner, StepResult
+from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

@@ -9,32 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK32 = 0xFFFFFFFF
-MASK64 = 0xFFFFFFFFFFFFFFFF
-
-
-def row_key(seed: int, position: int) -> tuple[int, int]:
-    """Mix a 64-bit seed and a position into two signed 32-bit keys, on the host (SplitMix64, Steele et al. 2014)."""
-    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & MASK64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
-    z ^= z >> 31
-    return _signed(z & MASK32), _signed(z >> 32)
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """Seed of the `index`-th of several choices of one request; index 0 keeps the request's own."""
-    if index == 0:
-        return seed
-    low, high = row_key(seed, -index)
-    return ((high & 0x7FFFFFFF) << 32) | (low & MASK32)
-
 
 def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
     """Unit exponential numbers, one per row and token.
 
     Args:
-        keys: `[R, 2]` int32 from `row_key`.
+        keys: `[R, 2]` int32 from `seeds.row_key`.
         tokens: `[V]` or `[R, K]` int32 token ids.
 
     Returns:
@@ -50,7 +30,3 @@ def _mix(h: Tensor) -> Tensor:
     h = (h ^ (h >> 16 & 0xFFFF)) * -2048144789  # 0x85EBCA6B
     h = (h ^ (h >> 13 & 0x7FFFF)) * -1028477387  # 0xC2B2AE35
     return h ^ (h >> 16 & 0xFFFF)
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 32) if x >= 1 << 31 else x

@@ -15,7 +15,8 @@ from torch import Tensor
 from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.masks import MaskBuffer, TokenMask
-from dovetail.runtime.random import exponentials, row_key
+from dovetail.runtime.random import exponentials
+from dovetail.runtime.seeds import row_key
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""

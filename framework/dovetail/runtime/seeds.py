@@ -1,0 +1,27 @@
+"""Seeds on the host: keys of a draw, and seeds derived from one another. Does not import torch."""
+
+from __future__ import annotations
+
+MASK32 = 0xFFFFFFFF
+MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def row_key(seed: int, position: int) -> tuple[int, int]:
+    """Mix a 64-bit seed and a position into two signed 32-bit keys, on the host (SplitMix64, Steele et al. 2014)."""
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+    z ^= z >> 31
+    return _signed(z & MASK32), _signed(z >> 32)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Seed of the `index`-th of several choices of one request; index 0 keeps the request's own."""
+    if index == 0:
+        return seed
+    low, high = row_key(seed, -index)
+    return ((high & 0x7FFFFFFF) << 32) | (low & MASK32)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 32) if x >= 1 << 31 else x
