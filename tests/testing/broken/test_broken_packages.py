@@ -1,0 +1,113 @@
+"""Installed packages with one fault each, found by name: the kit names every fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.testing import FakeSite, check_class, conformance_class
+
+GROUP = "dovetail.reasoning_parsers.v1"
+PARSER = """
+from dataclasses import dataclass
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser
+
+class Parser(ReasoningParser):
+    def spec(self, tokenizer, template, request):
+        return FormatSpec(reasoning=Markers("<r>", "</r>"))
+"""
+COMMON = "found or listing or child or twice or core or options or torch"
+FAULTS = {
+    "imports torch when installed": (
+        {
+            "acme_parser.py": PARSER,
+            "sitecustomize.py": "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')",
+        },
+        "test_listing_imports_nothing",
+        "torch is imported as soon as Python starts",
+    ),
+    "imports torch": (
+        {"acme_parser.py": "import torch\n" + PARSER},
+        "test_imports_no_torch",
+        "loading it imports torch, which takes seconds",
+    ),
+    "does not import": (
+        {"acme_parser.py": "import acme_missing\n" + PARSER},
+        "test_it_is_found_and_implements_its_contract",
+        "importing acme_parser raised ModuleNotFoundError: No module named 'acme_missing'",
+    ),
+    "no such attribute": (
+        {"acme_parser.py": PARSER.replace("class Parser", "class Other")},
+        "test_it_is_found_and_implements_its_contract",
+        "acme_parser has no attribute 'Parser'",
+    ),
+    "leaves out a method": (
+        {"acme_parser.py": PARSER.replace("def spec", "def format")},
+        "test_it_is_found_and_implements_its_contract",
+        "Parser does not implement spec",
+    ),
+    "loads in the main process only": (
+        {
+            "acme_parser.py": "import os\nfirst = os.environ.setdefault('ACME_PID', str(os.getpid()))\n"
+            "if first != str(os.getpid()):\n    raise RuntimeError('already registered elsewhere')\n" + PARSER
+        },
+        "test_loads_in_a_child_process",
+        "loading in a child process failed: PluginError: reasoning_parser 'acme' of acme 1.0: importing acme_parser "
+        "raised RuntimeError: already registered elsewhere",
+    ),
+    "cannot be made twice": (
+        {
+            "acme_parser.py": PARSER + "    made = 0\n    def __init__(self):\n        type(self).made += 1\n"
+            "        if self.made > 1: raise RuntimeError('there is one already')\n"
+        },
+        "test_loads_twice",
+        "loading it a second time failed: RuntimeError: there is one already",
+    ),
+    "mutates core": (
+        {
+            "acme_parser.py": PARSER + "import dovetail.text.output as core\nbefore = core.FormatParser.feed\n"
+            "core.FormatParser.feed = lambda self, *a, **k: before(self, *a, **k)\n"
+        },
+        "test_core_is_unchanged_after_load",
+        "loading it changed the core: dovetail.text.output.FormatParser.feed",
+    ),
+    "adds to a table of the core": (
+        {"acme_parser.py": PARSER + "from dovetail.plugins.names import KINDS\nKINDS['acme'] = KINDS['model']\n"},
+        "test_core_is_unchanged_after_load",
+        "loading it changed the core: dovetail.plugins.names.KINDS",
+    ),
+    "options lost": (
+        {
+            "acme_parser.py": PARSER + "    @dataclass\n    class Options:\n        top_k: int = 4\n"
+            "        def __post_init__(self): self.top_k = 4\n"
+        },
+        "test_options_round_trip",
+        "option 'top_k' is lost: 9 was given and",
+    ),
+    "option without a default": (
+        {"acme_parser.py": PARSER + "    @dataclass\n    class Options:\n        top_k: int\n"},
+        "test_options_round_trip",
+        "top_k has no default; every option needs one",
+    ),
+}
+
+
+def install(site: FakeSite, files: dict[str, str]) -> None:
+    site.add("acme", "1.0", {GROUP: {"acme": "acme_parser:Parser"}}, files)
+
+
+def test_a_right_package_passes(dovetail_site: FakeSite) -> None:
+    """The package that the faults are made from has none."""
+    install(dovetail_site, {"acme_parser.py": PARSER})
+    report = check_class(conformance_class("reasoning_parser", "acme"), COMMON)
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_the_fault(fault: str, dovetail_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with one fault fails the test for it, with a message that names it."""
+    monkeypatch.delenv("ACME_PID", raising=False)
+    files, test, message = FAULTS[fault]
+    install(dovetail_site, files)
+    attrs = {"options": {"top_k": 9}} if fault == "options lost" else {}
+    report = check_class(conformance_class("reasoning_parser", "acme", **attrs), f"{test} or found")
+    assert message in report.failures.get(test, ""), report.text()
