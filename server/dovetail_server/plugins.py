@@ -7,7 +7,7 @@ more and propose defaults; choose; check options; load what this process needs, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dovetail.plugins.guard import time_limit
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
+from dovetail.plugins.plan import AUTO
 from dovetail_server import hooks
 from dovetail_server.settings import ENV_PREFIX, GivenOption, ServeSettings
 
@@ -43,6 +44,7 @@ def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSetti
         registry, manager = scan(settings)
         facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
         settings = hooks.configure(settings, manager if manager.planned else None, facts)
+        settings = with_parsers(settings, registry, manager, facts)
         plan = make_plan(
             registry,
             model=architecture,
@@ -72,6 +74,34 @@ def make_parsers(plan: PluginPlan) -> None:
         for planned, parser in loaded.candidates(kind):
             with time_limit(f"{describe(planned)}: making it", plan.timeout_s), naming_plugin(loaded):
                 parser()
+
+
+def with_parsers(
+    settings: ServeSettings, registry: Registry, manager: HookManager, facts: Mapping[str, Any]
+) -> ServeSettings:
+    """Answer `auto` for the parsers: a hook plugin's choice, or what the model's chat template shows.
+
+    Raises:
+        ConfigError: The tokenizer's files or the chat template cannot be read.
+    """
+    given = (settings.reasoning_parser, settings.tool_call_parser)
+    if AUTO not in given:
+        return settings
+    from dovetail.text.detect import resolve_parsers
+
+    found = resolve_parsers(
+        registry,
+        Path(settings.tokenizer_path or settings.model_path or ""),
+        reasoning_parser=given[0],
+        tool_parser=given[1],
+        chat_template=settings.chat_template,
+        select=manager.select,
+        facts={key: str(value) for key, value in facts.items()},
+    )
+    names = {"reasoning_parser": found.reasoning_parser, "tool_call_parser": found.tool_parser}
+    settings = settings.model_copy(update=names)
+    settings.auto_notes = found.notes
+    return settings
 
 
 def scan(settings: ServeSettings) -> tuple[Registry, HookManager]:

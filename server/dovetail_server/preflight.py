@@ -16,7 +16,7 @@ OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def with_demo(settings: ServeSettings) -> ServeSettings:
-    """Fill in the demo model, its name and its parsers where no model was given."""
+    """Fill in the demo model and its name where no model was given."""
     if settings.model_path is not None:
         return settings
     stray = next((name for name in settings.served_model_name if Path(name).is_dir()), None)
@@ -24,14 +24,9 @@ def with_demo(settings: ServeSettings) -> ServeSettings:
         raise ConfigError(f"--served-model-name took {stray!r}, which is a folder; put the model path first")
     from dovetail.demo import MODEL_DIR
 
-    given = settings.model_fields_set
     changes: dict[str, Any] = {"model_path": str(MODEL_DIR)}
     if not settings.served_model_name:
         changes["served_model_name"] = [DEMO_NAME]
-    if "reasoning_parser" not in given:
-        changes["reasoning_parser"] = "qwen3"
-    if "tool_call_parser" not in given:
-        changes["tool_call_parser"] = "hermes"
     filled = settings.model_copy(update=changes)
     filled.model_fields_set.difference_update(changes)  # the user gave none of these: plugins may propose others
     return filled
@@ -62,8 +57,10 @@ def check_model(settings: ServeSettings) -> str:
         check_weights(path, where)
     if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
         raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
-    if settings.chat_template is not None and not settings.chat_template.is_file():
-        raise ConfigError(f"--chat-template {str(settings.chat_template)!r}: no such file; give a Jinja file")
+    if settings.chat_template is not None:
+        from dovetail.text.templates import template_path
+
+        template_path(settings.chat_template)
     return architectures[0]
 
 

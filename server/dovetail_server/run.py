@@ -149,6 +149,8 @@ def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -
     """Show the phase table, the address, and the line that scripts wait for."""
     host, port = listener.getsockname()[:2]
     phases.show()
+    for line in settings.auto_notes:
+        logger.info("%s", line)
     if not str(host).startswith(LOOPBACK):
         logger.warning("Listening on %s without a key: whoever reaches this port can use the model.", host)
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host

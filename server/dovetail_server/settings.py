@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -94,19 +94,22 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
         json_schema_extra=flag(common=True),
     )
-    chat_template: Path | None = Field(
+    chat_template: str | None = Field(
         None,
-        description="Jinja file used instead of the model's own chat template.",
+        description="Used instead of the model's own chat template: a Jinja file, or the name of a template that "
+        "Dovetail brings, such as `chatml` or `qwen3`.",
         json_schema_extra=flag(common=True),
     )
     reasoning_parser: PluginName = Field(
-        None,
-        description="Plugin that separates reasoning from content, such as `qwen3`; `none` for none.",
+        "auto",
+        description="Plugin that separates reasoning from content, such as `qwen3`; `auto` finds it out from the "
+        "model's chat template, `none` for none.",
         json_schema_extra=flag(common=True),
     )
     tool_call_parser: PluginName = Field(
-        None,
-        description="Plugin that reads the model's tool calls, such as `hermes`; `none` for none.",
+        "auto",
+        description="Plugin that reads the model's tool calls, such as `hermes`; `auto` finds it out from the "
+        "model's chat template, `none` for none.",
         json_schema_extra=flag("tool-parser", common=True),
     )
     grammar_backend: PluginName = Field(
@@ -194,6 +197,17 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Do not log a line per HTTP request.",
         json_schema_extra=flag("disable-uvicorn-access-log"),
     )
+
+    _auto_notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto_notes(self) -> tuple[str, ...]:
+        """Lines for the log about what `auto` chose; known once plugins are planned."""
+        return self._auto_notes
+
+    @auto_notes.setter
+    def auto_notes(self, lines: tuple[str, ...]) -> None:
+        self._auto_notes = lines
 
     @classmethod
     def settings_customise_sources(

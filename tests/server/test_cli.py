@@ -16,6 +16,7 @@ from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import NO_OPS, REFUSED, build_parser, load_settings, parse_flags
+from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """
@@ -215,10 +216,14 @@ def test_commands_are_found_and_unknown_ones_get_the_nearest(capsys: pytest.Capt
 
 
 def test_demo_brings_its_name_and_parsers_unless_given() -> None:
-    """Without a model the demo is served with its parsers; what the user gave stays."""
+    """Without a model the demo is served, its parsers found as for any model; what the user gave stays."""
     found = preflight.with_demo(settings())
     assert found.served_model_name == ["dovetail-demo"]
+    assert (found.reasoning_parser, found.tool_call_parser) == ("auto", "auto")
+    found, _, plan = plan_plugins(found, preflight.check_model(found))
     assert (found.reasoning_parser, found.tool_call_parser) == ("qwen3", "hermes")
+    assert {"qwen3", "hermes"} <= {planned.name for planned in plan.plugins}
+    assert [line.split(" (")[0] for line in found.auto_notes] == ["Reasoning parser: qwen3", "Tool-call parser: hermes"]
     found = preflight.with_demo(settings("--reasoning-parser", "none", "--served-model-name", "x"))
     assert (found.served_model_name, found.reasoning_parser) == (["x"], None)
 

@@ -1,86 +1,39 @@
-"""What the server tells about itself, and how its log lines look."""
+"""`dovetail info`: what the server would make of a model, without torch."""
 
 from __future__ import annotations
 
-import io
-import logging
-import re
+import json
+import subprocess
 import sys
-import types
+from pathlib import Path
 
 import pytest
 
-from conftest import Harness
-from dovetail import log, utils
+from dovetail_server.cli import main as dovetail
 
 
-def test_models(harness: Harness) -> None:
-    """Every served name is listed, with OpenAI's fields and the context length."""
-    body = harness.get("/v1/models").json()
-    assert body["object"] == "list"
-    assert [model["id"] for model in body["data"]] == ["tiny", "tiny-too"]
-    model = harness.get("/v1/models/tiny-too").json()
-    assert model == body["data"][1]
-    assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "dovetail", 512)
-    assert harness.get("/v1/models/other").status_code == 404
+def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo model: architecture, template, what each switch does, parsers with scores."""
+    assert dovetail(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert "Qwen3ForCausalLM" in shown
+    assert "reasoning parser   qwen3: it scores 1.00 for the chat template, and reads a rendered reply back" in shown
+    assert "  thinking off     does not think" in shown
+    assert dovetail(["info", "--json", "--chat-template", "glm47"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
+    assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
 
 
-def test_model_and_server_info(harness: Harness) -> None:
-    """Both spellings of each route answer alike; settings, engine and load are there."""
-    info = harness.get("/get_model_info").json()
-    assert info == harness.get("/model_info").json()
-    assert info["is_generation"] is True
-    assert info["preferred_sampling_params"] == {"temperature": 0.6, "top_k": 20}
-    server = harness.get("/get_server_info").json()
-    assert server.keys() == harness.get("/server_info").json().keys()
-    assert server["port"] == harness.settings.port
-    assert server["engine"]["architecture"] == "FakeForCausalLM"
-    assert server["internal_states"][0]["num_running"] == 0
+def test_info_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without a model, and a template that is none."""
+    assert dovetail(["info", str(tmp_path)]) == 2
+    assert "no config.json" in capsys.readouterr().err
+    assert dovetail(["info", "--chat-template", "qwen33"]) == 2
+    assert "did you mean 'qwen3'" in capsys.readouterr().err
 
 
-def test_openai_sampling_defaults(folder: object, make_harness: object) -> None:
-    """`--sampling-defaults openai` leaves the model's generation config aside."""
-    harness = make_harness(sampling_defaults="openai")  # type: ignore[operator]
-    harness.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
-    assert harness.engine.submits[-1].params.temperature == 1.0
-
-
-def test_flush_cache(harness: Harness) -> None:
-    """GET and POST both reach the engine."""
-    assert harness.get("/flush_cache").json() == {"ok": True}
-    assert harness.post("/flush_cache").json() == {"ok": True}
-
-
-def test_docs_are_served(harness: Harness) -> None:
-    """`/docs` is a page."""
-    assert "<html" in harness.get("/docs").text
-
-
-def test_log_lines_have_the_common_form() -> None:
-    """The time stands in brackets; a level is named where it is not plain information."""
-    stream = io.StringIO()
-    logger = log.setup("info", stream)
-    try:
-        logger.info("Prefill batch. #new-seq: %d", 1)
-        logging.getLogger("dovetail.engine").warning("odd")
-        logger.debug("hidden")
-    finally:
-        logger.handlers.clear()
-        logger.propagate = True
-    first, second = stream.getvalue().splitlines()
-    assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Prefill batch\. #new-seq: 1", first)
-    assert second.endswith("] WARNING: odd")
-
-
-def test_print_highlight_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a notebook text is shown bold, line by line, and only `<strong>` counts as markup."""
-    shown: list[str] = []
-    ipython = types.ModuleType("IPython")
-    ipython.get_ipython = object  # type: ignore[attr-defined]
-    display = types.ModuleType("IPython.display")
-    display.HTML = str  # type: ignore[attr-defined]
-    display.display = shown.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    utils.print_highlight("<strong>a</strong>\n<script>b</script>")
-    assert "<strong>a</strong><br>&lt;script&gt;b&lt;/script&gt;" in shown[0]
+def test_info_imports_no_torch() -> None:
+    """It starts at once."""
+    code = "import sys; from dovetail_server.cli import main; main(['info']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.text.chat import ChatTemplate, RenderedChat
+from dovetail.text.templates import builtin_templates
 from dovetail.text.tokenizer import Tokenizer
 
 CHATML = """\
@@ -263,7 +264,7 @@ def test_a_model_without_a_template_says_what_to_do() -> None:
 def test_the_operators_template_wins(tmp_path: Path, byte_level: Tokenizer) -> None:
     """`--chat-template FILE` replaces the model's; a file that cannot serve is an error that names it."""
     path = tmp_path / "mine.jinja"
-    with pytest.raises(ConfigError, match=r"mine\.jinja.*No such file"):
+    with pytest.raises(ConfigError, match=r"mine\.jinja.*no such file"):
         ChatTemplate.load(byte_level, path)
     path.write_text("{{ messages[0].content }}{{ eos_token }}", encoding="utf-8")
     assert ChatTemplate.load(byte_level, path).render(HELLO).text == "hello<|im_end|>"
@@ -274,3 +275,37 @@ def test_the_operators_template_wins(tmp_path: Path, byte_level: Tokenizer) -> N
     with pytest.raises(ConfigError, match="not UTF-8"):
         ChatTemplate.load(byte_level, path)
     assert ChatTemplate.load(byte_level).source == ""
+
+
+def test_a_built_in_template_is_found_by_name(byte_level: Tokenizer) -> None:
+    """`--chat-template qwen3` needs no file, both spellings work, and an unknown name gets the nearest."""
+    found = ChatTemplate.load(byte_level, "qwen3")
+    assert found.origin == "--chat-template qwen3"
+    assert found.render(HELLO).text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate.load(byte_level, "deepseek_R1").source == ChatTemplate.load(byte_level, "deepseek-r1").source
+    with pytest.raises(ConfigError, match="neither a file nor a built-in template; did you mean 'glm47'"):
+        ChatTemplate.load(byte_level, "glm48")
+
+
+@pytest.mark.parametrize("name", builtin_templates())
+def test_built_in_templates_take_text_and_parts_and_documents(name: str, byte_level: Tokenizer) -> None:
+    """Every template handles both forms of content, a system message, a tool's result, and a continued reply."""
+    chat = ChatTemplate.load(byte_level, name)
+    assert chat.content_format == "both"
+    history = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "one"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": "call00001", "content": "result"},
+        {"role": "user", "content": "two"},
+    ]
+    text = chat.render(history).text
+    assert all(part in text for part in ("be brief", "one", "result", "two"))
+    continued = chat.render([*history, {"role": "assistant", "content": "Well, "}], continue_final_message=True)
+    assert continued.text.endswith("Well, ")
+    if name not in NO_DOCUMENTS:
+        assert "a fact" in chat.render(history, documents=[{"title": "T", "text": "a fact"}]).text
+
+
+NO_DOCUMENTS = {"kimi", "kimi-k2", "glm45", "glm47", "mistral", "step3"}
+"""Families whose models were not trained on them."""

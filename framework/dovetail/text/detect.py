@@ -65,6 +65,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """Names of the parsers, None for none, and a line for the log about each that `auto` chose."""
+
+    reasoning_parser: str | None
+    tool_parser: str | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What was chosen for one kind, None for none; why; and all scores above 0, best first."""
 
@@ -100,8 +109,8 @@ def resolve_parsers(
     chat_template: str | None = None,
     select: Callable[[str, Mapping[str, str]], str | None] | None = None,
     facts: Mapping[str, str] | None = None,
-) -> tuple[str | None, str | None]:
-    """Answer `auto` for both kinds and log what was chosen and why.
+) -> Resolved:
+    """Answer `auto` for both kinds and say what was chosen and why.
 
     Args:
         registry: What is installed.
@@ -116,18 +125,18 @@ def resolve_parsers(
         ConfigError: The tokenizer's files or the template cannot be read.
     """
     given = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser}
-    names = dict(given)
+    names, notes = dict(given), []
     for kind, name in given.items():
         if name == AUTO and select is not None and (answer := select(kind, facts or {})) is not None:
             names[kind] = answer
-            logger.info("%s: %s (auto: chosen by a hook plugin)", LABELS[kind], answer)
+            notes.append(f"{LABELS[kind]}: {answer} (auto: chosen by a hook plugin)")
     wanted = [kind for kind, name in names.items() if name == AUTO]
     if wanted:
         for kind, found in detect(registry, folder, chat_template, wanted).items():
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {FLAGS[kind]} none turns it off"
-            logger.info("%s: %s (auto: %s%s)", LABELS[kind], found.name or "none", found.why, fix)
-    return names["reasoning_parser"], names["tool_parser"]
+            notes.append(f"{LABELS[kind]}: {found.name or 'none'} (auto: {found.why}{fix})")
+    return Resolved(names["reasoning_parser"], names["tool_parser"], tuple(notes))
 
 
 def detect(

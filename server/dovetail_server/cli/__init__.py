@@ -11,6 +11,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": ("dovetail_server.cli.serve", "serve a model over HTTP"),
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
+    "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
     "version": ("dovetail_server.cli.version", "print the version"),
 }
 

@@ -35,7 +35,7 @@ def template_path(choice: str | os.PathLike[str]) -> Path:
     if name in names:
         return FOLDER / f"{name}.jinja"
     if os.sep in text or path.suffix:
-        raise ConfigError(f"--chat-template {text!r}: No such file; give a Jinja template file")
+        raise ConfigError(f"--chat-template {text!r}: no such file; give a Jinja template file")
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"built in: {', '.join(names)}"
     raise ConfigError(f"--chat-template {text!r}: neither a file nor a built-in template; {hint}")

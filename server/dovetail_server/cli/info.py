@@ -1,0 +1,146 @@
+"""`dovetail info MODEL`: what the server would make of a model folder, and why. Loads no weights and no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ConfigError, RequestError
+
+SHOWN = 3
+"""How many parsers of each kind are listed."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `dovetail info`.
+
+    Args:
+        argv: The arguments after `info`.
+
+    Returns:
+        The exit code; wrong arguments exit with 2 through `SystemExit`.
+    """
+    parser = argparse.ArgumentParser(prog="dovetail info", description="Show what the server makes of a model folder.")
+    parser.add_argument("model", nargs="?", help="model folder; the bundled demo model if not given")
+    parser.add_argument("--tokenizer-path", help="folder with the tokenizer, if it is another one")
+    parser.add_argument("--chat-template", help="Jinja file or built-in name, instead of the model's own template")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    try:
+        facts = info(args.model, args.tokenizer_path, args.chat_template)
+    except ConfigError as error:
+        print(f"dovetail info: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else table(facts))
+    return 0
+
+
+def info(model: str | None, tokenizer_path: str | None = None, chat_template: str | None = None) -> dict[str, Any]:
+    """Collect the facts.
+
+    Raises:
+        ConfigError: The folder, the tokenizer's files or the template cannot be read.
+    """
+    from dovetail.plugins import Registry
+    from dovetail.text.chat import ChatTemplate
+    from dovetail.text.detect import detect
+    from dovetail.text.tokenizer_files import TokenizerFiles
+    from dovetail_server.preflight import read_json
+
+    if model is None:
+        from dovetail.demo import MODEL_DIR
+
+        model = str(MODEL_DIR)
+    folder = Path(model)
+    config = read_json(folder / "config.json", f"model path {model!r}")
+    texts = Path(tokenizer_path) if tokenizer_path else folder
+    files = TokenizerFiles.read(texts)
+    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
+    found = detect(Registry.scan(), texts, chat_template)
+    return {
+        "model": model,
+        "architecture": (config.get("architectures") or [None])[0],
+        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        "context_length": config.get("max_position_embeddings"),
+        "weights_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        "chat_template": {
+            "from": template.origin if template.source else None,
+            "names": sorted(files.chat_templates),
+            "content_format": template.content_format if template.source else None,
+            "thinking": thinking_states(template, found["reasoning_parser"].name),
+        },
+        "sampling_defaults": {k: files.generation_config[k] for k in sorted(SAMPLING & files.generation_config.keys())},
+        **{
+            kind: {
+                "name": one.name,
+                "why": one.why,
+                "scores": [{"name": s.name, "score": s.score, "reads_back": s.reads_back} for s in one.scores],
+            }
+            for kind, one in found.items()
+        },
+    }
+
+
+SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
+SWITCHES: dict[str, dict[str, Any]] = {
+    "no switch": {},
+    "thinking on": {"enable_thinking": True, "thinking": True},
+    "thinking off": {"enable_thinking": False, "thinking": False},
+}
+STATES = {"in": "thinks at once", "out": "does not think", "open": "may think"}
+
+
+def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, str]:
+    """Say what the generation prompt leaves for each switch; empty without a template or a parser."""
+    from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+    from dovetail.plugins import Registry
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned
+    from dovetail.testing.parsers import BytesTokenizer
+    from dovetail.text.output import make_parser
+
+    if not template.source or reasoning_parser is None:
+        return {}
+    record = Registry.scan().resolve("reasoning_parser", reasoning_parser)
+    plugin: ReasoningParser = import_planned(as_planned(record))()
+    states = {}
+    for label, switches in SWITCHES.items():
+        try:
+            tail = template.render([{"role": "user", "content": "x"}], template_kwargs=switches).tail
+        except RequestError as error:
+            states[label] = f"the template refuses: {error}"
+            continue
+        machine = make_parser(plugin.spec(BytesTokenizer(), template, ParserRequest(template_kwargs=switches)))
+        states[label] = STATES[machine.prime(tail).value]
+    return states
+
+
+def table(facts: dict[str, Any]) -> str:
+    """Lay the facts out for reading."""
+    template = facts["chat_template"]
+    size = facts["weights_bytes"] / 2**20
+    lines = [
+        f"model              {facts['model']}",
+        f"architecture       {facts['architecture']}, {facts['dtype']}, context {facts['context_length']}",
+        f"weights            {size:,.1f} MiB of safetensors",
+        f"chat template      {describe_template(template)}",
+    ]
+    lines += [f"  {label:<17}{state}" for label, state in template["thinking"].items()]
+    if facts["sampling_defaults"]:
+        lines.append("sampling defaults  " + ", ".join(f"{k} {v}" for k, v in facts["sampling_defaults"].items()))
+    for kind, label in (("reasoning_parser", "reasoning parser"), ("tool_parser", "tool-call parser")):
+        one = facts[kind]
+        lines.append(f"{label}   {one['name'] or 'none'}: {one['why']}")
+        lines += [f"  {s['score']:.2f}  {s['name']}" for s in one["scores"][:SHOWN]]
+    return "\n".join(lines)
+
+
+def describe_template(template: dict[str, Any]) -> str:
+    """Say in one line where the template comes from."""
+    if template["from"] is None:
+        return "none"
+    names = f" ({', '.join(template['names'])})" if len(template["names"]) > 1 else ""
+    return f"from {template['from']}{names}, content as {template['content_format']}"

@@ -1,0 +1,96 @@
+"""`auto`: which parsers a model gets, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.demo import MODEL_DIR
+from dovetail.plugins import Registry
+from dovetail.text.detect import detect, resolve_parsers
+from dovetail.text.templates import FOLDER
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of templates
+
+from test_round_trip import CASES, STYLES
+
+REGISTRY = Registry.scan()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_familys_template_is_recognised(name: str, tmp_path: Path) -> None:
+    """The parsers that read a template's replies are the ones that are chosen for it."""
+    path = next(path for folder in (FOLDER, STYLES) if (path := folder / f"{name}.jinja").is_file())
+    found = detect(REGISTRY, tmp_path, str(path))
+    assert found["reasoning_parser"].name == CASES[name].reasoning
+    assert found["tool_parser"].name == CASES[name].tools
+
+
+def test_the_demo_model_is_recognised() -> None:
+    """The choice names its reason."""
+    found = resolve_parsers(REGISTRY, MODEL_DIR, reasoning_parser="auto", tool_parser="auto")
+    assert (found.reasoning_parser, found.tool_parser) == ("qwen3", "hermes")
+    assert found.notes[0] == (
+        "Reasoning parser: qwen3 (auto: it scores 1.00 for the chat template, and reads a rendered reply back; "
+        "--reasoning-parser none turns it off)"
+    )
+
+
+def test_a_name_or_none_is_left_alone(tmp_path: Path) -> None:
+    """Only `auto` is answered; a hook plugin's answer comes first."""
+    found = resolve_parsers(REGISTRY, tmp_path, reasoning_parser="kimi", tool_parser=None)
+    assert (found.reasoning_parser, found.tool_parser, found.notes) == ("kimi", None, ())
+    found = resolve_parsers(
+        REGISTRY,
+        tmp_path,
+        reasoning_parser="auto",
+        tool_parser="auto",
+        select=lambda kind, facts: "glm45" if kind == "tool_parser" else None,
+    )
+    assert (found.reasoning_parser, found.tool_parser) == (None, "glm45")
+    assert "chosen by a hook plugin" in found.notes[0]
+    assert "the model has no chat template" in found.notes[1]
+
+
+def test_the_tokenizers_word_counts(tmp_path: Path) -> None:
+    """`response_template` names a parser, or its description of replies is evidence like the template's text."""
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"response_template": "kimi_k2", "chat_template": "{{ messages }}"}))
+    assert detect(REGISTRY, tmp_path)["reasoning_parser"].name == "kimi-k2"
+    assert "response_template" in detect(REGISTRY, tmp_path)["tool_parser"].why
+    described = {"response_schema": {"x-regex": "\\[TOOL_CALLS\\](?P<calls>.*)"}, "chat_template": "{{ messages }}"}
+    config.write_text(json.dumps(described))
+    assert detect(REGISTRY, tmp_path)["tool_parser"].name == "mistral"
+
+
+def test_a_template_that_nobody_knows(tmp_path: Path) -> None:
+    """Nothing is guessed: none, with the reason."""
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    found = detect(REGISTRY, tmp_path)
+    assert {one.name for one in found.values()} == {None}
+    assert found["reasoning_parser"].why == "no installed parser knows the chat template"
+
+
+def test_an_unknown_family_is_tested_by_reading_back(tmp_path: Path) -> None:
+    """A template without any known turn markers that prints `<think>` blocks gets a parser that reads them."""
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>"
+        "\n\n{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    best = detect(REGISTRY, tmp_path)["reasoning_parser"]
+    assert best.name is not None
+    assert best.scores[0].reads_back is True
+
+
+def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A stranger's parser that cannot be imported costs a warning, not the server."""
+    registry = Registry.scan()
+    registry.add("reasoning_parser", "broken", "no_such_module_anywhere:Parser")
+    with caplog.at_level(logging.WARNING):
+        assert detect(registry, MODEL_DIR)["reasoning_parser"].name == "qwen3"
+    assert "auto passes over" in caplog.text
