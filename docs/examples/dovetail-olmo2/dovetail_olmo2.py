@@ -1,0 +1,112 @@
+"""OLMo 2: Llama with the norms behind attention and MLP, and an RMS norm over all queries and one over all keys.
+
+Weights: as `Olmo2ForCausalLM` of transformers writes them. Source: arXiv:2501.00656.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, WeightRule
+from dovetail.layers import ops
+from dovetail.layers.attention import attend
+from dovetail.layers.embedding import Embedding, LMHead
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.rotary import Rotary
+from dovetail.layers.transformer import GatedMLP, SelfAttention
+from dovetail.runtime.hf_config import dense_config
+
+LAYER = r"model\.layers\.(\d+)\."
+RULES = (
+    WeightRule(r"model\.embed_tokens\.weight", "embed.weight"),
+    WeightRule(LAYER + r"self_attn\.([qkv])_proj\.(weight|bias)", r"layers.\1.attention.qkv.\3", r"\2"),
+    WeightRule(LAYER + r"self_attn\.o_proj\.(weight|bias)", r"layers.\1.attention.out.\2"),
+    WeightRule(LAYER + r"self_attn\.([qk])_norm\.weight", r"layers.\1.attention.\2_norm.weight"),
+    WeightRule(LAYER + r"mlp\.(gate|up)_proj\.weight", r"layers.\1.mlp.gate_up.weight", r"\2"),
+    WeightRule(LAYER + r"mlp\.down_proj\.weight", r"layers.\1.mlp.down.weight"),
+    WeightRule(LAYER + r"post_attention_layernorm\.weight", r"layers.\1.attention_norm.weight"),
+    WeightRule(LAYER + r"post_feedforward_layernorm\.weight", r"layers.\1.mlp_norm.weight"),
+    WeightRule(r"model\.norm\.weight", "norm.weight"),
+    WeightRule(r".*rotary_emb\.inv_freq", ""),
+)
+
+
+class Olmo2Attention(SelfAttention):
+    """Self-attention whose queries, and whose keys, are normalised across all heads before rotation."""
+
+    def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
+        bias = bool(config.extra["bias"])
+        super().__init__(config, index, ctx, qkv_bias=bias, out_bias=bias)
+        self.q_norm = RMSNorm(self.hq * self.d, config.norm_eps, ctx)
+        self.k_norm = RMSNorm(self.hk * self.d, config.norm_eps, ctx)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Map `[T, H]` to `[T, H]`."""
+        hq, hk, d = self.hq, self.hk, self.d
+        q, k, v = self.qkv(x).split((hq * d, hk * d, hk * d), dim=-1)
+        qk = torch.cat((self.q_norm(q.contiguous())[0], self.k_norm(k.contiguous())[0]), dim=-1)
+        qk = ops.norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
+        attended = attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch)
+        out: Tensor = self.out(attended.view(-1, hq * d))
+        return out
+
+
+class Olmo2Layer(nn.Module):
+    """Attention and MLP, each normalised before it is added."""
+
+    def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self.attention = Olmo2Attention(config, index, ctx)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        self.mlp = GatedMLP(config, ctx)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Map `[T, H]` to `[T, H]`."""
+        x = x + self.attention_norm(self.attention(x, rope, batch))[0]
+        out: Tensor = x + self.mlp_norm(self.mlp(x))[0]
+        return out
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm, output head."""
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings, ctx)
+        self.layers = nn.ModuleList(Olmo2Layer(config, index, ctx) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.lm_head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
+
+    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map token ids `[T]` to final hidden states `[T, H]`."""
+        x, rope = self.embed(ids), self.rotary(batch.positions)
+        for layer in self.layers:
+            x = layer(x, rope, batch)
+        hidden: Tensor = self.norm(x)[0]
+        return hidden
+
+
+class Olmo2(ModelPlugin):
+    """Serves `Olmo2ForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("Olmo2ForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        """Translate `config.json`."""
+        return dense_config(hf, bias=bool(hf.get("attention_bias", False)))
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
+        """Build the module; weights are loaded afterwards."""
+        return Decoder(config, ctx)
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        """Say where each tensor of the checkpoint goes."""
+        return (*RULES, WeightRule(r"lm_head\.weight", "" if config.tie_word_embeddings else "lm_head.weight"))
