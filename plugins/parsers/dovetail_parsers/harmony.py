@@ -133,6 +133,8 @@ class HarmonyParser(Machine):
                 self._end_header()
             self._between = False
             self._add(marker)
+            if len(self._header) > MAX_HEADER:
+                self._give_up("")
         return True
 
     def _sink(self, text: str) -> None:
@@ -159,9 +161,13 @@ class HarmonyParser(Machine):
         room = MAX_HEADER - len(self._header)
         self._add(text[: room + 1])
         if len(text) > room:
-            written, self._header, self._written = self._written, "", ""
-            self._phase, self._preamble = Phase.OUT, False
-            self._text(ContentDelta, written + text[room + 1 :])
+            self._give_up(text[room + 1 :])
+
+    def _give_up(self, text: str) -> None:
+        """A header is too long to be one: it is content, and so is the text behind it."""
+        written, self._header, self._written = self._written, "", ""
+        self._phase, self._preamble = Phase.OUT, False
+        self._text(ContentDelta, written + text)
 
     def _add(self, text: str) -> None:
         self._header += text
