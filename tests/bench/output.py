@@ -118,12 +118,20 @@ def combinations(tokenizer: Tokenizer) -> list[Pair]:
     return pairs
 
 
-def random_text(rng: random.Random) -> str:
-    """Marker soup: whole and cut markers, calls, prefixes, late markers, many-byte characters, truncation."""
+def random_text(rng: random.Random, pair: Pair) -> str:
+    """Marker soup: whole and cut markers, calls, prefixes, late markers, many-byte characters, truncation.
+
+    A third is of the pair's own format, the rest of any.
+    """
+    own = [call for call in CALLS if starts(pair, call)]
+    if pair.spec.reasoning is not None:
+        own += [pair.spec.reasoning.start, pair.spec.reasoning.end]
     parts = []
     for _ in range(rng.randrange(1, 9)):
         kind = rng.random()
-        if kind < 0.4:
+        if own and rng.random() < 1 / 3:
+            parts.append(rng.choice(own))
+        elif kind < 0.4:
             parts.append(rng.choice(PLAIN))
         elif kind < 0.6:
             parts.append(rng.choice(TOKENS))
@@ -169,7 +177,7 @@ def mismatches(num_pairs: int, seed: int) -> Iterator[str]:
     pairs = combinations(tokenizer)
     for number in range(0, num_pairs, CHUNKINGS):
         pair = pairs[number // CHUNKINGS % len(pairs)]
-        text = random_text(rng)
+        text = random_text(rng, pair)
         tail = rng.choice([None, *TAILS])
         reason = rng.choice(["stop", "length"])
         as_ids = rng.random() < 0.5
