@@ -51,6 +51,16 @@ def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(63, 100), (896, 896), (300, 2050), (4100, 64)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> None:
+    """One row times a matrix equals the reference, for sizes off the tiles."""
+    x, weight = random(1, shape[1], dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    bias = random(shape[0], dtype=dtype, seed=2) if with_bias else None
+    close(fused.linear(x, weight, bias), reference.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [63, 1024, 2000])
 def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
     """The fused gate equals the reference for widths off the block size."""

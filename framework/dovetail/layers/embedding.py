@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.model import BuildContext
+from dovetail.layers import ops
 from dovetail.layers.base import Layer
 from dovetail.layers.linear import can_prepack, packed_linear, prepack
 
@@ -41,4 +42,4 @@ class LMHead(Layer):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._packed is not None:
             return packed_linear(hidden, self._packed, None)
-        return F.linear(hidden, self._tied[0].weight if self._tied else self.weight)
+        return ops.linear(hidden, self._tied[0].weight if self._tied else self.weight, None)

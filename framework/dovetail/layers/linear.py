@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.model import BuildContext
+from dovetail.layers import ops
 from dovetail.layers.base import Layer
 
 
@@ -58,7 +58,9 @@ class Linear(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self._packed is not None:
             return packed_linear(x, self._packed, self.bias)
-        return F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+        if self.weight is None:
+            raise RuntimeError("the weight was repacked and lost")
+        return ops.linear(x, self.weight, self.bias)
 
 
 def can_prepack(weight: Tensor) -> bool:

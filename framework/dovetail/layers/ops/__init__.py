@@ -27,6 +27,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return found
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.linear`."""
+    found: Tensor = _implementation(x).linear(x, weight, bias)
+    return found
+
+
 def _implementation(x: Tensor) -> ModuleType:
     if not x.is_cuda:
         return reference
@@ -35,4 +41,4 @@ def _implementation(x: Tensor) -> ModuleType:
     return fused
 
 
-__all__ = ["add_rms_norm", "norm_rotate", "silu_and_mul"]
+__all__ = ["add_rms_norm", "linear", "norm_rotate", "silu_and_mul"]

@@ -6,15 +6,33 @@ They compute in float32 and round where the reference rounds. T tokens, H hidden
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dovetail.layers.ops.gemv import gemv
+from dovetail.layers.ops.pdl import launch_options
 
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x, residual, weight, out, total, eps, stride_x, H: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    eps,
+    stride_x,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < H
@@ -41,6 +59,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     _add_rms_norm_kernel[(num,)](
         x, x if residual is None else residual, weight, out, total, eps, x.stride(0),
         H=width, BLOCK=block, HAS_RESIDUAL=residual is not None, num_warps=min(8, max(1, block // 256)),
+        **launch_options(x),
     )  # fmt: skip
     return out, total
 
@@ -48,8 +67,11 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 @triton.jit
 def _norm_rotate_kernel(
     x, weight, cos, sin, out, eps, stride_token, stride_head,
-    N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, HALF)
     inside = at < D // 2
@@ -79,12 +101,16 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     _norm_rotate_kernel[(num, heads)](
         x, x if weight is None else weight, cos, sin, out, eps, x.stride(0), x.stride(1),
         N=heads, D=dim, HALF=triton.next_power_of_2(dim // 2), HAS_NORM=weight is not None, num_warps=1,
+        **launch_options(x),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < WIDTH
@@ -100,5 +126,14 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     num, width = gate_up.shape[0], gate_up.shape[1] // 2
     gate_up = gate_up.contiguous()
     out = torch.empty(num, width, dtype=gate_up.dtype, device=gate_up.device)
-    _silu_and_mul_kernel[(num, triton.cdiv(width, 1024))](gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4)
+    _silu_and_mul_kernel[(num, triton.cdiv(width, 1024))](
+        gate_up, out, WIDTH=width, BLOCK=1024, num_warps=4, **launch_options(out)
+    )
     return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.linear`: a kernel of our own for one row, cuBLAS for more."""
+    if x.shape[0] == 1 and x.is_contiguous() and weight.is_contiguous():
+        return gemv(x, weight, bias)
+    return F.linear(x, weight, bias)

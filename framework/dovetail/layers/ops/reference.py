@@ -55,3 +55,8 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     if weight is not None:
         x = rms_norm(x, weight, eps)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x Wᵀ + b` for `x` `[T, in]` and `weight` `[out, in]`."""
+    return F.linear(x, weight, bias)

@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.layers.ops.pdl import launch_options
 
 LOG2E = 1.4426950408889634
 
@@ -24,8 +26,11 @@ def _split_kernel(
     q, kv, page_table, rows, seq_lens, part, part_max, part_sum,
     scale, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
     HQ: tl.constexpr, G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+    P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     b, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seq_lens + b).to(tl.int32)
     first = 0
@@ -70,7 +75,11 @@ def _merge_kernel(
     part, part_max, part_sum, seq_lens, sinks, out, stride_ob, stride_oh,
     HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     b, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(seq_lens + b).to(tl.int32)
     first = 0
@@ -143,10 +152,11 @@ def decode(
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         HQ=hq, G=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=d, BLOCK_D=block_d,
         P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=splits, WINDOW=window, num_warps=4, num_stages=2,
+        **launch_options(q),
     )  # fmt: skip
     _merge_kernel[(num, hq)](
         part, part_max, part_sum, batch.seq_lens, layer.sinks if layer.sinks is not None else part_max, out,
         out.stride(0), out.stride(1),
         HQ=hq, D=d, BLOCK_D=block_d, BLOCK_N=block_n, NUM_SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
-        WINDOW=window, SINKS=layer.sinks is not None, num_warps=2,
+        WINDOW=window, SINKS=layer.sinks is not None, num_warps=2, **launch_options(q),
     )  # fmt: skip

@@ -12,8 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.layers.ops.pdl import launch_options
 
 LOG2E = 1.4426950408889634
 
@@ -25,7 +27,11 @@ def _extend_kernel(
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     tile, head = tl.program_id(0), tl.program_id(1)
     request = tl.program_id(2) + first_request
     start, end = tl.load(q_starts + request), tl.load(q_starts + request + 1)
@@ -106,4 +112,5 @@ def extend(q: Tensor, kv: Tensor, layer: AttentionLayer, batch: ForwardBatch, ou
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         G=group, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=64 if d <= 128 else 32,
         WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None, num_warps=4, num_stages=2,
+        **launch_options(q),
     )  # fmt: skip

@@ -8,13 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dovetail.layers.ops.pdl import launch_options
 
 
 @triton.jit
 def _write_kernel(
     k, v, kv, slots, stride_k, stride_v, stride_page, stride_half, stride_token,
-    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot < 0:
@@ -38,5 +44,5 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     width = k.shape[1] * k.shape[2]
     _write_kernel[(k.shape[0],)](
         k, v, kv, slots, k.stride(0), v.stride(0), kv.stride(0), kv.stride(1), kv.stride(2),
-        P=kv.shape[2], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4,
+        P=kv.shape[2], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4, **launch_options(k),
     )  # fmt: skip
