@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 import requests
+from clean_env import CleanEnv, build_wheel, free_port
 
 from dovetail.demo import MODEL_DIR
 from dovetail.utils import wait_for_server
@@ -40,65 +37,6 @@ TINY = {
     "tie_word_embeddings": True,
     "dtype": "float32",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class CleanEnv:
-    """A virtual environment with our wheels; other requirements are those of the running environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        venv.create(folder / "env", with_pip=False)
-        self.bin = folder / "env/bin"
-        (self.site,) = (folder / "env/lib").glob("python3*/site-packages")
-        (self.site / "requirements.pth").write_text(str(link_requirements(folder / "requirements")))
-
-    def install(self, *wheels: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python")]
-        flags = ["--quiet", "--no-deps", "--no-index", "--no-warn-script-location", "--disable-pip-version-check"]
-        self.run(*pip, "install", *flags, *map(str, wheels))
-
-    def run(self, *command: str, code: int = 0) -> str:
-        """Run a command outside the tree and return what it prints, standard error included."""
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
-
-    def python(self, *lines: str) -> str:
-        return self.run(str(self.bin / "python"), "-c", "\n".join(lines))
-
-
-def link_requirements(folder: Path) -> Path:
-    """Fill a folder with links to all that is installed here, except Dovetail and what belongs to the example."""
-    folder.mkdir()
-    for site in {Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}:
-        for item in site.iterdir():
-            ours = "dovetail" in item.name or item.suffix == ".pth"
-            if not ours and not (folder / item.name).exists():
-                (folder / item.name).symlink_to(item)
-    return folder
-
-
-def build_wheel(project: Path, target: Path) -> Path:
-    before = set(target.glob("*.whl"))
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
-    (wheel,) = set(target.glob("*.whl")) - before
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -206,5 +144,5 @@ def test_removed_entry_point_is_not_installed(tmp_path: Path, wheels: tuple[Path
     (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     flags = ("--model-path", str(model), "--load-format", "dummy", "--reasoning-parser", "qwen3")
     out = env.run(str(env.bin / "dovetail"), "serve", *flags, code=2)
-    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, deepseek-r1; " in out
+    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, deepseek-r1, " in out
     assert "Traceback" not in out

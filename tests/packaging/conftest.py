@@ -1,0 +1,8 @@
+"""The helpers beside this file are importable, as `tests/server` has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,146 @@
+"""Every kind of plugin beside the built wheel: the example packages, and what `dovetail plugin new` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from clean_env import CleanEnv, build_wheel, free_port
+
+from dovetail.demo import MODEL_DIR
+from dovetail.plugins import KINDS
+from dovetail.utils import wait_for_server
+
+pytestmark = pytest.mark.install
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent for path in (ROOT / "docs/examples").glob("*/pyproject.toml"))
+NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> CleanEnv:
+    """An environment with the built wheel and every example, installed by pip from their folders."""
+    folder = tmp_path_factory.mktemp("examples")
+    env = CleanEnv(folder)
+    env.install(build_wheel(ROOT, folder))
+    copies = [Path(shutil.copytree(path, folder / "src" / path.name)) for path in EXAMPLES]
+    env.install(*copies)
+    return env
+
+
+@contextmanager
+def serving(clean: CleanEnv, *flags: str) -> Iterator[str]:
+    """Run a server of the clean environment; its address."""
+    port = free_port()
+    command = [str(clean.bin / "dovetail"), "serve", *flags, "--port", str(port), "--num-threads", "1"]
+    with (clean.folder / "log").open("w") as log:
+        server = subprocess.Popen(command, cwd=clean.folder, env=clean.env, stdout=log, stderr=log)
+    try:
+        wait_for_server(f"http://127.0.0.1:{port}", timeout=120)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        code = server.wait(60)
+        print((clean.folder / "log").read_text())
+    assert code == 0
+
+
+def chat(base: str, **fields: Any) -> Any:
+    """Ask the served model; the reply."""
+    model = requests.get(f"{base}/v1/models", timeout=10).json()["data"][0]["id"]
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], **fields}
+    reply = requests.post(f"{base}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def states(base: str) -> dict[tuple[str, str], str]:
+    listed = requests.get(f"{base}/v1/plugins", timeout=10).json()["data"]
+    return {(item["kind"], item["name"]): item["state"] for item in listed}
+
+
+def test_there_is_an_example_of_every_kind_and_each_is_small() -> None:
+    """Each kind has a package, whose module has fewer than 150 lines."""
+    groups = {kind.entry_point_group for kind in KINDS.values()}
+    found = {group for path in EXAMPLES for group in groups if f'"{group}"' in (path / "pyproject.toml").read_text()}
+    assert found == groups
+    for module in (module for path in EXAMPLES for module in path.glob("dovetail_*.py")):
+        assert len(module.read_text(encoding="utf-8").splitlines()) < 150, module
+
+
+def test_examples_pass_the_kit(clean: CleanEnv) -> None:
+    """Each example's own tests, the conformance kit among them, pass against what is installed."""
+    tests = [str(path) for path in sorted((clean.folder / "src").glob("*/test_*.py"))]
+    assert len(tests) == len(EXAMPLES)
+    out = clean.run(str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert " passed" in out
+
+
+def test_doctor_finds_nothing_wrong(clean: CleanEnv) -> None:
+    """With every example installed, `dovetail plugin doctor` loads them all and has nothing to say."""
+    assert "no problems" in clean.run(str(clean.bin / "dovetail"), "plugin", "doctor")
+
+
+def test_examples_serve_together(clean: CleanEnv) -> None:
+    """One server uses the examples' parsers, backend and hooks with their options, and answers right."""
+    flags = ["--reasoning-parser", "acme-r2", "--tool-call-parser", "call-tools", "--attention-backend", "blockwise"]
+    flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1"]
+    with serving(clean, *flags) as base:
+        for _ in range(2):
+            assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
+        stats = requests.get(f"{base}/x/desk/stats", timeout=10).json()
+        assert (stats["started"], stats["ended"], len(stats["last"])) == (2, 2, 1)
+        found = states(base)
+        used = [("reasoning_parser", "acme-r2"), ("tool_parser", "call-tools")]
+        for key in [*used, ("attention_backend", "blockwise"), ("hooks", "desk")]:
+            assert found[key] == "active", key
+        given = requests.get(f"{base}/get_server_info", timeout=10).json()["plugins"]
+        assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
+
+
+def test_the_models_example_serves(clean: CleanEnv) -> None:
+    """A server runs the architecture of the example, with random weights."""
+    model = clean.folder / "olmo2"
+    model.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / file).write_bytes((MODEL_DIR / file).read_bytes())
+    (model / "config.json").write_text(json.dumps(OLMO2))
+    with serving(clean, str(model), "--load-format", "dummy") as base:
+        assert chat(base, max_tokens=4)["usage"]["completion_tokens"] >= 1
+        assert states(base)["model", "Olmo2ForCausalLM"] == "active"
+
+
+def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv, tmp_path: Path) -> None:
+    """`dovetail plugin new` works offline from the wheel; pip installs each package and its tests pass."""
+    folders = []
+    for kind, name in NEW.items():
+        folder = tmp_path / kind
+        clean.run(str(clean.bin / "dovetail"), "plugin", "new", kind, name, "--dir", str(folder))
+        folders.append(folder)
+    clean.install(*folders)
+    listing = json.loads(clean.run(str(clean.bin / "dovetail"), "plugin", "list", "--json"))["data"]
+    assert set(NEW.items()) <= {(item["kind"], item["name"]) for item in listing}
+    tests = [str(path) for folder in folders for path in folder.glob("test_*.py")]
+    out = clean.run(str(clean.bin / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert " passed" in out
