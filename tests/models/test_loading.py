@@ -96,6 +96,12 @@ def test_dummy_weights_need_no_checkpoint(folder: Path) -> None:
     run(folder, load_format="dummy")
 
 
+def test_a_context_beyond_the_model_s_positions_is_refused(folder: Path) -> None:
+    """A context length that the model was not made for names both numbers and the way out."""
+    with pytest.raises(ConfigError, match=r"--context-length 600: the model has 512 positions.*rope scaling"):
+        run(folder, context_length=600)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_dtype_serves(folder: Path, dtype: str) -> None:
     """Weights are converted to the dtype asked for."""

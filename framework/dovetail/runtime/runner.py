@@ -65,7 +65,7 @@ class ModelRunner:
         self.model, self.weight_bytes = self._load(plugin, settings, folder)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes))
-        self.context_len = settings.context_length or self.config.max_position_embeddings
+        self.context_len = _context_len(settings, self.config)
         self.pool = self._make_pool(settings)
         # The pool bounds what one request can hold; the last token of a request needs no page.
         self.context_len = min(self.context_len, (self.pool.num_pages - 1) * settings.page_size)
@@ -190,6 +190,17 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _context_len(settings: EngineSettings, config: ModelConfig) -> int:
+    """The context asked for, at most the model's own: beyond it positions are untrained and answers fall apart."""
+    most = config.max_position_embeddings
+    if settings.context_length is not None and settings.context_length > most:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: the model has {most} positions (max_position_embeddings); give "
+            f"at most {most}, or extend the model by rope scaling in its config.json"
+        )
+    return settings.context_length or most
 
 
 def _useful_threads(weight_bytes: int) -> int:
