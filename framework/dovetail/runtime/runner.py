@@ -197,8 +197,8 @@ def _context_len(settings: EngineSettings, config: ModelConfig) -> int:
     most = config.max_position_embeddings
     if settings.context_length is not None and settings.context_length > most:
         raise ConfigError(
-            f"--context-length {settings.context_length}: the model has {most} positions (max_position_embeddings); give "
-            f"at most {most}, or extend the model by rope scaling in its config.json"
+            f"--context-length {settings.context_length}: the model has {most} positions (max_position_embeddings); "
+            f"give at most {most}, or extend the model by rope scaling in its config.json"
         )
     return settings.context_length or most
 
