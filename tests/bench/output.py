@@ -254,6 +254,8 @@ def curve() -> None:
         "newlines": ("qwen3 + hermes", "", "\n"),
         "closing tags": ("none + qwen3-coder", "<tool_call><function=f><parameter=q>", "</parameter> "),
         "spaces behind a tag": ("none + qwen3-coder", "<tool_call><function=f><parameter=q></parameter>", " "),
+        "spaces between tags": ("none + qwen3-coder", "<tool_call><function=f>", " "),
+        "stray text": ("none + qwen3-coder", "<tool_call><function=f>", " x "),
         "harmony markers": ("gpt-oss + gpt-oss", "", "<|channel|>"),
         "nested arguments": ("none + hermes", '<tool_call>{"name": "f", "arguments": ', "["),
     }

@@ -85,6 +85,7 @@ class TaggedCalls(ToolBody):
         self._at_start = False
         self._closer = ""
         self._gap: list[str] = []
+        self._space: list[str] = []
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -157,15 +158,24 @@ class TaggedCalls(ToolBody):
             self._head_len += len(text)
             if self._call is None and self._head_len > MAX_HEAD:
                 self._break()
+        elif self._call is not None:
+            self._stray(text)
         elif not text.isspace():
-            if self._call is None:
-                self._break()
-            else:
-                self._out.append(Malformed("tool_call", text))
+            self._break()
+
+    def _stray(self, text: str) -> None:
+        """Text between the tags of a call belongs to none: it goes out, without the whitespace around it."""
+        if text.isspace():
+            self._space.append(text)
+            return
+        kept = text.rstrip()
+        self._out.append(Malformed("tool_call", "".join([*self._space, kept])))
+        self._space[:] = [text[len(kept) :]]
 
     def _tag(self, tag: str, start: int, end: int) -> int:
         """Take a tag that stands from `start` to `end`; return where to read on."""
         tags = self._tags
+        self._space.clear()
         if self._call is None:
             self._raw.append(tag)
         if self._at == "call":
@@ -271,6 +281,7 @@ class TaggedCalls(ToolBody):
             self._args("}" if self._num_keys else "{}")
         self._out.append(ToolEnd(self._call))
         self._call = None
+        self._space.clear()
         self._begin_head(self._first)
 
     def _args(self, json: str) -> None:
