@@ -1,0 +1,94 @@
+"""The public names that plugins use, with their signatures, read from the code.
+
+`lines()` is what `tests/plugins/golden/public_api.txt` holds; `generate.py` beside this file makes the reference page
+of the same facts. What is listed here only grows within one version of an API.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import dovetail
+from dovetail import contracts, plugins, testing
+from dovetail.plugins import KINDS, hookspecs
+
+PLUGIN_NAMES = ("CliCommands", "ConfigDraft", "HealthCheck", "KindRegistry", "ProcessContext", "RouteSet")
+"""What hook plugins use of `dovetail.plugins`."""
+CONFORMANCE = tuple(name for name in testing.__all__ if name.endswith("Conformance"))
+KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conformance_class", "run_conformance")
+
+
+def header() -> list[str]:
+    """Return the versions: a change of one of them is a version bump."""
+    kinds = ", ".join(f"{kind.name} {kind.oldest_api}-{kind.api}" for kind in KINDS.values())
+    return [f"dovetail {dovetail.__version__}", f"api {kinds}"]
+
+
+def hook_functions() -> dict[str, Any]:
+    """Return every hook specification by name, in the order of the page."""
+    return {name: value for name, value in vars(hookspecs).items() if name.startswith("dovetail_")}
+
+
+def lines() -> list[str]:
+    """Return the header and one line per public name, sorted within each part."""
+    found = [line for name in contracts.__all__ for line in of_class("contracts", name, getattr(contracts, name))]
+    found += [f"hooks.{name}{_signature(value)}" for name, value in hook_functions().items()]
+    for name in PLUGIN_NAMES:
+        value = getattr(plugins, name, None) or getattr(plugins.registry, name)
+        found += of_class("plugins", name, value)
+    found += [line for name in KIT for line in of_class("testing", name, getattr(testing, name))]
+    return [*header(), *sorted(set(found))]
+
+
+def of_class(home: str, name: str, value: Any) -> Iterator[str]:
+    """Yield the lines of one name: a class with its public members, a union, or a function."""
+    where = f"{home}.{name}"
+    if not isinstance(value, type):
+        yield f"{where}{_signature(value)}" if inspect.isroutine(value) else f"{where} = {_union(value)}"
+        return
+    if issubclass(value, enum.Enum):
+        yield from (f"{where}.{member.name} = {member.value!r}" for member in value)
+        return
+    if _has_own_init(value):
+        yield f"{where}{_signature(value)}"
+    for key, member in public_members(value):
+        yield f"{where}.{describe_member(key, member, value)}"
+
+
+def public_members(value: type) -> list[tuple[str, Any]]:
+    """Return what a class itself declares for others: methods, properties, class variables; no tests."""
+    own = {key: member for key, member in vars(value).items() if not key.startswith(("_", "test_"))}
+    own |= {key: None for key in value.__annotations__ if not key.startswith("_") and key not in own}
+    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    hidden = ("FixtureFunctionDefinition",)  # pytest's own
+    return [(key, m) for key, m in own.items() if key not in fields and type(m).__name__ not in hidden]
+
+
+def describe_member(key: str, member: Any, owner: type) -> str:
+    """Return a member's signature or type."""
+    if isinstance(member, property):
+        return f"{key} -> {inspect.signature(member.fget).return_annotation}" if member.fget else key
+    function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+    if inspect.isfunction(function):
+        return f"{key}{_signature(function)}"
+    return f"{key}: {owner.__annotations__.get(key, type(member).__name__)}"
+
+
+def _has_own_init(value: type) -> bool:
+    protocol = getattr(value, "_is_protocol", False)
+    made = dataclasses.is_dataclass(value) or hasattr(value, "__struct_fields__")
+    return not protocol and (made or "__init__" in vars(value))
+
+
+def _signature(value: Any) -> str:
+    text = str(inspect.signature(value)).replace("typing.", "").replace("collections.abc.", "")
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text.replace("<factory>", "…"))
+
+
+def _union(value: Any) -> str:
+    return " | ".join(sorted(part.__name__ for part in getattr(value, "__args__", ()))) or repr(value)
