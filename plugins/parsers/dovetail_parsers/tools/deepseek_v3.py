@@ -22,8 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"(?:\s*\w*\s*<｜tool▁sep｜>)?\s*([\w.:/\-]+)[\s`]*")
@@ -59,6 +61,24 @@ class DeepSeekV3(ToolParser):
             inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
         )
         return replace(spec, tools=tools_format)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name_of(tool)}\n```json\n",
+                json_arguments(tool),
+                "\n```<｜tool▁call▁end｜>",
+            ),
+            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            separator="\n",
+            trigger="<｜tool▁calls▁begin｜>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """DeepSeek's markers with a fence."""

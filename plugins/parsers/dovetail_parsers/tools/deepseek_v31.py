@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"\s*([\w.:/\-]+)\s*")
@@ -55,6 +57,23 @@ class DeepSeekV31(ToolParser):
             inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
         )
         return replace(spec, tools=tools_format)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<｜tool▁call▁begin｜>{name_of(tool)}<｜tool▁sep｜>",
+                json_arguments(tool),
+                "<｜tool▁call▁end｜>",
+            ),
+            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            trigger="<｜tool▁calls▁begin｜>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """DeepSeek's markers without a fence."""

@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tagged_calls import TaggedCalls, Tags
 
 _KEY = re.compile(r"(.*?)\"(?:\s+string=\"(true|false)\")?\s*", re.DOTALL)
@@ -64,6 +66,32 @@ class DeepSeekV32(ToolParser):
             inner=("｜DSML｜",),
         )
         return replace(spec, tools=tools_format)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the encoding writes them, in one section.
+
+        `auto` is free: the section's marker is text around a token, which nothing can wait for in free text.
+        """
+        if choice == "auto":
+            return None
+
+        def key(name: str, is_string: bool) -> str:
+            return f'{name}" string="{"true" if is_string else "false"}"'
+
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f'<｜DSML｜invoke name="{name_of(tool)}">\n',
+                tagged_arguments(tool, TAGS, key=key),
+                "</｜DSML｜invoke>\n",
+            ),
+            section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+            trigger="<｜DSML｜function_calls>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The tags."""

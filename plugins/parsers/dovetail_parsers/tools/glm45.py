@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tagged_calls import TaggedCalls, Tags
 
 TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
@@ -37,6 +39,23 @@ class Glm45(ToolParser):
 
         inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
         return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=body, inner=inner))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template of GLM-4.5 writes them; that of 4.7 leaves the newlines out."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<tool_call>{name_of(tool)}\n",
+                tagged_arguments(tool, TAGS, behind_key="\n"),
+                "</tool_call>",
+            ),
+            separator="\n",
+            trigger="<tool_call>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The tags of keys."""

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of, optional
 from dovetail.text.json_calls import JsonCalls
 from dovetail_parsers.harmony import HarmonyParser, Mark
 
@@ -28,6 +30,34 @@ class GptOss(ToolParser):
         """Say that calls are looked for; the machine knows how."""
         return replace(
             spec, machine=HarmonyParser, tools=ToolFormat(Mark.CHANNEL.value, Mark.CALL.value, body=JsonCalls)
+        )
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """One call on the channel of commentary, thinking before it as the model likes: `<|call|>` ends the reply.
+
+        `auto` is free: no single text tells a call's header from another message's.
+        """
+        if choice == "auto":
+            return None
+        thinking = {
+            "type": "tag",
+            "begin": "<|channel|>analysis<|message|>",
+            "content": {"type": "any_text"},
+            "end": "<|end|><|start|>assistant",
+        }
+        return calls_grammar(
+            tools,
+            choice,
+            False,
+            lambda tool: (
+                f"<|channel|>commentary to=functions.{name_of(tool)} <|constrain|>json<|message|>",
+                json_arguments(tool),
+                "<|call|>",
+            ),
+            trigger="<|channel|>commentary to=functions.",
+            before=optional(thinking),
         )
 
     def detect(self, template: TemplateView) -> float:

@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
 from dovetail.text.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"(?:functions\.)?([\w.:/\-]+?)(?::\d+)?")
@@ -55,6 +57,24 @@ class KimiK2(ToolParser):
             inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
         )
         return replace(spec, tools=tools_format)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section, each with an index in its id."""
+        index = {"type": "regex", "pattern": "[0-9]{1,4}"}
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<|tool_call_begin|>functions.{name_of(tool)}:",
+                sequence(index, text("<|tool_call_argument_begin|>"), json_arguments(tool)),
+                "<|tool_call_end|>",
+            ),
+            section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            trigger="<|tool_calls_section_begin|>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The section's marker."""

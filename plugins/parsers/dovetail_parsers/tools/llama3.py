@@ -17,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.json_calls import JsonCalls
 
 
@@ -33,6 +35,19 @@ class Llama3(ToolParser):
             return JsonCalls(new_call, known=known)
 
         return replace(spec, tools=ToolFormat("<|python_tag|>", "", body=body, before_start="", bare="{"))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template teaches them, the name first."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f'{{"name": "{name_of(tool)}", "parameters": ', json_arguments(tool), "}"),
+            separator="; ",
+            trigger='{"name": "',
+        )
 
     def detect(self, template: TemplateView) -> float:
         """Llama 3's turn markers with JSON parameters."""

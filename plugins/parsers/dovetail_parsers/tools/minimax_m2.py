@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tagged_calls import TaggedCalls, Tags
 
 TAGS = Tags(
@@ -41,6 +43,19 @@ class MiniMaxM2(ToolParser):
             return TaggedCalls(new_call, TAGS, tools)
 
         return replace(spec, tools=ToolFormat("<minimax:tool_call>", "</minimax:tool_call>", body=body))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f'<invoke name="{name_of(tool)}">\n', tagged_arguments(tool, TAGS), "</invoke>\n"),
+            section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+            trigger="<minimax:tool_call>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The section's marker."""

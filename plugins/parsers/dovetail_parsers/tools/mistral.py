@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolEvent, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.headed_calls import Head, HeadedCalls
 from dovetail.text.json_calls import JsonCalls
 
@@ -75,6 +77,18 @@ class Mistral(ToolParser):
         """Add the markers."""
         tools_format = ToolFormat("[TOOL_CALLS]", "", body=MistralCalls, before_start="", inner=("[ARGS]", "[CALL_ID]"))
         return replace(spec, tools=tools_format)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls in the later way, without ids."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"[TOOL_CALLS]{name_of(tool)}[ARGS]", json_arguments(tool), ""),
+            trigger="[TOOL_CALLS]",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The marker."""

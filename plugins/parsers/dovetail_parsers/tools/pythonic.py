@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, keyword_arguments, name_of
 from dovetail.text.pythonic_calls import PythonicCalls
 
 
@@ -32,6 +34,22 @@ class Pythonic(ToolParser):
 
         return replace(
             spec, tools=ToolFormat("<|python_start|>", "<|python_end|>", body=body, before_start="", bare="[")
+        )
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """A list of calls with keywords. `auto` is free: a list is one of calls only where it begins the answer."""
+        if choice == "auto":
+            return None
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"{name_of(tool)}(", keyword_arguments(tool), ")"),
+            section=("[", "]"),
+            separator=", ",
+            trigger="[",
         )
 
     def detect(self, template: TemplateView) -> float:

@@ -22,8 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tagged_calls import TaggedCalls, Tags
 
 TAGS = Tags(
@@ -45,6 +47,23 @@ class Qwen3Coder(ToolParser):
             return TaggedCalls(new_call, TAGS, tools)
 
         return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=body, also=(TAGS.call[0],)))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<tool_call>\n<function={name_of(tool)}>\n",
+                tagged_arguments(tool, TAGS),
+                "</function>\n</tool_call>",
+            ),
+            separator="\n",
+            trigger="<tool_call>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The tags of functions."""

@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tagged_calls import TaggedCalls, Tags
 
 TAGS = Tags(
@@ -41,6 +43,23 @@ class SeedOss(ToolParser):
             return TaggedCalls(new_call, TAGS, tools)
 
         return replace(spec, tools=ToolFormat("<seed:tool_call>", "</seed:tool_call>", body=body))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<seed:tool_call>\n<function={name_of(tool)}>\n",
+                tagged_arguments(tool, TAGS),
+                "</function>\n</seed:tool_call>",
+            ),
+            separator="\n",
+            trigger="<seed:tool_call>",
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The section's marker."""

@@ -1,0 +1,166 @@
+"""Tool calls as structural grammars, in the shape in which each format writes them.
+
+For `ToolParser.grammar`. `calls_grammar` puts calls together, alone or in one section; the functions below it write one
+call's arguments: as JSON, as tags around values, or as Python's keywords. What the grammar allows, the format's parser
+reads back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.grammar.tools import arguments_schema, chosen
+from dovetail.text.schema_types import STRING, types_of
+from dovetail.text.tagged_calls import Tags
+
+Node = Mapping[str, Any]
+Tool = Mapping[str, Any]
+NOTHING: Node = {"type": "const_string", "value": ""}
+
+
+def text(value: str) -> Node:
+    """Describe a fixed text."""
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: Node) -> Node:
+    """Describe parts that follow each other."""
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def optional(node: Node) -> Node:
+    """Describe a part that may be missing."""
+    return {"type": "or", "elements": [node, NOTHING]}
+
+
+def name_of(tool: Tool) -> str:
+    """Return a tool's name."""
+    return str(tool["function"]["name"])
+
+
+def json_arguments(tool: Tool) -> Node:
+    """Describe a call's arguments as a JSON object."""
+    return {"type": "json_schema", "json_schema": arguments_schema(tool)}
+
+
+def calls_grammar(
+    tools: Sequence[Tool],
+    choice: Any,
+    parallel: bool,
+    call: Callable[[Tool], tuple[str, Node, str]],
+    *,
+    section: tuple[str, str] | None = None,
+    separator: str = "",
+    trigger: str,
+    before: Node | None = None,
+) -> GrammarSpec:
+    """Describe the calls that a `tool_choice` allows.
+
+    Args:
+        tools: As OpenAI writes them.
+        choice: `auto`: free text in which calls may stand; else calls and nothing more.
+        parallel: Whether more than one call may be made.
+        call: What stands before a tool's arguments, the arguments, and what stands behind them.
+        section: What stands around all calls together, where the format has such markers.
+        separator: What stands between two calls.
+        trigger: What begins a call, or the section of calls, in free text.
+        before: What stands before the first call, where `choice` is not `auto`.
+    """
+    tags = [
+        {"type": "tag", "begin": begin, "content": content, "end": end}
+        for begin, content, end in map(call, chosen(tools, choice))
+    ]
+    only_one = not parallel or isinstance(choice, Mapping)
+    run: dict[str, Any] = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+    node: Node = run if section is None else {"type": "tag", "begin": section[0], "content": run, "end": section[1]}
+    if choice == "auto":
+        tags = tags if section is None else [dict(node)]
+        node = {
+            "type": "triggered_tags",
+            "triggers": [trigger],
+            "tags": [{key: value for key, value in tag.items() if key != "type"} for tag in tags],
+            "stop_after_first": only_one or section is not None,
+        }
+    elif before is not None:
+        node = sequence(before, node)
+    return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
+
+
+def tagged_arguments(
+    tool: Tool,
+    tags: Tags,
+    *,
+    key: Callable[[str, bool], str] | None = None,
+    behind_key: str = "",
+    behind_value: str = "\n",
+) -> Node:
+    """Describe a call's arguments as tags: the declared ones, in the schema's order, those that are required at least.
+
+    Args:
+        tool: The tool.
+        tags: The format's.
+        key: Writes a key between its tags, told whether its value is a string; the key alone if not given.
+        behind_key: What stands between the key's tags and the value's, where the value has an opening tag.
+        behind_value: What stands behind the value's closing tag.
+    """
+    schema = arguments_schema(tool)
+    newline = "\n" if tags.newlines else ""
+    parts = []
+    for name, declared in _properties(schema).items():
+        is_string, value = _tagged_value(declared, schema, newline + tags.value_end)
+        shown = name if key is None else key(name, is_string)
+        begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
+        part: Node = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
+        parts.append(part if name in schema.get("required", ()) else optional(part))
+    return sequence(*parts) if parts else NOTHING
+
+
+def keyword_arguments(tool: Tool) -> Node:
+    """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
+    schema = arguments_schema(tool)
+    required = [name for name in _properties(schema) if name in schema.get("required", ())]
+    others = [name for name in _properties(schema) if name not in required]
+    items = {
+        name: sequence(text(f"{name}="), _json(declared, schema)) for name, declared in _properties(schema).items()
+    }
+
+    def rest(names: Sequence[str]) -> list[Node]:
+        return [optional(sequence(text(", "), items[name])) for name in names]
+
+    if required:
+        first, *more = required
+        return sequence(items[first], *(sequence(text(", "), items[name]) for name in more), *rest(others))
+    ways = [sequence(items[name], *rest(others[at + 1 :])) for at, name in enumerate(others)]
+    return {"type": "or", "elements": [*ways, NOTHING]}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _json(declared: Any, root: Mapping[str, Any]) -> Node:
+    """Describe a JSON value; local references keep what they refer to."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    schema = {**declared, **shared} if isinstance(declared, Mapping) else True
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tagged_value(declared: Any, root: Mapping[str, Any], end: str) -> tuple[bool, Node]:
+    """Describe a value between tags, and say whether it is a string."""
+    types = types_of(declared, root)
+    if types and "string" not in types:
+        return False, _json(declared, root)
+    values = declared.get("enum") if isinstance(declared, Mapping) else None
+    if types == STRING and isinstance(values, list) and values and not any(end in str(value) for value in values):
+        return True, {"type": "or", "elements": [text(str(value)) for value in values]}
+    return True, {"type": "any_text"}

@@ -1,0 +1,184 @@
+"""The grammar of each tool format: it allows what the parser reads, and what it allows the parser reads back."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Vocabulary
+from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.tools import ToolParser
+from dovetail.grammar.structural import check
+from dovetail.text.output import make_parser, parse_full
+from dovetail.text.tokenizer import Tokenizer
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "enum": ["Paris", "Rome"]},
+                    "days": {"type": "integer", "minimum": 0, "maximum": 99},
+                    "exact": {"type": "boolean"},
+                },
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    },
+]
+ARGUMENTS = '{"city": "Paris", "days": 3}'
+_TAGGED = "<parameter=city>{0}Paris{0}</parameter>\n<parameter=days>{0}3{0}</parameter>\n"
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
+    "qwen3-coder": "<tool_call>\n<function=get_weather>\n" + _TAGGED.format("\n") + "</function>\n</tool_call>",
+    "seed-oss": "<seed:tool_call>\n<function=get_weather>\n" + _TAGGED.format("") + "</function>\n</seed:tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "llama3": '{"name": "get_weather", "parameters": ' + ARGUMENTS + "}",
+    "pythonic": '[get_weather(city="Paris", days=3)]',
+    "mistral": "[TOOL_CALLS]get_weather[ARGS]" + ARGUMENTS,
+    "deepseek-v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    + ARGUMENTS
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    + ARGUMENTS
+    + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    + ARGUMENTS
+    + "<|tool_call_end|><|tool_calls_section_end|>",
+    "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + ARGUMENTS + "<|call|>",
+}
+FREE = {"pythonic", "gpt-oss", "deepseek-v32"}
+"""Formats whose calls cannot be constrained within free text: `auto` has no grammar."""
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+def parser_of(name: str) -> ToolParser:
+    (entry,) = entry_points(group="dovetail.tool_parsers.v1", name=name)
+    made = entry.load()()
+    assert isinstance(made, ToolParser)
+    return made
+
+
+@pytest.fixture(scope="module")
+def compile_(tokenizer: Tokenizer) -> Any:
+    """Compile a grammar with llguidance."""
+    (entry,) = entry_points(group="dovetail.grammar_backends.v1", name="llguidance")
+    size = tokenizer.vocab_size
+    end = tokenizer.added_tokens["<|im_end|>"]
+    backend = entry.load()(
+        Vocabulary(
+            tokens=[b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(size)],
+            size=size,
+            eos_ids=frozenset([end]),
+            special_ids=tokenizer.special_ids,
+            fingerprint="test",
+            added=tokenizer.added_tokens,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        )
+    )
+
+    def run(spec: GrammarSpec) -> GrammarMatcher:
+        check(json.loads(spec.source))
+        return backend.compile(spec, GrammarLimits()).matcher()
+
+    return run
+
+
+def accepts(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.accept(ids) == len(ids) and matcher.accepting
+
+
+def test_every_format_has_a_grammar() -> None:
+    """No built-in tool parser is without."""
+    found = {e.name for e in entry_points(group="dovetail.tool_parsers.v1") if e.value.startswith("dovetail_parsers.")}
+    assert found == WRITTEN.keys()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_grammar_allows_the_formats_own_calls(name: str, tokenizer: Tokenizer, compile_: Any) -> None:
+    """Required and parallel calls as the parser reads them; a call that was not chosen, or of no tool, is refused."""
+    parser = parser_of(name)
+    required = parser.grammar(TOOLS, "required", True, True)
+    assert required is not None
+    assert accepts(compile_(required), tokenizer, WRITTEN[name])
+    assert not accepts(compile_(required), tokenizer, "so it is")
+    assert not accepts(compile_(required), tokenizer, WRITTEN[name].replace("get_weather", "get_weathers"))
+    named = parser.grammar(TOOLS, NAMED, True, True)
+    assert named is not None
+    assert not accepts(compile_(named), tokenizer, WRITTEN[name])
+    assert required == parser.grammar(TOOLS, "required", True, True)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in FREE])
+def test_in_free_text_calls_may_stand(name: str, tokenizer: Tokenizer, compile_: Any) -> None:
+    """With `auto`, an answer is free, and a call in it is right."""
+    spec = parser_of(name).grammar(TOOLS, "auto", True, True)
+    assert spec is not None
+    assert accepts(compile_(spec), tokenizer, "so it is")
+    assert accepts(compile_(spec), tokenizer, WRITTEN[name])
+    assert not accepts(compile_(spec), tokenizer, WRITTEN[name].replace("get_weather", "get_weathers"))
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_where_auto_has_no_grammar(name: str) -> None:
+    """It says so rather than constrain by halves."""
+    assert parser_of(name).grammar(TOOLS, "auto", True, True) is None
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: Tokenizer, compile_: Any) -> None:
+    """A random walk through the grammar ends in calls that the parser reads and the schema allows."""
+    parser = parser_of(name)
+    spec = parser.grammar(TOOLS, "required", True, seed > 0)
+    matcher = compile_(spec)
+    rng = random.Random(seed)
+    mask = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
+    end = tokenizer.added_tokens["<|im_end|>"]
+    ids: list[int] = []
+    while len(ids) < 3000:
+        assert matcher.fill(mask, 0)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
+        allowed = np.flatnonzero(bits).tolist()
+        choices = [token for token in allowed if token not in (32, 9, 10, 13)] or allowed
+        token = end if end in allowed and rng.random() < 0.5 else rng.choice(choices)
+        if token == end:
+            break
+        ids.append(token)
+        assert matcher.accept([token]) == 1
+    made = make_parser(parser.extend(FormatSpec(), TOOLS), tokenizer)
+    if name == "gpt-oss":
+        made.prime("<|start|>assistant")
+    reply = parse_full(made, ids)
+    assert reply.tool_calls
+    for call in reply.tool_calls:
+        arguments = json.loads(call.arguments)
+        if call.name == "now":
+            assert arguments == {}
+        else:
+            assert arguments["city"] in ("Paris", "Rome")
+            assert set(arguments) <= {"city", "days", "exact"}
+            assert isinstance(arguments.get("days", 0), int)
+            assert isinstance(arguments.get("exact", True), bool)
+    assert (reply.content or "").strip() == ""
+    assert seed > 0 or len(reply.tool_calls) == 1
