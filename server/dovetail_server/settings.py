@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -183,6 +183,45 @@ class ServeSettings(EngineSettings, BaseSettings):
         allow_inf_nan=False,
         description="Seconds that running requests get to finish after SIGTERM.",
         json_schema_extra=flag(common=True),
+    )
+    file_storage_path: Path | None = Field(
+        None,
+        description="Folder of uploaded files and batches, created when first used; dovetail in the user's data "
+        "folder if not given.",
+        json_schema_extra=flag(common=True),
+    )
+    database_url: SecretStr | None = Field(
+        None,
+        description="PostgreSQL for what is known of files and batches, shared by several servers: "
+        "postgresql+psycopg://user@host/name; SQLite in --file-storage-path if not given.",
+        json_schema_extra=flag(),
+    )
+    max_file_bytes: int = Field(
+        512 << 20, ge=1, le=1 << 34, description="Largest uploaded file.", json_schema_extra=flag()
+    )
+    max_storage_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 50,
+        description="Most bytes of all files together; as the disk allows if not given.",
+        json_schema_extra=flag(),
+    )
+    min_free_disk_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Space kept free on the disk: with less, uploads get 507 and batches pause.",
+        json_schema_extra=flag(),
+    )
+    max_batch_lines: int = Field(
+        50_000, ge=1, le=1 << 20, description="Most requests in one batch.", json_schema_extra=flag()
+    )
+    max_batch_requests: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="Requests of batches that run at once; a quarter of --max-running-requests if not given.",
+        json_schema_extra=flag(),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="What is logged.", json_schema_extra=flag(common=True)

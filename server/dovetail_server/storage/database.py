@@ -1,0 +1,152 @@
+"""Opening the database: SQLite in WAL mode beside the files, or PostgreSQL by URL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from dovetail.errors import ConfigError
+from dovetail_server.errors import ServiceError
+from dovetail_server.storage.disk import waiting_lock
+
+BUSY_S = 5.0
+MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATION_LOCK = 0x646F7665
+
+
+def unavailable(error: Exception) -> ServiceError:
+    """Return the error for a database that cannot be used now; the same request may succeed later."""
+    cause = getattr(error, "orig", None) or error
+    reason = " ".join(str(cause).split())[:200] or type(cause).__name__
+    full = "full" in reason.lower()
+    text = f"the database of files and batches cannot be used now: {reason}"
+    code = "insufficient_storage" if full else "storage_unavailable"
+    return ServiceError(text, code=code, status=507 if full else 503, retry_after_s=5)
+
+
+class Database:
+    """Connections for reading, and transactions for writing, one at a time on SQLite."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Wrap an engine whose database is migrated."""
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self._writer = asyncio.Lock()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Open a connection for queries.
+
+        Raises:
+            ServiceError: The database is locked, full or unreachable.
+        """
+        try:
+            async with self.engine.connect() as connection:
+                yield connection
+        except (DBAPIError, PoolTimeoutError, OSError) as error:
+            raise translate(error) from error
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that is committed at the block's end.
+
+        Raises:
+            ServiceError: The database is locked, full or unreachable; nothing was written.
+        """
+        try:
+            if not self.is_sqlite:
+                async with self.engine.begin() as connection:
+                    yield connection
+                return
+            async with self._writer, self.engine.connect() as plain:
+                connection = await plain.execution_options(dovetail_write=True)
+                async with connection.begin():
+                    yield connection
+        except (DBAPIError, PoolTimeoutError, OSError) as error:
+            raise translate(error) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.engine.dispose()
+
+
+def translate(error: Exception) -> Exception:
+    """Turn what is the database's fault into ours; a mistake in a statement stays what it is."""
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | OSError):
+        return unavailable(error)
+    return error
+
+
+def database_url(url: str | None, folder: Path) -> str:
+    """Return the URL to open; `url` is that of `--database-url`.
+
+    Raises:
+        ConfigError: Another kind of database, or one whose driver is not installed.
+    """
+    if url is None:
+        return f"sqlite+aiosqlite:///{folder / 'dovetail.db'}"
+    if not url.startswith("postgresql+psycopg://"):
+        kind = url.split(":", 1)[0]
+        raise ConfigError(f"--database-url: {kind!r} is not supported; give postgresql+psycopg://user@host/name")
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise ConfigError("--database-url: psycopg is not installed; pip install 'dovetail[postgres]'") from None
+    return url
+
+
+def connect(url: str) -> AsyncEngine:
+    """Make the engine of a database."""
+    if url.startswith("postgresql"):
+        return create_async_engine(url, pool_pre_ping=True, pool_size=8, pool_timeout=BUSY_S)
+    engine = create_async_engine(url, connect_args={"timeout": BUSY_S}, pool_size=8, pool_timeout=BUSY_S * 2)
+    sa.event.listen(engine.sync_engine, "connect", set_up_sqlite)
+    sa.event.listen(engine.sync_engine, "begin", begin_sqlite)
+    return engine
+
+
+def set_up_sqlite(connection: Any, record: object) -> None:
+    """Configure a new connection; a commit is on disk when it returns."""
+    connection.isolation_level = None  # transactions are begun below, not by the driver
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={int(BUSY_S * 1000)}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def begin_sqlite(connection: sa.Connection) -> None:
+    """Begin a transaction; one that will write takes the lock at once, so that it never has to be repeated."""
+    is_write = connection.get_execution_options().get("dovetail_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
+
+
+def migrate(url: str, folder: Path) -> None:
+    """Bring the tables up to date; called in a worker thread.
+
+    Raises:
+        ServiceError: The database cannot be used.
+    """
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    engine = sa.create_engine(url.replace("sqlite+aiosqlite:", "sqlite:"))
+    try:
+        with waiting_lock(folder / "migrate.lock"), engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except (SQLAlchemyError, OSError) as error:
+        raise unavailable(error) from error
+    finally:
+        engine.dispose()

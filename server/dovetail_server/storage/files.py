@@ -1,0 +1,180 @@
+"""Files: rows in the database, bytes under `files/`, published before their row exists."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from dovetail.errors import RequestError
+from dovetail_server.errors import ServiceError
+from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.database import Database
+from dovetail_server.storage.disk import FULL, disk_full, free_bytes, publish
+from dovetail_server.storage.paths import Layout, new_id
+from dovetail_server.storage.tables import files
+
+TEMP_AGE_S = 24 * 3600.0
+"""An unfinished upload older than this was left by a process that is gone."""
+
+
+def no_such_file(file_id: str) -> RequestError:
+    """Return the 404 of a file."""
+    text = f"no file {file_id!r} here; GET /v1/files lists them"
+    return RequestError(text, param="file_id", code="file_not_found", status=404)
+
+
+class FileStore:
+    """All files of one storage folder. `owner` is whose files a caller may see."""
+
+    def __init__(self, settings: ServeSettings, layout: Layout, database: Database) -> None:
+        """Wrap an open database."""
+        self.settings = settings
+        self.layout = layout
+        self.database = database
+
+    async def check_room(self, num_bytes: int) -> None:
+        """Refuse to write `num_bytes` where too little would stay free, or the quota does not allow it.
+
+        Raises:
+            ServiceError: 507.
+        """
+        floor = self.settings.min_free_disk_bytes
+        free = await asyncio.to_thread(free_bytes, self.layout.folder)
+        if free - num_bytes < floor:
+            raise disk_full(free, floor)
+        quota = self.settings.max_storage_bytes
+        if quota is not None:
+            async with self.database.read() as db:
+                used = (await db.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.bytes), 0)))).scalar_one()
+            if int(used) + num_bytes > quota:
+                text = f"files hold {used} of the {quota} bytes that --max-storage-bytes allows; delete some"
+                raise ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
+
+    async def add(
+        self, temp: Path, *, owner: str, filename: str, purpose: str, size: int, expires_s: int | None
+    ) -> RowMapping:
+        """Take over a finished temporary file.
+
+        Raises:
+            ServiceError: 507 or 503; the temporary file is still there.
+        """
+        await self.check_room(0)
+        file_id, now = new_id("file-"), int(time.time())
+        row = {
+            "id": file_id,
+            "owner": owner,
+            "filename": filename,
+            "purpose": purpose,
+            "bytes": size,
+            "created_at": now,
+            "expires_at": None if expires_s is None else now + expires_s,
+        }
+        try:
+            await asyncio.to_thread(publish, temp, self.layout.file(file_id))
+        except OSError as error:
+            if error.errno in FULL:
+                raise disk_full(0, self.settings.min_free_disk_bytes) from error
+            raise
+        try:
+            async with self.database.write() as db:
+                await db.execute(sa.insert(files).values(row))
+        except BaseException:
+            self.layout.file(file_id).unlink(missing_ok=True)
+            raise
+        return await self.get(file_id, owner)
+
+    async def find(self, file_id: str, owner: str) -> RowMapping | None:
+        """Return a file's row, or None where it is missing, expired or somebody else's."""
+        async with self.database.read() as db:
+            query = sa.select(files).where(files.c.id == file_id, files.c.owner == owner, self._is_alive())
+            return (await db.execute(query)).mappings().one_or_none()
+
+    async def get(self, file_id: str, owner: str) -> RowMapping:
+        """Return a file's row.
+
+        Raises:
+            RequestError: 404.
+        """
+        row = await self.find(file_id, owner)
+        if row is None:
+            raise no_such_file(file_id)
+        return row
+
+    async def list(
+        self, owner: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
+    ) -> tuple[list[RowMapping], bool]:
+        """Return a page of files, and whether there are more.
+
+        Raises:
+            RequestError: `after` names no file.
+        """
+        query = sa.select(files).where(files.c.owner == owner, self._is_alive())
+        if purpose is not None:
+            query = query.where(files.c.purpose == purpose)
+        async with self.database.read() as db:
+            return await page(db, files, query, after, limit, is_ascending)
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Delete a file. A batch that has begun keeps its own hold on the input.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.write() as db:
+            query = sa.delete(files).where(files.c.id == file_id, files.c.owner == owner, self._is_alive())
+            if (await db.execute(query)).rowcount != 1:
+                raise no_such_file(file_id)
+        await asyncio.to_thread(self.layout.file(file_id).unlink, missing_ok=True)
+
+    async def sweep(self) -> int:
+        """Delete what has expired, and uploads that nobody finished.
+
+        Returns:
+            How many files expired.
+        """
+        async with self.database.write() as db:
+            query = sa.delete(files).where(~self._is_alive()).returning(files.c.id)
+            gone = [str(row[0]) for row in await db.execute(query)]
+        await asyncio.to_thread(self._remove, gone)
+        return len(gone)
+
+    def _remove(self, gone: list[str]) -> None:
+        for file_id in gone:
+            self.layout.file(file_id).unlink(missing_ok=True)
+        oldest = time.time() - TEMP_AGE_S
+        for path in self.layout.temp.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    @staticmethod
+    def _is_alive() -> sa.ColumnElement[bool]:
+        return sa.or_(files.c.expires_at.is_(None), files.c.expires_at > int(time.time()))
+
+
+async def page(
+    db: Any, table: sa.Table, query: sa.Select[Any], after: str | None, limit: int, is_ascending: bool
+) -> tuple[list[RowMapping], bool]:
+    """Run a query for one page, ordered by age; `after` is the last id of the page before.
+
+    Raises:
+        RequestError: `after` is not among the results.
+    """
+    key = sa.tuple_(table.c.created_at, table.c.id)
+    if after is not None:
+        found = (await db.execute(query.where(table.c.id == after))).mappings().one_or_none()
+        if found is None:
+            text = f"after: no {after!r} in this list; give the last id of the page before"
+            raise RequestError(text, param="after", code="invalid_value")
+        bound = sa.tuple_(sa.literal(found["created_at"]), sa.literal(found["id"]))
+        query = query.where(key > bound if is_ascending else key < bound)
+    order = (table.c.created_at, table.c.id)
+    query = query.order_by(*(c.asc() if is_ascending else c.desc() for c in order)).limit(limit + 1)
+    rows = list((await db.execute(query)).mappings())
+    return rows[:limit], len(rows) > limit

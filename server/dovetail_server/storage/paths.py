@@ -1,0 +1,59 @@
+"""Where things lie under `--file-storage-path`. Every name is generated here; none comes from a client."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from dovetail_server.settings import ServeSettings
+
+
+def storage_folder(settings: ServeSettings) -> Path:
+    """Return the folder of files and batches; it need not exist."""
+    if settings.file_storage_path is not None:
+        return settings.file_storage_path.expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "dovetail"
+
+
+def new_id(prefix: str) -> str:
+    """Return an identifier that nobody can guess and that sorts by age."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(12)}"
+
+
+def result_file_id(batch_id: str, kind: str) -> str:
+    """Return the identifier of a batch's output or error file: the same however often it is published."""
+    return "file-" + hashlib.sha256(f"{batch_id}:{kind}".encode()).hexdigest()[:40]
+
+
+class Layout:
+    """The folder's parts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name them; `create` makes them."""
+        self.folder = folder
+        self.files = folder / "files"
+        self.temp = folder / "tmp"
+        self.batches = folder / "batches"
+        self.owners = folder / "owners"
+
+    def create(self) -> None:
+        """Create what is missing, for this user alone."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for part in (self.files, self.temp, self.batches, self.owners):
+            part.mkdir(exist_ok=True, mode=0o700)
+
+    def file(self, file_id: str) -> Path:
+        """Return where a file's bytes are; the id is one that was read from the database."""
+        return self.files / file_id
+
+    def new_temp(self) -> Path:
+        """Return a name for a file that is being written."""
+        return self.temp / secrets.token_hex(16)
+
+    def batch(self, batch_id: str) -> Path:
+        """Return the folder of a batch's input and segments."""
+        return self.batches / batch_id
