@@ -123,5 +123,9 @@ def make_layout(phases: Mapping[Phase, Mapping[str, enum.Enum]], token_ids: Sequ
 
 def _view(markers: Mapping[str, enum.Enum], ids: Mapping[str, int]) -> View:
     spelled = {text: role for text, role in markers.items() if text not in ids}
+    # The match that ends first wins: a character that begins a longer marker would hide it.
+    for text in [text for text, role in spelled.items() if role is Role.TOOL_BARE]:
+        if any(other.startswith(text) and other != text for other in spelled):
+            del spelled[text]
     tokens = {ids[text]: role for text, role in markers.items() if text in ids}
     return View(tokens, spelled, matcher(tuple(spelled)) if spelled else None)
