@@ -146,8 +146,8 @@ class EngineSettings(BaseModel):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of the engine; one per 64 MiB of weights, at most all cores, if not given: beyond that "
-        "threads of a small model wait for each other more than they compute.",
+        description="CPU threads of the engine; one per 64 MiB of weights, at most all cores, if not given: "
+        "beyond that, threads of a small model wait for each other more than they compute.",
         json_schema_extra=flag(),
     )
 
