@@ -17,7 +17,7 @@ from dovetail_server.asgi import Edge
 from dovetail_server.hooks import AsgiEndpoint
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
-from dovetail_server.routes import admin, chat, completions, generate, health, info, models, tokens
+from dovetail_server.routes import admin, chat, completions, generate, health, info, models, parsing, tokens
 from dovetail_server.state import ServerState
 
 DESCRIPTION = "OpenAI's API and SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
@@ -27,7 +27,7 @@ def create_app(state: ServerState) -> FastAPI:
     """Build the application of one server."""
     app = FastAPI(title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None)
     app.state.server = state
-    for family in (chat, completions, models, generate, tokens, info, health, admin):
+    for family in (chat, completions, models, generate, tokens, parsing, info, health, admin):
         app.include_router(family.router)
     state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
     for path, endpoint in state.hooks.routes.items():

@@ -50,7 +50,7 @@ class Harness:
         )
         self.reset()
         self.state = ServerState(self.settings, self.engine, hooks)
-        template = ChatTemplate.load(self.tokenizer)
+        template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
         self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools)
         if is_ready:
             self.make_ready()

@@ -23,6 +23,8 @@ ROUTES = {
     "/readyz": {"get"},
     "/server_info": {"get"},
     "/tokenize": {"post"},
+    "/separate_reasoning": {"post"},
+    "/parse_function_call": {"post"},
     "/v1/chat/completions": {"post"},
     "/v1/completions": {"post"},
     "/v1/models": {"get"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
+from dovetail.grammar import schema
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest
@@ -166,6 +167,7 @@ def tool_wish(request: ChatRequest, text: TextTools) -> ToolWish | None:
     else:
         name, choice = "tool_choice", request.tool_choice
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+    check_schemas(tools, "functions" if request.functions is not None else "tools")
     tools, choice = allowed_tools(tools, choice)
     if isinstance(choice, dict) or choice == "required":
         if not tools:
@@ -176,7 +178,7 @@ def tool_wish(request: ChatRequest, text: TextTools) -> ToolWish | None:
     if not tools or choice == "none":
         return None
     if text.tools is None:
-        why = "the server was started without --tool-call-parser, so it could not recognise the model's calls"
+        why = "no tool-call parser is in use, so calls could not be recognised; start with --tool-call-parser NAME"
         raise errors.unsupported("tools" if name == "tool_choice" else "functions", why)
     strict = any(tool["function"].get("strict") for tool in tools)
     parallel = request.parallel_tool_calls is not False
@@ -188,6 +190,26 @@ def function_choice(given: Any) -> Any:
     if isinstance(given, dict) and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     return given
+
+
+def named_function(choice: Any) -> Any:
+    """Return the name in `{"type": "function", "function": {"name": …}}`, or in the flat form of it."""
+    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    return inner.get("name") if isinstance(inner, dict) else None
+
+
+def check_schemas(tools: Sequence[Mapping[str, Any]], param: str) -> None:
+    """Refuse a tool whose parameters are no JSON schema.
+
+    Raises:
+        RequestError: With the place of the schema as `param`.
+    """
+    for place, tool in enumerate(tools):
+        try:
+            schema.check(tool["function"].get("parameters") or {})
+        except RequestError as error:
+            where = f"{param}[{place}].parameters" if param == "functions" else f"{param}[{place}].function.parameters"
+            raise RequestError(error.message, param=where, code=error.code) from None
 
 
 def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
@@ -204,7 +226,7 @@ def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[s
     if mode not in ("auto", "required") or not isinstance(listed, list):
         why = 'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": […]}'
         raise RequestError(why, param="tool_choice", code="invalid_value")
-    names = {item.get("function", item).get("name") for item in listed if isinstance(item, dict)}
+    names = [named_function(item) for item in listed]
     kept = [tool for tool in tools if tool["function"]["name"] in names]
     if len(kept) != len(listed):
         why = "tool_choice.allowed_tools names a function that is not in tools"
