@@ -123,7 +123,7 @@ def main() -> None:
 
     job = json.load(sys.stdin)
     (planned,) = PluginPlan.decode(base64.b64decode(job["plan"])).plugins
-    backend = load_target(planned, job["file"])(small_vocabulary())
+    backend = load_target(planned, job["file"])(small_vocabulary(with_encode=False))
     limits = GrammarLimits(timeout_s=job["timeout_s"])
     for kind, source in job["specs"]:
         print("begin", flush=True)

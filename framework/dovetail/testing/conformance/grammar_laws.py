@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dovetail.contracts.grammar import GrammarMatcher, Vocabulary
 from dovetail.testing.checks import check, fail, raised
+from dovetail.testing.conformance.grammar_samples import longest
 
 Bits = NDArray[np.bool_]
 
@@ -96,15 +97,13 @@ def text_of(vocabulary: Vocabulary, tokens: Sequence[int]) -> bytes:
 
 def encodings(vocabulary: Vocabulary, text: str) -> list[list[int]]:
     """Tokenize a text in two ways: byte by byte, and by the longest token at each place."""
-    data = text.encode()
-    by_bytes = {token: i for i, token in reversed(list(enumerate(vocabulary.tokens))) if token}
-    longest: list[int] = []
-    place = 0
-    while place < len(data):
-        end = next(end for end in range(len(data), place, -1) if data[place:end] in by_bytes)
-        longest.append(by_bytes[data[place:end]])
-        place = end
-    return [list(data), longest]
+    return [list(text.encode()), longest(vocabulary.tokens, text)]
+
+
+def is_forced(mask: Bits, matcher: GrammarMatcher) -> bool:
+    """Whether the mask holds one token, and that one is forced: other ways to write the same text may be left out."""
+    forced = list(matcher.forced())
+    return bool(forced) and int(mask.sum()) == 1 and bool(mask[forced[0]])
 
 
 def brute_force(matcher: GrammarMatcher, vocabulary: Vocabulary) -> Bits:

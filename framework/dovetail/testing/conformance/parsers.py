@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dovetail.testing.conformance.parsing import Reply, Way
 from dovetail.testing.conformance.tool_events import check_events
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.samples import Sample
-from dovetail.text.output import FormatParser
+from dovetail.text.output import make_parser
 from dovetail.text.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [
@@ -68,10 +69,7 @@ class ParserConformance(Conformance):
 
     def output_parser(self, tokenizer: Tokenizer | None) -> OutputParser:
         """Return a fresh parser for one choice."""
-        spec = self.declared(tokenizer)
-        machine = getattr(spec, "machine", None) or FormatParser
-        parser: OutputParser = machine(spec, tokenizer, make_id=lambda: "id")
-        return parser
+        return make_parser(self.declared(tokenizer), tokenizer, make_id=lambda: "id")
 
     def _texts(self) -> list[Sample]:
         """The samples, and texts made from the declared markers (whose meaning is not stated)."""
@@ -178,7 +176,7 @@ class ParserConformance(Conformance):
                         check(found <= written, f"text is duplicated: {word!r} of {text!r} ({way.name}) stands {found} "
                               f"times in {got}")  # fmt: skip
         for way, sample in self._cases(30, seed=4):
-            if self.declared().tools is not None or way.name.endswith("out"):
+            if self.declared().tools is not None or not _declares_all(self.declared()) or way.name.endswith("out"):
                 continue
             got = self._parse(way, [way.whole(sample.text)], sample.prompt_tail)
             kept, all_of_it = (parsing.bare(text, markers) for text in (got.in_order, sample.text))
@@ -389,20 +387,48 @@ def made_samples(spec: FormatSpec) -> list[Sample]:
     return texts
 
 
+def begins(whole: str, arguments: str, written: str) -> bool:
+    """Whether arguments that were cut off are a beginning of the whole.
+
+    They may have been closed (`"}`), and may end with the beginning of a marker, which is text once nothing follows.
+    """
+    arguments = arguments.rstrip('\ufffd"}]')
+    same = next((at for at, pair in enumerate(zip(arguments, whole, strict=False)) if pair[0] != pair[1]), len(whole))
+    tail = arguments[same:].lstrip('"')
+    try:
+        return not tail or written.endswith(json.loads(f'"{tail}"'))
+    except ValueError:
+        return False
+
+
 def check_truncated(spec: FormatSpec, written: str, got: Reply, full: Reply) -> None:
     """Check the reply of an output that was cut off behind `written`; `full` is that of the whole."""
     markers = parsing.markers_of(spec)
-    has_tool = spec.tools is not None and spec.tools.start in written
+    may_be_call = _may_be_call(spec, written)
     for part in (got.reasoning, got.content):
-        check(part is None or has_tool or part in written, f"it invents text: {written!r} cut off there gives {got}")
-    if not has_tool:
+        check(part is None or may_be_call or part in written, f"it invents text: {written!r} cut off there gives {got}")
+    if not may_be_call and _declares_all(spec):
         kept, all_of_it = parsing.bare(got.in_order, markers), parsing.bare(written, markers)
         lost = len(kept) < len(all_of_it)
         verb = "swallows text at the end (a marker's beginning is text)" if lost else "duplicates or invents text"
         check(kept == all_of_it, f"it {verb}: {written!r} cut off there gives {got}")
-    for call, whole in zip(got.calls, full.calls, strict=False):
-        same = call[0] == whole[0] and whole[1].startswith(call[1].rstrip("\ufffd"))
-        check(same, f"a call cut off after {written[-24:]!r} has arguments {call[1]!r}, no beginning of {whole[1]!r}")
+    for (name, arguments), (full_name, whole) in zip(got.calls, full.calls, strict=False):
+        end = f"a call cut off after {written[-24:]!r}"
+        check(full_name.startswith(name), f"{end} is named {name!r}, no beginning of {full_name!r}")
+        same = begins(whole, arguments, written) or not _declares_all(spec)
+        check(same, f"{end} has arguments {arguments!r}, no beginning of {whole!r}")
+
+
+def _may_be_call(spec: FormatSpec, written: str) -> bool:
+    """Whether part of the text may have been taken for a call."""
+    if (tools := spec.tools) is None:
+        return False
+    return any(text in written for text in (tools.start, *tools.also)) or any(char in written for char in tools.bare)
+
+
+def _declares_all(spec: FormatSpec) -> bool:
+    """Whether all that is not text stands in the spec: a machine of its own may know of more than markers."""
+    return spec.machine is None or spec.reasoning is not None
 
 
 def _with_words(spec: FormatSpec) -> list[str]:
