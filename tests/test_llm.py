@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=64)
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """The demo model with its parsers."""
-    with LLM(reasoning_parser="qwen3", tool_call_parser="hermes", max_total_tokens=16384) as model:
+    with LLM(max_total_tokens=16384) as model:  # the parsers are found out
         yield model
 
 
@@ -110,3 +111,55 @@ def test_a_closed_llm_says_so() -> None:
     llm.close()
     with pytest.raises(ConfigError, match="was closed"):
         llm.generate("a", GREEDY)
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_tool_choice_is_kept(llm: LLM) -> None:
+    """Required and named calls are made in the model's own format; with `none` the model sees no tools."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        [reply] = llm.chat(ask("hello"), GREEDY, tools=[TOOL], tool_choice=choice, use_tqdm=False)
+        assert [call.name for call in reply.tool_calls][:1] == ["get_weather"]
+        assert set(json.loads(reply.tool_calls[0].arguments)) == {"city"}
+    [reply] = llm.chat(ask("hello"), GREEDY, tools=[TOOL], tool_choice="none", use_tqdm=False)
+    assert reply.tool_calls == ()
+    with pytest.raises(RequestError, match="tool_choice needs tools"):
+        llm.chat(ask("hello"), GREEDY, tool_choice="required")
+    with pytest.raises(RequestError, match="tool_choice must be"):
+        llm.chat(ask("hello"), GREEDY, tools=[TOOL], tool_choice="maybe")
+
+
+def test_thinking_is_switched_counted_and_shown(llm: LLM) -> None:
+    """`reasoning_effort` sets the template's switch; not separated, the thought stands in the text as written."""
+    params = SamplingParams(temperature=0, max_tokens=300)
+    [on] = llm.chat(ask("What is 2^8?"), params, reasoning_effort="high", use_tqdm=False)
+    assert on.reasoning
+    assert 0 < on.reasoning_tokens < len(on.token_ids)
+    [whole] = llm.chat(ask("What is 2^8?"), params, reasoning_effort="high", separate_reasoning=False, use_tqdm=False)
+    assert whole.reasoning is None
+    assert whole.text.startswith("<think>")
+    assert on.text in whole.text
+    [off] = llm.chat(ask("What is 2^8?"), params, reasoning_effort="none", use_tqdm=False)
+    assert (off.reasoning, off.reasoning_tokens) == (None, 0)
+
+
+def test_a_reply_is_continued(llm: LLM) -> None:
+    """With `continue_final_message` the reply goes on where the last message ends."""
+    messages = [*ask("What is the capital of France?"), {"role": "assistant", "content": "The capital of France is"}]
+    [reply] = llm.chat(messages, GREEDY, continue_final_message=True, use_tqdm=False)
+    assert "Paris" in reply.text
+    assert not reply.text.startswith("The capital")

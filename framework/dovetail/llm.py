@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -36,11 +37,13 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
-from dovetail.text.chat import ChatTemplate
+from dovetail.text.chat import ChatTemplate, template_switches
+from dovetail.text.detect import resolve_parsers
 from dovetail.text.output import ToolCall
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer
 
+logger = logging.getLogger("dovetail")
 T = TypeVar("T")
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -115,6 +118,7 @@ class Reply:
         prompt_index: Which of the prompts it answers.
         text: Content, without reasoning and tool calls.
         reasoning: What a reasoning parser split off; None if there is none.
+        reasoning_tokens: Tokens generated inside thinking.
         tool_calls: Parsed calls.
         token_ids: All generated ids that count.
         finish_reason: `stop`, `length` or `tool_calls`; `abort` if the engine refused the prompt (see `message`).
@@ -125,6 +129,7 @@ class Reply:
     prompt_index: int
     text: str
     reasoning: str | None
+    reasoning_tokens: int
     tool_calls: Sequence[ToolCall]
     token_ids: Sequence[int]
     prompt_token_ids: Sequence[int]
@@ -155,8 +160,8 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        reasoning_parser: str | None = None,
-        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = "auto",
+        tool_call_parser: str | None = "auto",
         grammar_backend: str | None = "auto",
         strict_schema: bool = False,
         chat_template: str | None = None,
@@ -166,11 +171,11 @@ class LLM:
 
         Args:
             model: Its folder; the bundled demo model if not given.
-            reasoning_parser: Plugin name; None for none.
-            tool_call_parser: Plugin name; None for none.
+            reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none.
+            tool_call_parser: As `reasoning_parser`.
             grammar_backend: Plugin name, or `auto`: chosen for each request; None for none.
             strict_schema: Refuse a `strict` JSON schema that cannot be enforced in full.
-            chat_template: A template file, instead of the model's own.
+            chat_template: A template file or the name of a built-in one, instead of the model's own.
             settings: Fields of `EngineSettings`.
 
         Raises:
@@ -178,18 +183,30 @@ class LLM:
         """
         engine = EngineSettings(model_path=model, **settings)
         folder = engine.folder
-        plan = make_plan(
-            Registry.scan(),
-            model=architecture(read_config(folder), folder),
-            attention_backend=engine.attention_backend,
+        texts = Path(engine.tokenizer_path) if engine.tokenizer_path else folder
+        registry = Registry.scan()
+        found = resolve_parsers(
+            registry,
+            texts,
             reasoning_parser=reasoning_parser,
             tool_parser=tool_call_parser,
+            chat_template=chat_template,
+        )
+        for line in found.notes:
+            logger.info("%s", line)
+        plan = make_plan(
+            registry,
+            model=architecture(read_config(folder), folder),
+            attention_backend=engine.attention_backend,
+            reasoning_parser=found.reasoning_parser,
+            tool_parser=found.tool_parser,
             grammar_backend=grammar_backend,
             device=engine.device,
         )
         plugins = load(plan, "api")
-        self.tokenizer = Tokenizer.load(Path(engine.tokenizer_path) if engine.tokenizer_path else folder)
-        self.template = ChatTemplate.load(self.tokenizer, Path(chat_template) if chat_template else None)
+        self.tokenizer = Tokenizer.load(texts)
+        self.template = ChatTemplate.load(self.tokenizer, chat_template)
+        self._tools_name = found.tool_parser or ""
         self._reasoning: ReasoningParser | None = None
         self._tools: ToolParser | None = None
         for planned in plan.of_kind("reasoning_parser"):
@@ -247,6 +264,12 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
+        separate_reasoning: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[Reply]:
@@ -256,6 +279,12 @@ class LLM:
             conversations: One list of messages, or several.
             params: As for `generate`.
             tools: As OpenAI writes them, for all conversations.
+            tool_choice: `auto`, `none`, `required`, or OpenAI's object that names a function.
+            parallel_tool_calls: False keeps the first call only.
+            documents: Passed to the template.
+            continue_final_message: The last message of each conversation is the beginning of the reply.
+            reasoning_effort: Sets the template's switches of thinking; `none` turns it off.
+            separate_reasoning: False leaves reasoning in the text, as the model wrote it.
             chat_template_kwargs: Passed to the template, such as `{"enable_thinking": True}`.
             use_tqdm: Show a progress bar.
 
@@ -269,19 +298,49 @@ class LLM:
             [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)  # type: ignore[list-item,arg-type]
         )
         jobs = []
+        kwargs = template_switches(reasoning_effort, chat_template_kwargs)
+        tools = None if tool_choice == "none" else tools
+        calls = self._calls_route(tools, tool_choice, parallel_tool_calls)
         for index, (conversation, one) in enumerate(zip(many, self._each(params, len(many)), strict=True)):
-            chat = self.template.render(conversation, tools=tools, template_kwargs=chat_template_kwargs)
+            chat = self.template.render(
+                conversation,
+                tools=tools,
+                documents=documents,
+                continue_final_message=continue_final_message,
+                template_kwargs=kwargs,
+            )
             prompt = self.tokenizer.encode(chat.text, add_special_tokens=False)
             parsing = {
                 "reasoning": self._reasoning,
                 "tools": self._tools if tools else None,
                 "template": self.template,
-                "template_kwargs": chat_template_kwargs,
+                "template_kwargs": kwargs,
                 "tool_schemas": tools or (),
                 "prompt_tail": chat.tail,
+                "separate_reasoning": separate_reasoning,
             }
-            jobs += self._jobs(index, prompt, one, **parsing)
-        return self._call(self._run(jobs, use_tqdm=use_tqdm))
+            jobs += self._jobs(index, prompt, one, calls, **parsing)
+        replies = self._call(self._run(jobs, use_tqdm=use_tqdm))
+        return replies if parallel_tool_calls else [replace(r, tool_calls=r.tool_calls[:1]) for r in replies]
+
+    def _calls_route(
+        self, tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], parallel: bool
+    ) -> Route | None:
+        """How tool calls that must be made will be enforced; None where they are free."""
+        if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+            raise RequestError(
+                f"tool_choice must be 'auto', 'none', 'required' or an object (given: {choice!r})", param="tool_choice"
+            )
+        if choice in ("auto", "none"):
+            return None
+        if not tools:
+            raise RequestError("tool_choice needs tools", param="tool_choice")
+        if self._tools is None:
+            raise RequestError(
+                "tool_choice needs a tool-call parser that knows the model's format; give tool_call_parser",
+                param="tool_choice",
+            )
+        return self._grammar.tools(self._tools, self._tools_name, tools, choice, parallel=parallel, param="tool_choice")
 
     def flush_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -319,7 +378,9 @@ class LLM:
             raise RequestError(f"{len(params)} sampling parameters for {num} prompts; give one, or one per prompt")
         return params
 
-    def _jobs(self, index: int, prompt: list[int], params: SamplingParams, **parsing: Any) -> list[_Job]:
+    def _jobs(
+        self, index: int, prompt: list[int], params: SamplingParams, calls: Route | None = None, **parsing: Any
+    ) -> list[_Job]:
         room = self.info.context_len - len(prompt)
         if not prompt or room < 1:
             raise RequestError(
@@ -329,7 +390,10 @@ class LLM:
         if bad:
             raise RequestError(f"prompt {index}: token id {bad[0]} is not from 0 to {self.info.vocab_size - 1}")
         route = self._route(params)
-        thinking = self._thinking(params, route, parsing)
+        if route is not None and calls is not None:
+            raise RequestError(f"{route.param} and tool_choice both constrain the output; give one", param=route.param)
+        thinking = self._thinking(params, route or calls, parsing, calls_tools=calls is not None)
+        route = route or calls
         jobs = []
         for choice in range(params.n):
             submit = messages.Submit(
@@ -361,7 +425,7 @@ class LLM:
         return None if asked is None else self._grammar.route(asked)
 
     def _thinking(
-        self, params: SamplingParams, route: Route | None, parsing: Mapping[str, Any]
+        self, params: SamplingParams, route: Route | None, parsing: Mapping[str, Any], *, calls_tools: bool = False
     ) -> messages.Thinking | None:
         """What the engine must know of a conversation's thinking."""
         if route is None and params.thinking_budget is None:
@@ -370,9 +434,13 @@ class LLM:
         if parsing.get("reasoning") is not None:
             request = ParserRequest(template_kwargs=parsing.get("template_kwargs") or {})
             spec = parsing["reasoning"].spec(self.tokenizer, self.template, request)
+        if parsing.get("tools") is not None:
+            spec = parsing["tools"].extend(spec, parsing["tool_schemas"])
         param = "thinking_budget" if route is None or params.thinking_budget is not None else route.param
         budget = params.thinking_budget
-        return thinking_of(spec, self.tokenizer, parsing.get("prompt_tail"), budget=budget, param=param)
+        return thinking_of(
+            spec, self.tokenizer, parsing.get("prompt_tail"), budget=budget, calls_tools=calls_tools, param=param
+        )
 
     async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
         with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
@@ -400,6 +468,7 @@ class LLM:
             prompt_index=job.prompt_index,
             text=output.text,
             reasoning=output.reasoning,
+            reasoning_tokens=output.reasoning_tokens,
             tool_calls=tuple(output.tool_calls),
             token_ids=tuple(output.token_ids),
             prompt_token_ids=tuple(job.submit.prompt_ids),

@@ -235,6 +235,21 @@ class ChatTemplate:
         return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
 
 
+def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `chat_template_kwargs` with what `reasoning_effort` stands for; explicit switches win.
+
+    Templates know thinking as `enable_thinking`, `thinking` or `reasoning_effort`: all are set; `none` turns it off.
+    """
+    given = dict(kwargs or {})
+    if reasoning_effort is None:
+        return given
+    thinks = reasoning_effort != "none"
+    switches: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+    if thinks:
+        switches["reasoning_effort"] = reasoning_effort
+    return switches | given
+
+
 def _common_len(text: str, other: str) -> int:
     """Return the length of the common prefix, by bisection: comparing slices is far cheaper than looping."""
     low, high = 0, min(len(text), len(other))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
+from dovetail.text.chat import template_switches
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest
@@ -27,8 +28,6 @@ from dovetail_server.serving.params import (
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
-
-NO_THINKING = ("none",)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +61,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     text = state.text
     messages = [message.model_dump(exclude_unset=True) for message in request.messages]
     text.check_size(messages)
-    kwargs = template_switches(request)
+    kwargs = template_switches(request.reasoning_effort, request.chat_template_kwargs)
     rendered = text.template.render(
         messages,
         tools=tools,
@@ -232,16 +231,3 @@ def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[s
         why = "tool_choice.allowed_tools names a function that is not in tools"
         raise RequestError(why, param="tool_choice", code="invalid_value")
     return kept, mode
-
-
-def template_switches(request: ChatRequest) -> Mapping[str, Any]:
-    """Return the template's variables: `chat_template_kwargs`, and what `reasoning_effort` stands for."""
-    given = dict(request.chat_template_kwargs or {})
-    effort = request.reasoning_effort
-    if effort is None:
-        return given
-    thinks = effort not in NO_THINKING
-    switches: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
-    if thinks:
-        switches["reasoning_effort"] = effort
-    return switches | given
