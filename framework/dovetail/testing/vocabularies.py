@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -51,3 +53,37 @@ def byte_fallback() -> Tokenizer:
     )
     backend.add_special_tokens(["<s>", "</s>"])
     return Tokenizer(backend, TokenizerFiles(tokenizer_config={"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def write_tokenizer(folder: Path, *, added: Sequence[str] = MARKERS, chat_template: str = CHAT_TEMPLATE) -> Path:
+    """Write a model folder that holds all but weights: one token per byte, ChatML, the added tokens given.
+
+    Args:
+        folder: Where to write; made if it does not exist.
+        added: Added tokens that are not special: a format's markers.
+        chat_template: Its source.
+
+    Returns:
+        `folder`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    backend.add_tokens(list(added))
+    backend.save(str(folder / "tokenizer.json"))
+    files = {"tokenizer_config.json": {"eos_token": "<|im_end|>"}, "config.json": {"architectures": ["Scripted"]}}
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    return folder

@@ -1,0 +1,160 @@
+"""An `EngineClient` whose replies are scripted: everything between HTTP and the engine, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+from dovetail.engine.messages import (
+    EngineInfo,
+    Finish,
+    Submit,
+    TokenDelta,
+    TokenLogprob,
+    TopLogprob,
+)
+from dovetail.errors import EngineDeadError
+
+Script = Callable[[Submit], list[int]]
+
+
+class ScriptedEngine:
+    """Answers each request with the ids its script returns, one per delta, then the end-of-sequence token.
+
+    Attributes:
+        script: From a request to the ids of its reply, without the end-of-sequence token.
+        eos: The end-of-sequence token.
+        delay_s: Pause before each token.
+        hold: While cleared, no request gets a token.
+        give_up: How every request ends at once.
+        die_after: After so many tokens in all, the engine dies.
+        per_delta: Tokens per delta.
+        submits: Every request, in order.
+        aborted: Ids of the requests whose iterator was left early, or that were aborted.
+        live: Ids of the requests that run now.
+    """
+
+    def __init__(self, script: Script, *, eos: int, vocab_size: int, context_len: int = 512) -> None:
+        self.script = script
+        self.eos = eos
+        self.vocab_size = vocab_size
+        self.context_len = context_len
+        self.delay_s = 0.0
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.die_after: int | None = None
+        self.per_delta = 1
+        self.give_up: Finish | None = None
+        self.start_error: Exception | None = None
+        self.submits: list[Submit] = []
+        self.aborted: list[str] = []
+        self.live: set[str] = set()
+        self.step = 0
+        self.dead: str | None = None
+        self.is_closed = False
+        self._abort_asked: set[str] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            architecture="FakeForCausalLM",
+            dtype="float32",
+            device="cpu",
+            vocab_size=self.vocab_size,
+            context_len=self.context_len,
+            max_total_tokens=100_000,
+            max_running_requests=256,
+            page_size=16,
+            attention_backend="none",
+            weight_bytes=0,
+            kv_bytes=0,
+            load_s=0.0,
+        )
+
+    async def start(self) -> EngineInfo:
+        if self.start_error is not None:
+            raise self.start_error
+        return self.info
+
+    async def submit(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
+        self.submits.append(request)
+        self.live.add(request.rid)
+        is_finished = False
+        try:
+            async for delta in self._deltas(request):
+                is_finished = delta.finish is not None
+                yield delta
+        finally:
+            self.live.discard(request.rid)
+            if not is_finished:
+                self.aborted.append(request.rid)
+
+    async def _deltas(self, request: Submit) -> AsyncIterator[TokenDelta]:
+        if self.give_up is not None:
+            yield TokenDelta(rid=request.rid, ids=[], prompt_tokens=1, finish=self.give_up)
+            return
+        ids, finish = self._reply(request)
+        chunks = [ids[i : i + self.per_delta] for i in range(0, len(ids), self.per_delta)]
+        for position, chunk in enumerate(chunks):
+            await asyncio.sleep(self.delay_s)
+            await self._may_go_on(request.rid)
+            if request.rid in self._abort_asked:
+                yield TokenDelta(rid=request.rid, ids=[], prompt_tokens=1, finish=Finish("abort", None, "aborted"))
+                return
+            self.step += 1
+            if self.die_after is not None and self.step > self.die_after:
+                self.dead = "killed by the test"
+                raise EngineDeadError(self.dead)
+            is_last = position == len(chunks) - 1
+            yield TokenDelta(
+                rid=request.rid,
+                ids=chunk,
+                logprobs=[self._logprob(i, request.params.logprobs) for i in chunk]
+                if request.params.logprobs is not None
+                else None,
+                prompt_logprobs=self._prompt_logprobs(request) if position == 0 else None,
+                prompt_tokens=len(request.prompt_ids),
+                cached_tokens=3,
+                finish=finish if is_last else None,
+            )
+
+    async def _may_go_on(self, rid: str) -> None:
+        while not self.hold.is_set() and rid not in self._abort_asked:
+            await asyncio.sleep(0.005)
+
+    def _reply(self, request: Submit) -> tuple[list[int], Finish]:
+        ids = [*self.script(request), self.eos]
+        if request.params.ignore_eos:
+            ids = (ids[:-1] * request.params.max_tokens)[: request.params.max_tokens]
+            return ids, Finish("length")
+        for position, token in enumerate(ids):
+            if token in request.params.stop_token_ids:
+                return ids[: position + 1], Finish("stop", token)
+        if len(ids) > request.params.max_tokens:
+            return ids[: request.params.max_tokens], Finish("length")
+        return ids, Finish("stop", self.eos)
+
+    def _logprob(self, token: int, num_top: int | None) -> TokenLogprob:
+        top = [TopLogprob((token + i) % self.vocab_size, -0.25 * (i + 1)) for i in range(num_top or 0)]
+        return TokenLogprob(token, -0.25, top)
+
+    def _prompt_logprobs(self, request: Submit) -> list[TokenLogprob] | None:
+        count = request.params.prompt_logprobs
+        if count is None:
+            return None
+        start = request.params.prompt_logprobs_start
+        rows = [self._logprob(token, count) for token in request.prompt_ids[start:]]
+        return rows if start else rows[1:]
+
+    def abort(self, rid: str) -> None:
+        self._abort_asked.add(rid)
+
+    async def control(self, op: str) -> dict[str, Any]:
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+        return {"ok": True} if op == "flush_cache" else {"step": self.step, "num_running": len(self.live)}
+
+    async def close(self) -> None:
+        self.is_closed = True
+        self.dead = self.dead or "closed"
