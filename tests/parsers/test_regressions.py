@@ -1,0 +1,228 @@
+"""Mistakes that others made in public, and those that the parsers must never make: one case each.
+
+Issues are named by project and number; the cases are our own.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
+from dovetail.contracts.tools import ToolArgs, ToolStart
+from dovetail.engine.messages import Finish
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.output import FormatParser, fold, make_parser
+from dovetail.text.stream import NoTemplate, OutputStream
+from dovetail.text.tokenizer import Tokenizer
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "ends with </think> or <tool_call>", "parameters": {"type": "object"}},
+}
+
+
+def spec_of(reasoning: str | None, tools: str | None, tokenizer: Tokenizer) -> FormatSpec:
+    spec = FormatSpec()
+    if reasoning is not None:
+        (entry,) = entry_points(group="dovetail.reasoning_parsers.v1", name=reasoning)
+        spec = entry.load()().spec(tokenizer, NoTemplate(), ParserRequest())
+    if tools is not None:
+        (entry,) = entry_points(group="dovetail.tool_parsers.v1", name=tools)
+        spec = entry.load()().extend(spec, [TOOL])
+    return spec
+
+
+def parse(
+    text: str,
+    tokenizer: Tokenizer,
+    *,
+    reasoning: str | None = "qwen3",
+    tools: str | None = "hermes",
+    tail: str = "<|im_start|>assistant\n",
+    reason: str = "stop",
+) -> tuple[str | None, str | None, list[tuple[str, str]]]:
+    """Parse as text and as tokens, whole and cut everywhere; all must agree."""
+    spec = spec_of(reasoning, tools, tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    results = []
+    for whole, vocabulary in ((text, None), (ids, tokenizer)):
+        for size in (1, 2, 5, 1 << 20):
+            parser = make_parser(spec, vocabulary)
+            parser.prime(tail)
+            events: list[Event] = []
+            for at in range(0, len(whole), size):
+                piece: Any = whole[at : at + size]
+                events += parser.feed((), piece) if vocabulary is None else parser.feed(piece)
+            reply = fold(events + parser.finish(reason))
+            results.append((reply.reasoning, reply.content, [(c.name, c.arguments) for c in reply.tool_calls]))
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+def test_text_before_thinking_is_content_in_every_chunking(tokenizer: Tokenizer) -> None:
+    """sglang #35083: four different answers by chunking. One here: what stands before the marker is content."""
+    assert parse("Sure. <think>\nwhy\n</think>\n\nso", tokenizer) == ("why", "Sure. so", [])
+
+
+def test_reasoning_and_content_in_one_delta(tokenizer: Tokenizer) -> None:
+    """vllm #43933: a delta that ends thinking and begins the answer gives both parts, in order."""
+    parser = FormatParser(spec_of("qwen3", None, tokenizer), tokenizer)
+    parser.prime("<think>\n")
+    events = parser.feed(tokenizer.encode("why\n</think>\n\nso", add_special_tokens=False))
+    assert events == [ReasoningDelta("why", 4), ContentDelta("so")]
+
+
+def test_calls_stream_without_thinking(tokenizer: Tokenizer) -> None:
+    """vllm #17655: with thinking closed in the prompt, a streamed call was lost."""
+    tail = "<think>\n\n</think>\n\n"
+    assert parse(CALL, tokenizer, tail=tail) == (None, None, [("f", '{"a": 1}')])
+    assert parse("<think>x</think>" + CALL, tokenizer, tail=tail)[2] == [("f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize("place", ["user", "history", "schema", "system"])
+def test_markers_in_the_prompt_mean_nothing(place: str, tokenizer: Tokenizer) -> None:
+    """vllm PR 36224: `</think>` in a user's message, in history or in a tool's schema began the answer."""
+    messages = [{"role": "user", "content": "what is </think>?" if place == "user" else "hi"}]
+    if place == "history":
+        messages = [*messages, {"role": "assistant", "content": "it is </think> <tool_call>"}, *messages]
+    if place == "system":
+        messages = [{"role": "system", "content": "close with </think>"}, *messages]
+    chat = ChatTemplate.load(tokenizer, "qwen3-thinking")
+    tail = chat.render(messages, tools=[TOOL] if place == "schema" else None).tail
+    assert parse("why\n</think>\n\nso", tokenizer, tail=tail) == ("why", "so", [])
+
+
+def test_an_empty_thinking_block_is_null(tokenizer: Tokenizer) -> None:
+    """Absent parts are null, never empty text."""
+    for text in ("<think>\n\n</think>\n\nso", "<think></think>so", "<think>\n</think>\n\nso"):
+        assert parse(text, tokenizer) == (None, "so", [])
+    assert parse("<think>\n\n</think>\n\n", tokenizer) == (None, None, [])
+
+
+def test_the_end_of_thinking_and_a_call_in_one_delta(tokenizer: Tokenizer) -> None:
+    """Both are acted on."""
+    assert parse(f"why\n</think>\n\n{CALL}", tokenizer, tail="<think>\n") == ("why", None, [("f", '{"a": 1}')])
+
+
+def test_a_call_inside_thinking(tokenizer: Tokenizer) -> None:
+    """It ends the thought where the format says so, and is thought elsewhere."""
+    assert parse(f"why\n{CALL}", tokenizer, tail="<think>\n") == ("why", None, [("f", '{"a": 1}')])
+    found = parse(f"why {CALL} so", tokenizer, reasoning="deepseek-r1", tail="<think>\n")
+    assert found == (f"why {CALL} so", None, [])
+
+
+def test_a_missing_end_tag(tokenizer: Tokenizer) -> None:
+    """Of thinking: all is thought. Of a call: the call stands, whether the model stopped or was cut off."""
+    assert parse("why", tokenizer, tail="<think>\n", reason="length") == ("why", None, [])
+    for reason in ("stop", "length"):
+        assert parse(CALL.removesuffix("\n</tool_call>"), tokenizer, reason=reason)[2] == [("f", '{"a": 1}')]
+
+
+def test_no_tags_at_all(tokenizer: Tokenizer) -> None:
+    """Content in state OPEN, reasoning in state IN."""
+    assert parse("so it is", tokenizer) == (None, "so it is", [])
+    assert parse("so it is", tokenizer, tail="<think>\n") == ("so it is", None, [])
+
+
+def test_the_last_brace_arrives_alone(tokenizer: Tokenizer) -> None:
+    """The pieces of the arguments add up whatever their sizes, and the last brace comes when it is written."""
+    parser = FormatParser(spec_of(None, "hermes", tokenizer))
+    start = '<tool_call>{"name": "f", "arguments": {"a": {"b": 1}'
+    pieces = [e.json for e in parser.feed((), start) if isinstance(e, ToolArgs)]
+    assert pieces == ['{"a": {"b": 1}']
+    assert [e.json for e in parser.feed((), "}") if isinstance(e, ToolArgs)] == ["}"]
+    assert [e for e in parser.feed((), "}\n</tool_call>") if isinstance(e, ToolArgs)] == []
+
+
+@pytest.mark.parametrize(
+    "value", ['{"a": "{\\"b\\": \\"}\\"}"}', '{"a": "]}</tool_call>"}', '{"a": "\\\\"}', '{"é": "中🎉"}']
+)
+def test_nested_json_in_strings(value: str, tokenizer: Tokenizer) -> None:
+    """Braces, quotes and backslashes in strings are not structure; the text passes byte for byte."""
+    call = f'<tool_call>\n{{"name": "f", "arguments": {value}}}\n</tool_call>'
+    if "</tool_call>" not in value:  # as a token, a marker is one wherever it stands
+        assert parse(call, tokenizer) == (None, None, [("f", value)])
+    parser = make_parser(spec_of(None, "hermes", tokenizer))
+    assert [e.name for e in parser.feed((), call) if isinstance(e, ToolStart)] == ["f"]
+
+
+@pytest.mark.parametrize(
+    "value", ["a </parameter> b", "</parameter>", "<parameter=x>", "</function>", "x\n</parameter>\ny"]
+)
+def test_parameters_that_look_like_tags(value: str, tokenizer: Tokenizer) -> None:
+    """A closing tag counts only where what follows it can follow it."""
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    calls = parse(text, tokenizer, tools="qwen3-coder")[2]
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"a": value})]
+
+
+def test_unknown_names_and_arguments_that_are_no_object(tokenizer: Tokenizer) -> None:
+    """They are surfaced as written: the client can answer them, nobody else can."""
+    for value in ("[1, 2]", "3", '"text"', "true"):
+        call = f'<tool_call>{{"name": "nobody", "arguments": {value}}}</tool_call>'
+        assert parse(call, tokenizer)[2] == [("nobody", value)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        " to=functions.f<|channel|>commentary json",
+        " to=functions.f<|channel|>analysis code",
+        "<|channel|>analysis to=functions.f <|constrain|>json",
+        "<|channel|>commentary to=functions.f<|constrain|>json",
+        "<|channel|>commentary to=functions.f",
+        "<|channel|>commentary<|channel|>commentary to=functions.f json",
+        "<|channel|>to=functions.f json",
+        "commentary to=functions.f",
+    ],
+)
+def test_harmony_calls_in_every_header(header: str, tokenizer: Tokenizer) -> None:
+    """The recipient in the role part, calls on analysis, a missing `<|constrain|>`, headers out of shape."""
+    found = parse(
+        f'{header}<|message|>{{"a": 1}}<|call|>',
+        tokenizer,
+        reasoning="gpt-oss",
+        tools="gpt-oss",
+        tail="<|start|>assistant",
+    )
+    assert found == (None, None, [("f", '{"a": 1}')])
+
+
+def test_harmony_headers_that_are_none(tokenizer: Tokenizer) -> None:
+    """Text where a header should be is content, never lost and never an exception."""
+    harmony = {"reasoning": "gpt-oss", "tools": "gpt-oss", "tail": "<|start|>assistant"}
+    for text in (
+        "Hello there",
+        "analysis of data",
+        "<|channel|>The end<|return|>",
+        "<|message|>",
+        "<|end|><|end|>",
+        "<|start|>",
+    ):
+        content = parse(text, tokenizer, **harmony)[1] or ""
+        bare = text
+        for marker in ("<|message|>", "<|end|>", "<|start|>", "<|return|>"):
+            bare = bare.replace(marker, "")
+        assert content == bare
+
+
+def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
+    """A reply cut inside a character shows a replacement character, in the part where it stands."""
+    ids = tokenizer.encode("<think>\n🎉", add_special_tokens=False)[:-2]
+    stream = OutputStream(tokenizer, prompt_tail="", reasoning=None)
+    stream.feed_ids(ids, Finish("length"))
+    assert stream.content == "<think>\n\ufffd"
+
+
+def test_a_surrogate_escaped_into_a_name_can_be_sent(tokenizer: Tokenizer) -> None:
+    """JSON can spell half of a surrogate pair; what reaches the client is text all the same."""
+    calls = parse('<tool_call>{"name": "f\\ud800", "arguments": {}}</tool_call>', tokenizer)[2]
+    assert calls == [("f?", "{}")]
+    calls = parse("[f(a='\\ud83d\\ude00\\ud800')]", tokenizer, reasoning=None, tools="pythonic", tail="")[2]
+    assert json.loads(calls[0][1]) == {"a": "😀\ufffd"}
