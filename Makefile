@@ -19,7 +19,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check ruff format spelling layers mypy types docs bench clean
+.PHONY: help setup serve test check ruff format spelling layers mypy types docs golden bench clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -52,12 +52,17 @@ mypy: $(DEV_STAMP)
 types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(DEV_STAMP)  ## Check the documentation and show the changelog of the next release.
-	$(BIN)/python -m pytest tests/packaging/test_docs.py
+docs: $(DEV_STAMP)  ## Write the plugin reference, check the documentation, show the next changelog.
+	$(BIN)/python docs/reference/generate.py
+	$(BIN)/python -m pytest tests/packaging/test_docs.py tests/docs/test_reference.py
 	$(BIN)/towncrier build --draft
+
+golden: $(DEV_STAMP)  ## Record the signatures that plugins use; refuses a break without a version bump.
+	$(BIN)/python tests/plugins/golden/update.py
 
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
 	$(BIN)/python tests/bench/plugin_list.py
+	$(BIN)/python tests/bench/hook_calls.py
 	$(BIN)/python tests/bench/engine.py $(ARGS)
 
 clean:  ## Remove the environment and all caches.

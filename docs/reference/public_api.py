@@ -62,7 +62,9 @@ def of_class(home: str, name: str, value: Any) -> Iterator[str]:
 
 def public_members(value: type) -> list[tuple[str, Any]]:
     """Return what a class itself declares for others: methods, properties, class variables; no tests."""
-    own = {key: member for key, member in vars(value).items() if not key.startswith(("_", "test_"))}
+    own = {
+        key: member for key, member in vars(value).items() if key == "__call__" or not key.startswith(("_", "test_"))
+    }
     own |= {key: None for key in value.__annotations__ if not key.startswith("_") and key not in own}
     fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     hidden = ("FixtureFunctionDefinition",)  # pytest's own

@@ -171,6 +171,13 @@ def test_the_previous_api_is_adapted(site: FakeSite, second_api: None) -> None:
             registry.resolve("reasoning_parser", name)
 
 
+def test_of_two_apis_under_one_name_the_newest_is_taken(site: FakeSite, second_api: None) -> None:
+    """A package that registers a name for both API versions is used at the newer one, without an adapter."""
+    groups = {f"dovetail.reasoning_parsers.v{n}": {"both": f"acme_both:V{n}"} for n in (1, 2)}
+    site.add("acme", "1.0", groups)
+    assert Registry.scan(path=[str(site.root)]).resolve("reasoning_parser", "both").target == "acme_both:V2"
+
+
 def test_an_adapter_that_fails_names_the_plugin(site: FakeSite, second_api: None) -> None:
     """What an old plugin lacks is reported as a fault of the plugin."""
     site.add(

@@ -9,7 +9,8 @@ class Acme(ReasoningParser):
     Options = AcmeOptions
 
     def spec(self, tokenizer, template, request):
-        ... self.options.top_k ...
+        markers = Markers("<r>", "</r>") if self.options.top_k else None
+        return FormatSpec(reasoning=markers)
 ```
 
 The fields become `--acme.top-k`, `DOVETAIL_PLUGIN__ACME__TOP_K` and `plugins: {acme: {top_k: …}}` in the configuration

@@ -269,7 +269,9 @@ def _own_name_first(records: list[PluginRecord], bare: str) -> list[PluginRecord
     if len({normalise_distribution(record.distribution) for record in records}) > 1:
         return records
     key = normalise(records[0].kind, bare)
-    return [record for record in records if normalise(record.kind, record.name) == key] or records
+    named = [record for record in records if normalise(record.kind, record.name) == key] or records
+    newest = max(record.api or 0 for record in named)  # a package may serve several API versions under one name
+    return [record for record in named if record.api == newest]
 
 
 def _ambiguous(name: str, records: list[PluginRecord]) -> str:

@@ -1,0 +1,132 @@
+"""Write `plugins.md`, the page of every hook and contract, from the code: `python docs/reference/generate.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dovetail import contracts, plugins
+from dovetail.plugins import KINDS
+
+HERE = Path(__file__).parent
+PAGE = HERE / "plugins.md"
+SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
+HEAD = """\
+# Reference: hooks and contracts
+
+<!-- Written by docs/reference/generate.py from the code; change the docstrings there, then run `make docs`. -->
+
+Everything that a plugin may use, with what each part promises. How to begin is in the
+[tutorials](../tutorials/README.md), the rules around it in [plugins.md](../plugins.md). What is listed here only grows
+within one version of an API; see [compatibility](../plugins-compatibility.md).
+"""
+
+
+def load_public_api() -> Any:
+    """Import `public_api.py` beside this file."""
+    spec = importlib.util.spec_from_file_location("public_api", HERE / "public_api.py")
+    if spec is None or spec.loader is None:
+        raise SystemExit("docs/reference/public_api.py: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+API = load_public_api()
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [HEAD, "\n## Kinds\n", *kinds_table(), "\n## Hooks\n", *hooks(), "\n## Objects that hooks are given\n"]
+    for name in API.PLUGIN_NAMES:
+        value = getattr(plugins, name, None) or getattr(plugins.registry, name)
+        parts += of_class(f"dovetail.plugins.{name}", value)
+    parts += ["\n## Contracts\n", "All of them can be imported from `dovetail.contracts`.\n"]
+    for module in dict.fromkeys(contracts._HOME[name] for name in contracts.__all__):
+        found = import_module(f"dovetail.contracts.{module}")
+        parts += [f"\n## `dovetail.contracts.{module}`\n", f"{prose(found)}\n"]
+        for name in contracts.__all__:
+            if contracts._HOME[name] == module:
+                parts += of_class(name, getattr(contracts, name))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
+
+
+def kinds_table() -> Iterator[str]:
+    """Yield the table of kinds."""
+    yield "| kind | entry-point group | API | subclass of | loaded in |"
+    yield "|---|---|---|---|---|"
+    for kind in KINDS.values():
+        contract = f"`{kind.contract.partition(':')[2]}`" if kind.contract else "nothing: a module or an object"
+        spoken = str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"
+        roles = ", ".join(kind.roles)
+        yield f"| `{kind.name}` | `{kind.entry_point_group}` | {spoken} | {contract} | {roles} |"
+
+
+def hooks() -> Iterator[str]:
+    """Yield every hook."""
+    for name, function in API.hook_functions().items():
+        yield f"### `{name}`\n"
+        yield f"```text\n{name}{API._signature(function)}\n```\n"
+        yield prose(function) + "\n"
+
+
+def of_class(name: str, value: Any) -> Iterator[str]:
+    """Yield a class, an enumeration or a union."""
+    yield f"### `{name}`\n"
+    if not isinstance(value, type):
+        yield f"One of {', '.join(f'`{part}`' for part in API._union(value).split(' | '))}.\n"
+        return
+    if not issubclass(value, enum.Enum) and API._has_own_init(value):
+        yield f"```text\n{name}{API._signature(value)}\n```\n"
+    yield prose(value) + "\n"
+    if issubclass(value, enum.Enum):
+        yield "\n".join(f"- `{member.name}`: `{member.value}`" for member in value) + "\n"
+        return
+    for key, member in API.public_members(value):
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if isinstance(member, property) or inspect.isfunction(function):
+            abstract = " (to implement)" if getattr(function, "__isabstractmethod__", False) else ""
+            yield f"**`{API.describe_member(key, member, value)}`**{abstract}\n"
+            yield prose(member) + "\n"
+        else:
+            yield f"- `{API.describe_member(key, member, value)}`\n"
+
+
+def prose(value: Any) -> str:
+    """Return a docstring as Markdown; its sections become lists."""
+    text = inspect.getdoc(value) or ""
+    if dataclasses.is_dataclass(value) and text.startswith(f"{value.__name__}("):
+        return ""
+    out: list[str] = []
+    in_section = False
+    for line in text.splitlines():
+        if line.strip() in SECTIONS:
+            out += [f"*{line.strip()[:-1]}:*", ""]
+            in_section = True
+        elif in_section and line.startswith("    ") and not line.startswith("     "):
+            out.append("- " + re.sub(r"^(\*{0,2}\w+):", r"`\1`:", line.strip()))
+        elif in_section and line.startswith("     "):
+            out.append("  " + line.strip())
+        else:
+            in_section = in_section and not line.strip()
+            out.append(line)
+    return "\n".join(out).strip()
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE.name}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The clean environment of the packaging tests is importable here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "packaging"))
