@@ -3,9 +3,9 @@
 The steps of a request go to the engine in this order, and the first that compiles is enforced:
 
 1. a backend that enforces the grammar in full, the one that likes its kind most first;
-2. one that enforces it but for what it names;
-3. one that may read `oneOf` as `anyOf`, then one that may leave out what it does not know;
-4. any JSON value of the schema's outermost types.
+2. one that enforces it but for what it names, or may read `oneOf` as `anyOf`, or may leave out what it does not know:
+   the one that ignores least first;
+3. any JSON value of the schema's outermost types.
 
 From the second on the finished text is validated, and the reply says so. Nothing is under-constrained without a word.
 """
@@ -95,29 +95,31 @@ class Router:
             if not ways:
                 raise _not_strict(param, reasons)
             return Route(spec, tuple(ways), param)
-        ways += [_way(name, s, support) for name, s, support in answers if support.level is SupportLevel.APPROXIMATE]
-        if spec.kind is Kind.JSON:
-            ways += self._relaxed(spec, able)
+        ways += self._approximate(spec, able, answers)
         if not ways:
             text = f"{param} cannot be enforced: {'; '.join(reasons)}"
             raise RequestError(text, param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
 
-    def _relaxed(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> list[Way]:
-        ways = []
-        for relax in _RELAXED:
-            for name, backend in able:
-                weaker = replace(spec, relax=relax)
-                support = backend.supports(weaker)
-                if support.level is SupportLevel.APPROXIMATE:
-                    ways.append(_way(name, weaker, support))
-        any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
-        for name, backend in able:
-            if backend.supports(any_json).level is SupportLevel.FULL:
+    def _approximate(
+        self,
+        spec: GrammarSpec,
+        able: Sequence[tuple[str, GrammarBackend]],
+        answers: Sequence[tuple[str, GrammarSpec, Support]],
+    ) -> list[Way]:
+        """Ways that are not full, those that ignore least first; at the end any JSON of the right type."""
+        found = list(answers)
+        if spec.kind is Kind.JSON:
+            weaker = [replace(spec, relax=relax) for relax in _RELAXED]
+            found += [(name, each, backend.supports(each)) for each in weaker for name, backend in able]
+        partial = [item for item in found if item[2].level is SupportLevel.APPROXIMATE]
+        ways = [_way(*item) for item in sorted(partial, key=lambda item: len(item[2].ignored))]
+        if spec.kind is Kind.JSON:
+            any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
+            name = next((n for n, b in able if b.supports(any_json).level is SupportLevel.FULL), None)
+            if name is not None:
                 ways.append(Way(step_of(name, any_json), "validate_only", ("/",)))
-                break
-        # One way may be found twice; the first is the more faithful.
-        return list({way.step: way for way in reversed(ways)}.values())[::-1]
+        return ways
 
     def _no_backend(self, spec: GrammarSpec, param: str) -> RequestError:
         if not self._backends:

@@ -1,0 +1,250 @@
+r"""`outlines`: regular languages by outlines_core, the engine of Outlines: an index over the vocabulary, cheap masks.
+
+A regular expression, a choice, or a JSON Schema of a plain subset (which outlines_core turns into a regular expression)
+becomes an index in a process of its own, which travels in outlines_core's binary form. Outlines' on-disk cache and its
+logits processors are not used.
+
+Of outlines_core 0.2 one must know: an index has one end token, so that the others are added to the masks here; an end
+cannot be accepted in a final state, so that termination is tracked here; its strings hold no `\uXXXX` escapes and its
+numbers no unsigned exponents, which narrows texts and is no fault.
+
+Defined by outlines_core's documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.contracts.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarLimits,
+    GrammarSpec,
+    Kind,
+    Support,
+    Vocabulary,
+)
+from dovetail.errors import PluginError, RequestError
+from dovetail.grammar import schema
+from dovetail.grammar.bits import Words, new_row
+from dovetail_grammar.llguidance_schema import is_unreadable
+from dovetail_grammar.llguidance_source import strip_anchors
+from dovetail_grammar.schema_subset import Subset
+
+if TYPE_CHECKING:
+    from dovetail.contracts.grammar import Mask
+
+WHITESPACE = r"[ \n]{0,%d}"
+MAX_WHITESPACE = 20
+KEPT_FOR_ROLLBACK = 64
+SUBSET = Subset(
+    by_type={
+        "object": frozenset(("properties", "required", "additionalProperties")),
+        "array": frozenset(("items", "minItems", "maxItems")),
+        "string": frozenset(("minLength", "maxLength")),
+        "integer": frozenset(),
+        "number": frozenset(),
+    },
+    formats=frozenset(),
+)
+
+
+class OutlinesBackend(GrammarBackend):
+    """See the module."""
+
+    kinds = frozenset((Kind.REGEX, Kind.CHOICE, Kind.JSON))
+    preference = dict.fromkeys(kinds, 20)
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Keep the vocabulary; outlines_core's own form of it is made at first use."""
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._library = import_library()
+        self._shared_vocabulary: Any = None
+        self._eos_row: Words | None = None
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        """FULL for regular expressions without look-around and for the subset of schemas that is enforced."""
+        if spec.kind is Kind.REGEX and is_unreadable(spec.source):
+            return Support.no("look-around, back-references and word boundaries are not regular")
+        if spec.kind is not Kind.JSON:
+            return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
+        if spec.relax:
+            return Support.no("nothing to relax")
+        if _is_open(spec.source):
+            return Support.no("values of any type or with any keys have no regular expression")
+        return SUBSET.support(spec)
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """Build the index and return its binary form."""
+        try:
+            index = self._library.Index(self._regex(spec), self._made_vocabulary())
+        except ValueError as error:
+            code = "unsupported_grammar" if spec.kind is Kind.JSON else "invalid_grammar"
+            raise RequestError(f"the grammar cannot be compiled: {str(error)[:300]}", code=code) from None
+        blob: bytes = index.__reduce__()[1][0]
+        return blob
+
+    def load(self, blob: bytes) -> CompiledGrammar:
+        """Read an index's binary form."""
+        if self._eos_row is None:
+            self._eos_row = new_row(self._vocabulary.size, self._vocabulary.eos_ids)
+        return OutlinesGrammar(
+            self._library, self._library.Index.from_binary(blob), len(blob), self._vocabulary.eos_ids, self._eos_row
+        )
+
+    def _regex(self, spec: GrammarSpec) -> str:
+        if spec.kind is Kind.REGEX:
+            return strip_anchors(spec.source)
+        if spec.kind is Kind.CHOICE:
+            return "|".join(f"({re.escape(choice)})" for choice in json.loads(spec.source))
+        most = MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace
+        regex: str = self._library.json_schema.build_regex_from_schema(spec.source, WHITESPACE % most)
+        return regex
+
+    def _made_vocabulary(self) -> Any:
+        with self._lock:
+            if self._shared_vocabulary is None:
+                by_bytes: dict[bytes, list[int]] = {}
+                for token_id, token in enumerate(self._vocabulary.tokens):
+                    if token:
+                        by_bytes.setdefault(token, []).append(token_id)
+                self._shared_vocabulary = self._library.Vocabulary(min(self._vocabulary.eos_ids), by_bytes)
+            return self._shared_vocabulary
+
+
+class OutlinesGrammar:
+    """An index."""
+
+    def __init__(self, library: Any, index: Any, num_blob: int, eos_ids: frozenset[int], eos_row: Words) -> None:
+        self._library, self._index, self._num_blob = library, index, num_blob
+        self._eos_ids, self._eos_row = eos_ids, eos_row
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate from the binary form: hash maps take several times as much."""
+        return 6 * self._num_blob
+
+    def matcher(self) -> OutlinesMatcher:
+        """Return a matcher at the start."""
+        return OutlinesMatcher(self.guide, self._eos_ids, self._eos_row)
+
+    def guide(self) -> Any:
+        """Make a guide of outlines_core at the start."""
+        return self._library.Guide(self._index, KEPT_FOR_ROLLBACK)
+
+
+class OutlinesMatcher:
+    """One request's state: a guide, and the tokens it has taken."""
+
+    def __init__(self, make_guide: Any, eos_ids: frozenset[int], eos_row: Words) -> None:
+        self._make_guide, self._eos_ids, self._eos_row = make_guide, eos_ids, eos_row
+        self._guide = make_guide()
+        self._taken: list[int] = []
+        self._terminated = False
+
+    @property
+    def terminated(self) -> bool:
+        """An end has been accepted."""
+        return self._terminated
+
+    @property
+    def accepting(self) -> bool:
+        """The text is complete."""
+        return not self._terminated and bool(self._guide.is_finished())
+
+    @property
+    def error(self) -> str | None:
+        """None: an index cannot fail."""
+        return None
+
+    def fill(self, mask: Mask, row: int) -> bool:
+        """Write the state's tokens, and in a final state all ends."""
+        line = mask[row]
+        line[:] = 0
+        if self._terminated:
+            return True
+        self._guide.write_mask_into(line.ctypes.data, line.size, line.itemsize)
+        line &= ~self._eos_row
+        if self._guide.is_finished():
+            line |= self._eos_row
+        return True
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance."""
+        for count, token_id in enumerate(token_ids):
+            if self._terminated:
+                return count
+            if token_id in self._eos_ids:
+                if not self._guide.is_finished():
+                    return count
+                self._terminated = True
+                continue
+            try:
+                self._guide.advance(token_id, False)
+            except ValueError:
+                return count
+            self._taken.append(token_id)
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo; further back than the guide remembers, by going the way again."""
+        if num_tokens and self._terminated:
+            self._terminated = False
+            num_tokens -= 1
+        if not num_tokens:
+            return
+        del self._taken[len(self._taken) - num_tokens :]
+        if num_tokens <= self._guide.get_allowed_rollback():
+            self._guide.rollback_state(num_tokens)
+        else:
+            self._guide = self._make_guide()
+            for token_id in self._taken:
+                self._guide.advance(token_id, False)
+
+    def forced(self) -> list[int]:
+        """Follow states that have one token only."""
+        if self._terminated or self._guide.is_finished():
+            return []
+        allowed = self._guide.get_tokens()
+        return [int(allowed[0])] if len(allowed) == 1 else []
+
+    def fork(self) -> OutlinesMatcher:
+        """Copy, by going the way again: guides share their index only at their start."""
+        copy = OutlinesMatcher(self._make_guide, self._eos_ids, self._eos_row)
+        copy.accept(self._taken)
+        copy._terminated = self._terminated
+        return copy
+
+
+def import_library() -> Any:
+    """Import outlines_core.
+
+    Raises:
+        PluginError: It is not installed.
+    """
+    try:
+        import outlines_core
+        import outlines_core.json_schema
+    except ImportError as error:
+        raise PluginError(f"grammar backend 'outlines': {error}; run: pip install outlines_core") from None
+    return outlines_core
+
+
+def _is_open(source: str) -> bool:
+    """Whether some object may have any keys, or some value any type: outlines_core bounds their depth as it likes."""
+    root = schema.parse(source)
+    if isinstance(root, bool):
+        return True
+    for _, node in schema.reachable(root):
+        if node.get("type") == "array" and not isinstance(node.get("items"), dict):
+            return True
+        if node.get("type") == "object" and not node.get("properties"):
+            return True
+        if not any(key in node for key in ("type", "$ref", "anyOf", "const", "enum")):
+            return True
+    return False

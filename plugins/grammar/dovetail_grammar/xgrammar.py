@@ -1,0 +1,209 @@
+"""`xgrammar`: grammars by the xgrammar library (a pushdown automaton with precomputed masks).
+
+Masks are cheap, compiling is not: it always runs in a process of its own, and the result travels in the library's JSON
+form. Of JSON Schema the library enforces a part and ignores the rest in silence (`not`, `if`, `uniqueItems`,
+`multipleOf`, `contains`, siblings of `anyOf` and `$ref`, …), so only a tested subset is called FULL.
+
+Defined by xgrammar 0.2's documentation. Not in the default install: `pip install dovetail[xgrammar]`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.contracts.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarLimits,
+    GrammarSpec,
+    Kind,
+    Support,
+    Vocabulary,
+)
+from dovetail.errors import PluginError, RequestError
+from dovetail_grammar.schema_subset import Subset
+
+if TYPE_CHECKING:
+    from dovetail.contracts.grammar import Mask
+
+MAX_WHITESPACE = 20
+_NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+SUBSET = Subset(
+    by_type={
+        "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties")),
+        "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
+        "string": frozenset(("minLength", "maxLength", "pattern", "format")),
+        "integer": _NUMBERS,
+        "number": _NUMBERS,
+    },
+    formats=frozenset(("date", "email")),
+)
+
+
+class XgrammarBackend(GrammarBackend):
+    """See the module."""
+
+    kinds = frozenset((Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX, Kind.EBNF, Kind.CHOICE, Kind.STRUCTURAL))
+    preference = dict.fromkeys(kinds, 50)
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Keep the vocabulary. The library is imported at first use: it brings torch along."""
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._library: Any = None
+        self._info: Any = None
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        """FULL for what is known to be enforced; all else is named."""
+        if spec.kind is Kind.JSON:
+            return Support.no("nothing to relax") if spec.relax else SUBSET.support(spec)
+        if spec.kind is Kind.STRUCTURAL:
+            return Support.no("added tokens could be spelled out in other tokens")
+        return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
+        """Compile to the library's JSON form."""
+        library, info = self._shared()
+        compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        try:
+            compiled = _compile(library, compiler, spec)
+        except RuntimeError as error:
+            raise RequestError(f"the grammar cannot be compiled: {_last_part(error)}", code=_code(spec)) from None
+        return str(compiled.serialize_json()).encode()
+
+    def load(self, blob: bytes) -> CompiledGrammar:
+        """Read what `compile` wrote."""
+        library, info = self._shared()
+        return XgrammarGrammar(
+            library, library.CompiledGrammar.deserialize_json(blob.decode(), info), self._vocabulary.size
+        )
+
+    def _shared(self) -> tuple[Any, Any]:
+        with self._lock:
+            if self._library is None:
+                self._library = import_library()
+                v = self._vocabulary
+                tokens = [b"" if i in v.special_ids else token for i, token in enumerate(v.tokens)]
+                self._info = self._library.TokenizerInfo(
+                    tokens, self._library.VocabType.RAW, vocab_size=v.size, stop_token_ids=sorted(v.eos_ids)
+                )
+            return self._library, self._info
+
+
+class XgrammarGrammar:
+    """A compiled grammar."""
+
+    def __init__(self, library: Any, compiled: Any, size: int) -> None:
+        self._library, self._compiled = library, compiled
+        self._tail = (1 << size % 32) - 1 if size % 32 else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """As the library counts."""
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> XgrammarMatcher:
+        """Return a matcher at the start."""
+        return XgrammarMatcher(self._library.GrammarMatcher(self._compiled), self._tail)
+
+
+class XgrammarMatcher:
+    """One request's state."""
+
+    def __init__(self, inner: Any, tail: int) -> None:
+        self._inner, self._tail = inner, tail
+        self._error: str | None = None
+
+    @property
+    def terminated(self) -> bool:
+        """An end has been accepted."""
+        return bool(self._inner.is_terminated())
+
+    @property
+    def accepting(self) -> bool:
+        """The text is complete."""
+        return not self.terminated and bool(self._inner.is_completed())
+
+    @property
+    def error(self) -> str | None:
+        """What the library raised."""
+        return self._error
+
+    def fill(self, mask: Mask, row: int) -> bool:
+        """Compute the mask in place."""
+        if self.terminated:
+            mask[row] = 0
+            return True
+        import torch  # what the library writes to; it has been imported with it
+
+        try:
+            needed = bool(self._inner.fill_next_token_bitmask(torch.from_numpy(mask), row))
+        except RuntimeError as error:
+            self._error = _last_part(error)
+            mask[row] = 0
+            return True
+        if self._tail:
+            mask[row, -1] &= self._tail  # the library sets bits behind the last token, too
+        return needed
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance."""
+        for count, token_id in enumerate(token_ids):
+            if self.terminated or not self._inner.accept_token(token_id):
+                return count
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo."""
+        if num_tokens:
+            self._inner.rollback(num_tokens)
+
+    def forced(self) -> list[int]:
+        """The library knows forced text, not how the tokenizer cuts it."""
+        return []
+
+    def fork(self) -> XgrammarMatcher:
+        """Copy."""
+        return XgrammarMatcher(self._inner.fork(), self._tail)
+
+
+def import_library() -> Any:
+    """Import xgrammar.
+
+    Raises:
+        PluginError: It is not installed.
+    """
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise PluginError(f"grammar backend 'xgrammar': {error}; run: pip install xgrammar") from None
+    return xgrammar
+
+
+def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
+    if spec.kind in (Kind.JSON, Kind.JSON_OBJECT):
+        source = spec.source if spec.kind is Kind.JSON else '{"type": "object"}'
+        most = MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace
+        return compiler.compile_json_schema(
+            source, strict_mode=False, any_whitespace=most > 0, max_whitespace_cnt=most or None
+        )
+    if spec.kind is Kind.REGEX:
+        return compiler.compile_regex(spec.source)
+    if spec.kind is Kind.CHOICE:
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(spec.source))
+        return compiler.compile_grammar(f"root ::= {choices}")
+    if spec.kind is Kind.STRUCTURAL:
+        return compiler.compile_structural_tag(spec.source)
+    return compiler.compile_grammar(library.Grammar.from_ebnf(spec.source))
+
+
+def _code(spec: GrammarSpec) -> str:
+    return "unsupported_grammar" if spec.kind is Kind.JSON else "invalid_grammar"
+
+
+def _last_part(error: Exception) -> str:
+    """The library's messages begin with a time and a place in its source."""
+    return str(error).strip().rsplit(": ", 1)[-1][:300]

@@ -1,0 +1,250 @@
+"""Each backend against instances of every JSON Schema keyword, against brute force, and against the others."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema.validators import validator_for
+from schema_cases import CASES
+
+from dovetail.contracts.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarLimits,
+    GrammarMatcher,
+    GrammarSpec,
+    Kind,
+    SupportLevel,
+    Vocabulary,
+)
+from dovetail.errors import RequestError
+from dovetail.grammar.bits import ids_of
+from dovetail.grammar.route import Route, Router
+from dovetail.grammar.wire import spec_of
+from dovetail.plugins import Registry, load, make_plan
+
+NAMES = ("llguidance", "outlines", "xgrammar")
+LIMITS = GrammarLimits()
+
+
+@pytest.fixture(scope="module")
+def backends(small: Vocabulary) -> Mapping[str, GrammarBackend]:
+    """All built-in backends over the small vocabulary."""
+    made: dict[str, GrammarBackend] = {}
+    for name in NAMES:
+        pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
+        plan = make_plan(Registry.scan(), grammar_backend=name)
+        made[name] = load(plan, "compiler").get("grammar_backend", name)(small)
+    return made
+
+
+def compiled(backend: GrammarBackend, spec: GrammarSpec) -> CompiledGrammar:
+    """Compile, through the form that travels where there is one."""
+    result = backend.compile(spec, LIMITS)
+    return backend.load(result) if isinstance(result, bytes) else result
+
+
+def json_spec(schema: Any) -> GrammarSpec:
+    return GrammarSpec(kind=Kind.JSON, source=json.dumps(schema, ensure_ascii=False))
+
+
+def matches(grammar: CompiledGrammar, small: Vocabulary, text: str) -> bool:
+    """Whether a text is in the grammar's language, fed byte by byte."""
+    ids = [small.tokens.index(bytes([byte])) for byte in text.encode()]
+    matcher = grammar.matcher()
+    return matcher.accept(ids) == len(ids) and matcher.accepting
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    validator = validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        validator(schema).validate(json.loads(text))
+    except jsonschema.ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case[0])[:70])
+def test_the_instances_are_what_they_say(case: tuple[Any, list[str], list[str]]) -> None:
+    """jsonschema agrees with the table, format annotations aside."""
+    schema, valid, invalid = case
+    assert all(is_valid(schema, text) for text in valid)
+    assert not any(is_valid(schema, text) for text in invalid)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_support_lets_nothing_invalid_through(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, name: str
+) -> None:
+    """What a backend calls FULL it enforces: no invalid instance is accepted; llguidance accepts the valid ones too."""
+    backend = backends[name]
+    num_full = 0
+    for schema, valid, invalid in CASES:
+        spec = json_spec(schema)
+        if name != "llguidance" and "3000" in spec.source:
+            continue  # automata of this size take minutes
+        if backend.supports(spec).level is not SupportLevel.FULL:
+            continue
+        try:
+            grammar = compiled(backend, spec)
+        except RequestError:
+            continue  # an error is honest: the next way is tried
+        num_full += 1
+        assert not [text for text in invalid if matches(grammar, small, text)], schema
+        if name == "llguidance":
+            assert not [text for text in valid if not matches(grammar, small, text)], schema
+    assert num_full >= {"llguidance": 60, "outlines": 20, "xgrammar": 45}[name]
+
+
+def test_whatever_enforces_a_schema_says_so_truly(backends: Mapping[str, GrammarBackend], small: Vocabulary) -> None:
+    """By the ladder every case is enforced somehow, and an invalid instance gets through only where it is judged."""
+    router = Router(backends)
+    for schema, valid, invalid in CASES:
+        route = router.route(json_spec(schema), "json_schema")
+        step, grammar = first_way(route, backends)
+        leaks = [text for text in invalid if matches(grammar, small, text)]
+        assert not leaks or route.ways[step].enforcement != "full", schema
+        if route.ways[step].enforcement != "full":
+            assert route.ways[step].ignored
+        assert any(matches(grammar, small, text) for text in valid), schema
+
+
+def first_way(route: Route, backends: Mapping[str, GrammarBackend]) -> tuple[int, CompiledGrammar]:
+    """Do what the engine does: the first step that compiles."""
+    for index, step in enumerate(route.steps):
+        try:
+            return index, compiled(backends[step.backend], spec_of(step))
+        except RequestError:
+            continue
+    raise AssertionError("no way compiles")
+
+
+def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, GrammarBackend]) -> None:
+    """With `--strict-schema`, a strict schema gets an error that names the keyword, and no weaker way."""
+    spec = GrammarSpec(kind=Kind.JSON, source='{"type": "integer", "not": {"const": 3}}', strict=True)
+    with pytest.raises(RequestError, match="/not"):
+        Router(backends, strict_schema=True).route(spec, "response_format")
+    assert Router(backends).route(spec, "response_format").ways
+
+
+REGEXES = ["[ab]{2,4}c", "(foo|bar)+", "é?[0-9]{1,3}(\\.[0-9])?", "a*", '"[^"]*"']
+CHOICES = json.dumps(["yes", "no", "yes sir", "é\n", 'q"'])
+SPECS = [
+    *(GrammarSpec(kind=Kind.REGEX, source=source) for source in REGEXES),
+    GrammarSpec(kind=Kind.CHOICE, source=CHOICES),
+    json_spec(
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+    ),
+    json_spec({"type": "array", "items": {"enum": ["x", 1]}, "maxItems": 2}),
+]
+
+
+def allowed(matcher: GrammarMatcher, small: Vocabulary) -> set[int]:
+    mask = np.full((2, small.mask_words), 0x55, dtype=np.int32)
+    if not matcher.fill(mask, 1):
+        return set(range(small.size))
+    assert (mask[0] == 0x55).all()
+    return set(ids_of(mask[1]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.source[:30])
+def test_masks_equal_brute_force(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, name: str, spec: GrammarSpec
+) -> None:
+    """On random walks the mask holds exactly the tokens that a copy of the matcher accepts, every end among them.
+
+    One exception: see below.
+    """
+    matcher = compiled(backends[name], spec).matcher()
+    rng = random.Random(1)
+    for _ in range(12):
+        mask = allowed(matcher, small)
+        brute = {token for token in range(small.size) if matcher.fork().accept([token]) == 1}
+        if name == "llguidance" and len(mask) == 1:
+            # Where the text is forced, only the token is left that the tokenizer itself would make of it.
+            [forced] = mask
+            assert forced in brute
+            assert all(small.tokens[forced].startswith(small.tokens[token]) or token == forced for token in brute)
+        else:
+            assert mask == brute
+        assert (small.eos_ids <= mask) == matcher.accepting
+        rest = sorted(mask - small.eos_ids)
+        if not rest:
+            break
+        assert matcher.accept([rng.choice(rest)]) == 1
+        assert matcher.error is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_accept_rollback_and_fork_laws(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, name: str, data: st.DataObject
+) -> None:
+    """Rolling back restores the mask, ends included; a fork goes its own way; what is refused changes nothing."""
+    spec = data.draw(st.sampled_from(SPECS))
+    matcher = compiled(backends[name], spec).matcher()
+    masks = [allowed(matcher, small)]
+    taken: list[int] = []
+    for _ in range(data.draw(st.integers(0, 10))):
+        if not masks[-1]:
+            break
+        token = data.draw(st.sampled_from(sorted(masks[-1])))
+        assert matcher.accept([token]) == 1
+        taken.append(token)
+        masks.append(allowed(matcher, small) if not matcher.terminated else set())
+    refused = next((t for t in range(small.size) if t not in masks[-1]), None)
+    if refused is not None:
+        assert matcher.accept([refused]) == 0
+    fork = matcher.fork()
+    back = data.draw(st.integers(0, len(taken)))
+    fork.rollback(back)
+    assert allowed(fork, small) == masks[len(taken) - back] or back == 0
+    assert fork.accept(taken[len(taken) - back :]) == back
+    assert fork.terminated == matcher.terminated
+    if not matcher.terminated:
+        assert allowed(matcher, small) == masks[-1]
+
+
+PAIRS = [("llguidance", "xgrammar"), ("llguidance", "outlines")]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_backends_agree_where_both_are_full(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, pair: tuple[str, str]
+) -> None:
+    """Random texts of one backend are accepted by the other, for regular expressions, choices and plain schemas."""
+    rng = random.Random(3)
+    for spec in SPECS[1:]:
+        first, second = (backends[name] for name in pair)
+        if any(b.supports(spec).level is not SupportLevel.FULL for b in (first, second)):
+            continue
+        other = compiled(first, spec)
+        for _ in range(3):
+            text = random_text(compiled(second, spec).matcher(), small, rng)
+            if text is not None:
+                assert matches(other, small, text), (spec.source, text)
+
+
+def random_text(matcher: GrammarMatcher, small: Vocabulary, rng: random.Random) -> str | None:
+    """A random text of a grammar; None where it gets long."""
+    text = b""
+    for _ in range(60):
+        tokens = sorted(allowed(matcher, small))
+        token = rng.choice(tokens)
+        if small.eos_ids & set(tokens) and rng.random() < 0.3:
+            return text.decode(errors="replace")
+        if token in small.eos_ids:
+            return text.decode(errors="replace")
+        matcher.accept([token])
+        text += small.tokens[token]
+    return None
