@@ -244,10 +244,9 @@ def test_unknown_options(site: FakeSite, failure) -> None:
     assert failure(*named, "--acme-r2.topk=5") == (
         "--acme-r2.topk: unknown; did you mean 'top_k'?; it is an option of reasoning_parser 'acme-r2' of acme 1.2"
     )
-    assert failure(*named, "--attention-backend", "torch_native", "--acme.top-k=5") == (
-        "--acme.top-k: plugin 'acme' is not selected; selected: Qwen3ForCausalLM, torch_native, acme-r2, hermes; "
-        "name it, for example with --plugin acme"
-    )
+    message = failure(*named, "--acme.top-k=5")
+    assert message.startswith("--acme.top-k: plugin 'acme' is not selected; selected: Qwen3ForCausalLM, ")
+    assert message.endswith("; name it, for example with --plugin acme")
     assert (
         failure(*named, "--acme-r2.top-k=5", "--acme-r2.top_k", "6") == "--acme-r2.top_k is given twice; give it once"
     )
