@@ -1,0 +1,187 @@
+"""Compiling beside the engine: processes that are killed, limits, caches, one compilation for many."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from grammar_demo import Demo, json_step
+
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
+from dovetail.engine.messages import GrammarStep
+from dovetail.grammar.cache import Enforced, GrammarCache, Refused
+from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.validate import FinalValidator
+from dovetail.grammar.vocabulary import pack, unpack
+from dovetail.grammar.wire import ChildJob, ChildStart
+from dovetail.plugins import Registry, load, make_plan
+
+HARD = "(((a{0,60}b){0,60}c){0,60}d){0,60}"
+"""An index over it takes minutes."""
+
+
+def outlines_step(source: str) -> GrammarStep:
+    """A step that is always compiled in a process of its own."""
+    return GrammarStep(backend="outlines", kind="regex", source=source)
+
+
+@pytest.fixture
+def make_service(small: Vocabulary) -> Iterator[Callable[[float], GrammarService]]:
+    """Make services over the small vocabulary."""
+    made: list[GrammarService] = []
+
+    def make(timeout_s: float) -> GrammarService:
+        plan = make_plan(Registry.scan(), grammar_backend="auto")
+        made.append(GrammarService(load(plan, "engine"), lambda: small, timeout_s=timeout_s, cache_bytes=1 << 20))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def settle(service: GrammarService, ticket: Ticket, timeout_s: float = 60) -> Enforced | Refused:
+    """Wait for a ticket."""
+    deadline = time.monotonic() + timeout_s
+    while ticket.outcome is None:
+        assert time.monotonic() < deadline
+        service.wait(0.05)
+    return ticket.outcome
+
+
+def test_a_vocabulary_travels(small: Vocabulary) -> None:
+    """What a compile process gets is the same vocabulary."""
+    copy = unpack(pack(small))
+    assert (list(copy.tokens), copy.size, copy.eos_ids, copy.special_ids) == (
+        list(small.tokens),
+        small.size,
+        small.eos_ids,
+        small.special_ids,
+    )
+    assert copy.fingerprint == small.fingerprint
+
+
+def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[float], GrammarService]) -> None:
+    """Requests that wait for the same grammar share a ticket; later ones have it at once, failures too."""
+    service = make_service(20)
+    steps, bad = (outlines_step("[ab]{3}"),), (outlines_step("("),)
+    first, second = service.request(steps), service.request((outlines_step("[ab]{3}"),))
+    assert first is second
+    assert isinstance(settle(service, first), Enforced)
+    again = service.request(steps)
+    assert again.is_ready
+    assert again.outcome is first.outcome
+    refused = settle(service, service.request(bad))
+    assert isinstance(refused, Refused)
+    assert refused.code == "invalid_grammar"
+    assert service.request(bad).outcome is refused
+
+
+def test_a_hanging_compilation_is_killed_alone(make_service: Callable[[float], GrammarService]) -> None:
+    """At its time limit a compilation's process is killed; others, in threads and processes, go on meanwhile."""
+    service = make_service(2.0)
+    settle(service, service.request((outlines_step("warm"),)))
+    started = time.monotonic()
+    hanging = service.request((outlines_step(HARD),))
+    inline = settle(service, service.request((json_step({"type": "integer"}),)))
+    beside = settle(service, service.request((outlines_step("[cd]{2}"),)))
+    assert isinstance(inline, Enforced)
+    assert isinstance(beside, Enforced)
+    assert hanging.outcome is None
+    refused = settle(service, hanging)
+    assert isinstance(refused, Refused)
+    assert refused.code == "grammar_too_complex"
+    assert time.monotonic() - started < 6
+    assert isinstance(settle(service, service.request((outlines_step("[ef]{2}"),))), Enforced)
+
+
+def test_a_killed_compile_process_costs_one_request(make_service: Callable[[float], GrammarService]) -> None:
+    """A process that dies while it compiles ends that request with an error, and the next one gets a new process."""
+    service = make_service(20)
+    settle(service, service.request((outlines_step("warm"),)))
+    [pid] = service.pids
+    ticket = service.request((outlines_step(HARD),))
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    refused = settle(service, ticket)
+    assert isinstance(refused, Refused)
+    assert "crashed" in refused.message
+    assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
+    assert pid not in service.pids
+
+
+def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) -> None:
+    """Through the engine: the request whose compilation dies gets an error, its neighbour and the next are served."""
+    demo = make_demo(grammar_compile_timeout=3.0)
+    results = demo.together([demo.one(outlines_step(HARD), max_tokens=5), demo.one(json_step({"enum": [7]}))])
+    assert results[0].finish is not None
+    assert (results[0].finish.reason, results[0].finish.code) == ("abort", "grammar_too_complex")
+    assert json.loads(results[1].text) == 7
+    assert demo.generate(outlines_step("[xy]{3}")).text.strip("xy") == ""
+
+
+def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
+    """A compilation that wants more memory than it may have fails, and only it."""
+    plan = make_plan(Registry.scan(), grammar_backend="outlines")
+    pool = ChildPool(ChildStart(plan=plan, vocabulary=pack(small), max_bytes=64 << 20), 1)
+    try:
+        assert failed(pool, ChildJob(step=outlines_step(HARD), timeout_s=30))
+        assert pool.run(ChildJob(step=outlines_step("ab"), timeout_s=20), 20).blob is not None
+    finally:
+        pool.close()
+
+
+def failed(pool: ChildPool, job: ChildJob) -> bool:
+    """Whether a job fails, by an error or with its process."""
+    try:
+        return pool.run(job, job.timeout_s).error is not None
+    except (ChildDiedError, ChildTimeoutError):
+        return True
+
+
+def test_the_cache_is_bounded_in_bytes() -> None:
+    """The least recently used grammar goes first, and one that is too large is not kept."""
+
+    class Sized:
+        def __init__(self, num_bytes: int) -> None:
+            self.num_bytes = num_bytes
+
+        def matcher(self) -> None:
+            raise NotImplementedError
+
+    def made(size: int) -> Enforced:
+        compiled: CompiledGrammar = Sized(size)  # type: ignore[assignment]
+        backend: GrammarBackend = None  # type: ignore[assignment]
+        return Enforced(0, compiled, backend)
+
+    cache = GrammarCache(100, max_refused=2)
+    for key in "abc":
+        cache.put(key, made(40), 0)
+        cache.get("a")
+    assert cache.get("a") is not None
+    assert cache.get("b") is None
+    assert cache.num_bytes == 80
+    cache.put("large", made(101), 0)
+    assert cache.get("large") is None
+    for key in range(3):
+        cache.put(key, Refused("no", "invalid_grammar"), 0)
+    assert cache.get(0) is None
+    assert cache.get(2) is not None
+
+
+def test_finished_texts_are_judged_in_bounded_time() -> None:
+    """The last word on a text comes from jsonschema, and a pattern that never ends gives no verdict, soon."""
+    validator = FinalValidator()
+    try:
+        assert validator.judge('{"not": {"const": 3}}', ["3", "4", "{"]) == [False, True, False]
+        started = time.monotonic()
+        assert validator.judge('{"pattern": "^(a+)+$"}', [json.dumps("a" * 40 + "b")]) == [None]
+        assert time.monotonic() - started < 6
+        assert validator.judge('{"type": "integer"}', ["1"]) == [True]
+    finally:
+        validator.close()
