@@ -103,17 +103,19 @@ def test_doctor_finds_nothing_wrong(clean: CleanEnv) -> None:
 
 
 def test_examples_serve_together(clean: CleanEnv) -> None:
-    """One server uses the examples' parsers, backend and hooks with their options, and answers right."""
+    """One server uses the examples' parsers, backends and hooks with their options, and answers right."""
     flags = ["--reasoning-parser", "acme-r2", "--tool-call-parser", "call-tools", "--attention-backend", "blockwise"]
-    flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1"]
+    flags += ["--blockwise.block", "32", "--plugin", "desk", "--desk.keep", "1", "--grammar-backend", "choice"]
     with serving(clean, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
         stats = requests.get(f"{base}/x/desk/stats", timeout=10).json()
         assert (stats["started"], stats["ended"], len(stats["last"])) == (2, 2, 1)
+        forced = chat(base, temperature=0, structured_outputs={"choice": ["Madrid or so", "Lisbon"]})
+        assert forced["choices"][0]["message"]["content"] in {"Madrid or so", "Lisbon"}
         found = states(base)
         used = [("reasoning_parser", "acme-r2"), ("tool_parser", "call-tools")]
-        for key in [*used, ("attention_backend", "blockwise"), ("hooks", "desk")]:
+        for key in [*used, ("attention_backend", "blockwise"), ("grammar_backend", "choice"), ("hooks", "desk")]:
             assert found[key] == "active", key
         given = requests.get(f"{base}/get_server_info", timeout=10).json()["plugins"]
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}

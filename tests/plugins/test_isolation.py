@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -98,6 +99,20 @@ def test_time_limit_interrupts_a_lock() -> None:
     named = r"^acme did not end within 0\.1 s; fix or disable the plugin"
     with pytest.raises(PluginTimeout, match=named), time_limit("acme", 0.1):
         lock.acquire()
+
+
+def test_an_outer_limit_and_other_alarms_keep_their_own() -> None:
+    """The outer of two limits is named when it is over, and an alarm of somebody else reaches its own handler."""
+    with pytest.raises(PluginTimeout, match=r"^outer did not end"), time_limit("outer", 0.1), time_limit("inner", 5):
+        time.sleep(5)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    try:
+        with time_limit("acme", 5):
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [signal.SIGALRM]
 
 
 def test_outside_the_main_thread_the_log_names_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.demo import MODEL_DIR
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.lock import changed_files, check_files, make_lock, read_lock
 from dovetail.testing.site import FakeSite
-from dovetail_server.cli import plugin
+from dovetail_server.cli import plugin, serve
+from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.plugins import plan_plugins
 
 PARSERS = "dovetail.reasoning_parsers.v1"
 
@@ -118,3 +121,22 @@ def test_the_command_writes_what_the_server_reads(
     assert read_lock(path)("acme", "1.0") is None
     assert plugin.main(["lock", "--output", str(tmp_path / "no" / "where")]) == 2
     assert "error: --output" in capsys.readouterr().err
+
+
+def test_a_locked_server_takes_nothing_else(site: FakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--plugins-locked` passes what is as locked; an edited file and an unknown package end with exit code 2."""
+    source = "from dovetail.contracts import FormatSpec, ReasoningParser\n\nclass A(ReasoningParser):\n"
+    source += "    def spec(self, tokenizer, template, request):\n        return FormatSpec()\n"
+    install(site, source=source)
+    flags = [str(MODEL_DIR), "--reasoning-parser", "acme-r2", "--plugins-locked", str(tmp_path / "locked")]
+    assert plugin.main(["lock", "--output", str(tmp_path / "locked")]) == 0
+    given = parse_flags(flags)
+    assert isinstance(given, dict)
+    assert plan_plugins(load_settings(given), "Qwen3ForCausalLM")[2].of_kind("reasoning_parser")[0].name == "acme-r2"
+    (site.root / "acme.py").write_text(source + "\n")
+    assert serve.main(flags) == 2
+    assert "--plugins-locked: acme: acme.py differs from what was installed; reinstall acme" in capsys.readouterr().err
+    install(site, "zeta", source=source)
+    flags[2] = "zeta-r2"
+    assert serve.main(flags) == 2
+    assert "zeta 1.0 is blocked: not in the lock file locked" in capsys.readouterr().err

@@ -48,12 +48,16 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None
         return
     text = f"{what} did not end within {timeout_s:g} s; fix or disable the plugin, or raise --plugin-timeout"
     is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
-    done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(done, timeout_s, text, is_main), name="dovetail-guard", daemon=True)
+    done, over = threading.Event(), threading.Event()
+    arguments = (done, over, timeout_s, text, is_main)
+    watch = threading.Thread(target=_watch, args=arguments, name="dovetail-guard", daemon=True)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not done.is_set():
-            raise _Interrupt
+        if not over.is_set():  # somebody else's alarm: an outer limit's, or one that was set before
+            if callable(before):
+                before(number, frame)
+        elif not done.is_set():
+            raise _Interrupt(text)
 
     before = signal.signal(signal.SIGALRM, interrupt) if is_main else None
     watch.start()
@@ -62,7 +66,9 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None
             yield
         finally:
             done.set()
-    except _Interrupt:
+    except _Interrupt as interruption:
+        if interruption.args[0] is not text:
+            raise
         raise PluginTimeout(text) from None
     finally:
         watch.join()  # it may be about to send the signal, which must still find our handler
@@ -70,9 +76,10 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None
             signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 
-def _watch(done: threading.Event, timeout_s: float, text: str, is_main: bool) -> None:
+def _watch(done: threading.Event, over: threading.Event, timeout_s: float, text: str, is_main: bool) -> None:
     if done.wait(timeout_s):
         return
+    over.set()
     if not is_main:
         logger.error("%s", text)
         return
