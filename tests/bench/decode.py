@@ -51,6 +51,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes of Qwen2.5-0.5B, Qwen3-0.6B and Llama-3.1-8B."""
 
 
+SAMPLING: dict[str, float] = {"temperature": 0.0}
+"""Sampling parameters of all requests."""
+
+
 def copy_bandwidth(device: torch.device) -> float:
     """Measured bytes per second of a large copy, counting reads and writes."""
     size = (2 << 30) if device.type == "cuda" else (256 << 20)
@@ -118,9 +122,9 @@ def decode_ms(core: EngineCore, streams: int, steps: int) -> tuple[float, float]
 
 
 def submit(rid: str, num_prompt: int, num_new: int) -> Submit:
-    """A greedy request that never stops early."""
+    """A request that never stops early, sampled as `SAMPLING` says."""
     ids = [(hash(rid) + 31 * i) % 100_000 for i in range(num_prompt)]
-    return Submit(rid=rid, prompt_ids=ids, params=SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True))
+    return Submit(rid=rid, prompt_ids=ids, params=SamplingParams(max_tokens=num_new, ignore_eos=True, **SAMPLING))
 
 
 def measure(name: str, streams: list[int], steps: int, bandwidth: float) -> list[dict[str, Any]]:
@@ -149,9 +153,12 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     logging.disable(logging.INFO)
+    SAMPLING.update(temperature=args.temperature, top_p=args.top_p)
     bandwidth = copy_bandwidth(torch.device(device_name()))
     rows = [row for name in args.models for row in measure(name, args.streams, args.steps, bandwidth)]
     table = Table(title=f"Decode steps on {device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")

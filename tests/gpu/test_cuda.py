@@ -15,6 +15,7 @@ import transformers
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine import messages
+from dovetail.runtime import draw
 from dovetail.runtime.random import exponentials
 from dovetail.runtime.seeds import row_key
 from dovetail.testing.engine import collect, generate, make_client, tokens
@@ -105,6 +106,20 @@ def test_seeded_sampling_is_the_same_on_cpu_and_gpu_in_any_batch(models: dict[st
     [cpu] = generate(folder, [[5, 6, 7]], mine)
     gpu = generate(folder, [[9] * 30, [5, 6, 7], [8]], [other, mine, other], device="cuda")
     assert tokens(gpu[1]) == tokens(cpu)
+
+
+def test_rows_that_need_more_candidates_are_drawn_again(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a candidate list that is too short, the graph's draw is replaced by one over the whole vocabulary."""
+    hot = [messages.SamplingParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed) for seed in range(5)]
+    mixed = [*hot, messages.SamplingParams(max_tokens=12, temperature=2.0, seed=9), GREEDY]
+    folder = models["LlamaForCausalLM"]
+    prompts = [[i + 1, 2, 3] for i in range(len(mixed))]
+    cpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed)]
+    monkeypatch.setattr(draw, "CANDIDATES", 4)
+    gpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed, device="cuda")]
+    assert gpu == cpu
 
 
 def test_aborts_leave_nothing_behind_under_graphs(models: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail.engine.messages import SamplingParams
-from dovetail.runtime import sampler
+from dovetail.runtime import draw
 from dovetail.runtime.sampler import SampleRow, adjust, sample
 
 V = 50
@@ -62,7 +62,7 @@ def test_draws_follow_the_reference_distribution(
     params: dict[str, Any], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """20,000 draws: nothing outside the filters, and a chi-square below its 0.01% quantile, short list or not."""
-    monkeypatch.setattr(sampler, "CANDIDATES", candidates)
+    monkeypatch.setattr(draw, "CANDIDATES", candidates)
     n = 20_000
     x = logits()
     rows = [row(seed, **params) for seed in range(n)]
@@ -95,6 +95,7 @@ def test_a_seeded_row_draws_the_same_whatever_its_neighbours() -> None:
     assert tokens(3, 0) == alone
     assert tokens(0, 5, top_k=2) == alone
     assert tokens(2, 2, frequency_penalty=1.0) == alone
+    assert tokens(1, 1, top_p=0.9999) == alone
 
 
 def test_temperature_zero_takes_the_best_token_beside_sampled_rows() -> None:

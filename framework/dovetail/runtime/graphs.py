@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
+from dovetail.runtime import draw
 from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.sampler import SampleRow
+from dovetail.runtime.seeds import row_key
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,17 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 AT_START = 8
 """Buckets up to this size are captured before the engine is ready, larger ones when first needed."""
+
+
+@dataclass(slots=True, eq=False)
+class CapturedDraw:
+    """Sampling after a bucket's decode graph: `params` in, `ids` and `enough` `[B]` out."""
+
+    graph: torch.cuda.CUDAGraph
+    params: DrawParams
+    ids: Tensor
+    enough: Tensor
+    current: list[SampleRow]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +55,7 @@ class Captured:
     ids: Tensor
     broken: Tensor
     current: list[int]
+    draws: dict[bool, CapturedDraw] = field(default_factory=dict)
 
 
 class DecodeGraphs:
@@ -78,15 +95,60 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured
 
-    def _capture(self, bucket: int) -> Captured:
+    def draw(self, done: Captured, rows: list[SampleRow]) -> CapturedDraw:
+        """Sample the logits of a decode step that was just replayed, by temperature and filters.
+
+        The tokens are the next inputs of their rows at once; where `enough` is false, the caller draws again.
+        """
+        filtered = any(draw.is_filtered(row.params) for row in rows)
+        captured = done.draws.get(filtered) or self._capture_draw(done, filtered=filtered)
+        keys = [row_key(row.seed, row.num_output) for row in rows]
+        if len(rows) != len(captured.current) or any(a is not b for a, b in zip(rows, captured.current, strict=True)):
+            captured.params.copy_from(DrawParams.of([row.params for row in rows], keys, self._state.device))
+            captured.current = rows
+        else:
+            fresh = draw.keys_tensor(keys).pin_memory()
+            captured.params.keys[: len(rows)].copy_(fresh, non_blocking=True)
+        captured.graph.replay()
+        return captured
+
+    def _capture_draw(self, done: Captured, *, filtered: bool) -> CapturedDraw:
+        params = DrawParams.empty(done.rows.shape[0], self._state.device)
+        self._warm_up(lambda: self._draw(done, params, filtered))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            ids, enough = self._draw(done, params, filtered)
+        done.draws[filtered] = CapturedDraw(graph, params, ids, enough, [])
+        return done.draws[filtered]
+
+    def _draw(self, done: Captured, params: DrawParams, filtered: bool) -> tuple[Tensor, Tensor]:
+        """Draw for every row of a bucket; rows with temperature 0 keep their greedy choice."""
+        scores = draw.scaled(done.logits.float(), params.temperature)
+        ids, enough = draw.draw_any(scores, params), torch.ones_like(done.broken)
+        if filtered:
+            on = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
+            width = min(draw.CANDIDATES, scores.shape[-1])
+            cut, cut_enough = draw.draw_filtered(scores, params, width)
+            ids, enough = torch.where(on, cut, ids), cut_enough | ~on
+        greedy = params.temperature == 0
+        ids = torch.where(greedy, done.ids, ids)
+        self._state.set_next(done.rows, ids)
+        return ids, enough | greedy
+
+    def _warm_up(self, step: Callable[[], object]) -> None:
+        """Run a step twice on a side stream: compiles kernels and fills caches outside the graph."""
         device = self._state.device
-        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels and fills caches outside the graph
-                self._step(rows)
+            for _ in range(2):
+                step()
         torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _capture(self, bucket: int) -> Captured:
+        device = self._state.device
+        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
+        self._warm_up(lambda: self._step(rows))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits, ids, broken = self._step(rows)

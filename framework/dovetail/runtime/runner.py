@@ -23,7 +23,7 @@ from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.hf_config import eos_token_ids, read_config
-from dovetail.runtime.sampler import Sampled, count, is_greedy, rank_logprobs, sample
+from dovetail.runtime.sampler import Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
 MAX_CPU_KV_BYTES = 4 << 30
+REDRAW = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +100,18 @@ class ModelRunner:
         """Replay a decode step; whoever does not simply take the best token is sampled after it."""
         num, rows = len(requests), [r.sample for r in requests]
         done = graphs.run([r.row for r in requests])
-        if all(is_greedy(row) for row in rows):
+        if all(is_plain(row) for row in rows):
             outcome = Sampled(done.ids[:num], done.broken[:num], [None] * num)
-            count(outcome.ids, rows)
-        else:
-            outcome = sample(done.logits[:num], rows, self._masks)
-            self.state.set_next(done.rows[:num], outcome.ids)
+            enough = None
+            if any(row.params.temperature > 0 for row in rows):
+                drawn = graphs.draw(done, rows)
+                outcome.ids, enough = drawn.ids[:num], drawn.enough[:num]
+            tokens = read_back(outcome, enough)
+            if REDRAW not in tokens:
+                count(outcome.ids, rows)
+                return StepResult(sampled=requests, tokens=tokens, outcome=outcome, graph=True)
+        outcome = sample(done.logits[:num], rows, self._masks)
+        self.state.set_next(done.rows[:num], outcome.ids)
         return StepResult(sampled=requests, tokens=read_back(outcome), outcome=outcome, graph=True)
 
     def _capture(self, settings: EngineSettings) -> DecodeGraphs | None:
@@ -178,10 +185,14 @@ class ModelRunner:
             ) from None
 
 
-def read_back(outcome: Sampled) -> list[int | None]:
-    """The step's one wait for the device: its tokens, None where the logits were not finite."""
-    tokens: list[int] = torch.where(outcome.broken, -1, outcome.ids).tolist()
-    return [None if token < 0 else token for token in tokens]
+def read_back(outcome: Sampled, enough: Tensor | None = None) -> list[int | None]:
+    """The step's one wait for the device: its tokens, None where the logits were not finite.
+
+    Where `enough` is false, the token is `REDRAW`.
+    """
+    ids = outcome.ids if enough is None else torch.where(enough, outcome.ids, REDRAW)
+    tokens: list[int] = torch.where(outcome.broken, -1, ids).tolist()
+    return [None if token == -1 else token for token in tokens]
 
 
 def _device(name: str) -> torch.device:

@@ -15,11 +15,9 @@ from torch import Tensor
 from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.masks import MaskBuffer, TokenMask
-from dovetail.runtime.random import exponentials
+from dovetail.runtime import draw as draws
+from dovetail.runtime.draw import DrawParams, draw_any, draw_filtered, is_filtered, scaled
 from dovetail.runtime.seeds import row_key
-
-CANDIDATES = 1024
-"""Rows whose filters leave at most this many tokens are never sorted in full."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,12 +54,11 @@ class Sampled:
     logprobs: list[TokenLogprob | None]
 
 
-def is_greedy(row: SampleRow) -> bool:
-    """Whether the row's next token is the largest raw logit, and nothing else is wanted."""
+def is_plain(row: SampleRow) -> bool:
+    """Whether the row's next token comes from the raw logits by temperature and filters alone."""
     p = row.params
     banning = row.num_output < p.min_tokens and row.stop_ids
-    plain = row.constraint is None and p.temperature == 0
-    return plain and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
+    return row.constraint is None and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
 
 
 def sample(logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = None) -> Sampled:
@@ -145,69 +142,23 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
 
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64."""
-    device = logits.device
-    temperature = torch.tensor([row.params.temperature for row in rows], device=device)
-    keys = torch.tensor([row_key(row.seed, row.num_output) for row in rows], dtype=torch.int32, device=device)
-    # The maximum is taken off first: a tiny temperature must not overflow to infinity.
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature[:, None]
-    if any(_filtered(row.params) for row in rows):
-        return _draw_filtered(logits, keys, rows)
-    tokens = torch.arange(logits.shape[-1], dtype=torch.int32, device=device)
-    return race(logits, keys, tokens)
-
-
-def race(logits: Tensor, keys: Tensor, tokens: Tensor) -> Tensor:
-    """Draw from the softmax of `logits` by the exponential race; `-inf` never wins. Returns positions `[R]`."""
-    return (logits.softmax(dim=-1) / exponentials(keys, tokens)).argmax(dim=-1)
-
-
-def _filtered(p: SamplingParams) -> bool:
-    return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
-
-
-def _draw_filtered(logits: Tensor, keys: Tensor, rows: list[SampleRow]) -> Tensor:
-    """As `draw`, over the best `CANDIDATES` tokens where they provably hold all that the filters leave."""
-    probs = logits.softmax(dim=-1)
-    width = min(CANDIDATES, logits.shape[-1])
-    best, tokens = probs.topk(width, dim=-1)
-    if width < logits.shape[-1] and not _enough(best, rows):
-        best, tokens = probs.sort(dim=-1, descending=True)
-    kept = keep_mask(best, rows)
-    chosen = race(torch.where(kept, best.log(), float("-inf")), keys, tokens.to(torch.int32))
-    return tokens.gather(1, chosen[:, None])[:, 0]
-
-
-def _enough(best: Tensor, rows: list[SampleRow]) -> bool:
-    """Whether for every row the filters cut within `best` `[R, K]`, sorted descending."""
-    mass, last, first = best.sum(-1).tolist(), best[:, -1].tolist(), best[:, 0].tolist()
-    for i, row in enumerate(rows):
-        p = row.params
-        by_k = 0 < p.top_k <= best.shape[1]
-        by_p = p.top_p < 1 and mass[i] >= p.top_p + 1e-4
-        by_min = p.min_p > 0 and last[i] < p.min_p * first[i]
-        if not (by_k or by_p or by_min):
-            return False
-    return True
-
-
-def keep_mask(best: Tensor, rows: list[SampleRow]) -> Tensor:
-    """Which of the sorted probabilities `[R, K]` survive top-k, then top-p of what is left, then min-p.
-
-    The most likely token always survives. Top-p keeps the smallest set whose mass reaches `top_p` of what top-k left.
-    """
-    device, width = best.device, best.shape[1]
-    p = [row.params for row in rows]
-    top_k = torch.tensor([x.top_k if x.top_k > 0 else width for x in p], device=device)[:, None]
-    top_p = torch.tensor([x.top_p for x in p], device=device)[:, None]
-    min_p = torch.tensor([x.min_p for x in p], device=device)[:, None]
-    kept = torch.arange(width, device=device) < top_k
-    left = torch.where(kept, best, 0.0)
-    before = left.cumsum(-1) - left
-    total = torch.where(top_k < width, left.sum(-1, keepdim=True), 1.0)
-    kept &= (top_p >= 1) | (before < top_p * total)
-    kept &= best >= min_p * best[:, :1]
-    kept[:, 0] = True
-    return kept
+    params = DrawParams.of(
+        [row.params for row in rows], [row_key(row.seed, row.num_output) for row in rows], logits.device
+    )
+    scores = scaled(logits, params.temperature)
+    if not any(is_filtered(row.params) for row in rows):
+        return draw_any(scores, params)
+    width = min(draws.CANDIDATES, logits.shape[-1])
+    found, enough = draw_filtered(scores, params, width)
+    plain = [not is_filtered(row.params) for row in rows]
+    if any(plain):
+        mask = torch.tensor(plain, device=logits.device)
+        found, enough = torch.where(mask, draw_any(scores, params), found), enough | mask
+    if width < logits.shape[-1] and not enough.all():
+        again = torch.nonzero(~enough)[:, 0]
+        subset = params.rows(again)
+        found = found.index_copy(0, again, draw_filtered(scores[again], subset, logits.shape[-1])[0])
+    return found
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> list[TokenLogprob | None]:

@@ -1,0 +1,128 @@
+"""Draws tokens from logits with temperature, top-k, top-p and min-p: tensors in, tensors out, fit for a graph.
+
+R rows, V vocabulary size, K candidates. A row draws by the exponential race: the token with the largest
+`logit / temperature - log(e)` wins, `e` being a unit exponential of (seed, position, token). The score of a token does
+not depend on the filters or on the other rows; filters only say which tokens take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dovetail.engine.messages import SamplingParams
+from dovetail.runtime.random import exponentials
+
+CANDIDATES = 1024
+"""Rows whose filters leave at most this many tokens are never sorted in full."""
+
+
+@dataclass(slots=True, eq=False)
+class DrawParams:
+    """Parameters by row.
+
+    `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off),
+    `keys` is `[R, 2]` int32: those of this step.
+    """
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    keys: Tensor
+
+    @classmethod
+    def empty(cls, num: int, device: torch.device) -> DrawParams:
+        """Greedy rows, to be overwritten."""
+        temperature, top_p, min_p = torch.zeros(3, num, device=device)
+        top_k = torch.zeros(num, dtype=torch.int64, device=device)
+        return cls(temperature, top_p, min_p, top_k, torch.zeros(num, 2, dtype=torch.int32, device=device))
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]], device: torch.device) -> DrawParams:
+        """From the parameters of each row and its keys (`seeds.row_key`)."""
+        floats = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]])
+        temperature, top_p, min_p = floats.to(device)
+        top_k = torch.tensor([p.top_k for p in params], dtype=torch.int64).to(device)
+        return cls(temperature, top_p, min_p, top_k, keys_tensor(keys).to(device))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of the constructor."""
+        return self.temperature, self.top_p, self.min_p, self.top_k, self.keys
+
+    def rows(self, index: Tensor) -> DrawParams:
+        """Those of some rows."""
+        return DrawParams(
+            self.temperature[index], self.top_p[index], self.min_p[index], self.top_k[index], self.keys[index]
+        )
+
+    def copy_from(self, other: DrawParams) -> None:
+        """Overwrite the first rows with all of `other`."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine[: theirs.shape[0]].copy_(theirs, non_blocking=True)
+
+
+def keys_tensor(keys: Sequence[tuple[int, int]]) -> Tensor:
+    """Row keys as `[R, 2]` int32 on the host."""
+    return torch.tensor(keys, dtype=torch.int32).view(-1, 2)
+
+
+def is_filtered(p: SamplingParams) -> bool:
+    """Whether any of the filters is on."""
+    return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+
+
+def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """`(logits - max) / temperature` `[R, V]` float32; the maximum first: a tiny temperature must not overflow."""
+    safe = torch.where(temperature > 0, temperature, 1.0)
+    return (logits - logits.max(dim=-1, keepdim=True).values) / safe[:, None]
+
+
+def draw_any(scores: Tensor, p: DrawParams) -> Tensor:
+    """Draw from all tokens; `[R, V]` scaled logits to `[R]` int64."""
+    tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+    return (scores - exponentials(p.keys, tokens).log()).argmax(dim=-1)
+
+
+def draw_filtered(scores: Tensor, p: DrawParams, width: int) -> tuple[Tensor, Tensor]:
+    """Draw from what the filters leave of the `width` best tokens.
+
+    Returns:
+        Tokens `[R]` int64, and `[R]` bool: whether the filters of the row provably cut within `width` tokens. Where
+        not, the token is not valid and the row has to be drawn again with a larger width.
+    """
+    vocab = scores.shape[-1]
+    best, tokens = scores.topk(width, dim=-1) if width < vocab else scores.sort(dim=-1, descending=True)
+    probs = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()
+    races = best - exponentials(p.keys, tokens.to(torch.int32)).log()
+    chosen = torch.where(keep_mask(probs, p), races, float("-inf")).argmax(dim=-1, keepdim=True)
+    return tokens.gather(1, chosen)[:, 0], _enough(probs, p, width == vocab)
+
+
+def _enough(probs: Tensor, p: DrawParams, is_all: bool) -> Tensor:
+    if is_all:
+        return torch.ones_like(p.top_k, dtype=torch.bool)
+    by_k = (p.top_k > 0) & (p.top_k <= probs.shape[1])
+    by_p = (p.top_p < 1) & (probs.sum(-1) >= p.top_p + 1e-4)
+    by_min = (p.min_p > 0) & (probs[:, -1] < p.min_p * probs[:, 0])
+    return by_k | by_p | by_min
+
+
+def keep_mask(probs: Tensor, p: DrawParams) -> Tensor:
+    """Which of the sorted probabilities `[R, K]` survive top-k, then top-p of what is left, then min-p.
+
+    The most likely token always survives. Top-p keeps the smallest set whose mass reaches `top_p` of what top-k left.
+    """
+    width = probs.shape[1]
+    top_k = torch.where(p.top_k > 0, p.top_k, width)[:, None]
+    top_p, min_p = p.top_p[:, None], p.min_p[:, None]
+    kept = torch.arange(width, device=probs.device) < top_k
+    left = torch.where(kept, probs, 0.0)
+    before = left.cumsum(-1) - left
+    total = torch.where(top_k < width, left.sum(-1, keepdim=True), 1.0)
+    kept &= (top_p >= 1) | (before < top_p * total)
+    kept &= probs >= min_p * probs[:, :1]
+    return torch.cat((torch.ones_like(kept[:, :1]), kept[:, 1:]), dim=-1)
