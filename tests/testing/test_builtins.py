@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,22 +13,36 @@ import pytest
 from dovetail.plugins import KINDS
 from dovetail.testing import Sample, conformance_class
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the golden table of the parsers' own tests
-
-from samples import CALLS, HARMONY, TAGS, TOOLS, Row, reasoning_rows, tool_rows
+TABLE = Path(__file__).parents[1] / "parsers" / "samples.py"
 
 
-def samples(rows: list[Row]) -> list[Sample]:
+def golden_table() -> Any:
+    """Import the table of the parsers' own tests, which stands beside them."""
+    spec = importlib.util.spec_from_file_location("parser_samples", TABLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLE_OF = golden_table()
+
+
+def samples(rows: list[Any]) -> list[Sample]:
     """The golden table's rows as samples; a few of each format, for all stand in the parsers' own tests."""
     return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:3]]
 
 
 ATTRS: dict[tuple[str, str], dict[str, Any]] = {
-    **{("reasoning_parser", name): {"samples": samples(reasoning_rows(name))} for name in TAGS},
+    **{("reasoning_parser", name): {"samples": samples(TABLE_OF.reasoning_rows(name))} for name in TABLE_OF.TAGS},
     ("reasoning_parser", "gpt-oss"): {
-        "samples": samples([row for row in HARMONY if not row.calls and "to=" not in row.text])
+        "samples": samples([row for row in TABLE_OF.HARMONY if not row.calls and "to=" not in row.text])
     },
-    **{("tool_parser", name): {"samples": samples(tool_rows(name)), "tools": TOOLS} for name in CALLS},
+    **{
+        ("tool_parser", name): {"samples": samples(TABLE_OF.tool_rows(name)), "tools": TABLE_OF.TOOLS}
+        for name in TABLE_OF.CALLS
+    },
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
 }

@@ -211,8 +211,41 @@ class Dishonest(Finite):
         return super().compile(spec, limits)
 
 
+class UnknownKinds(Finite):
+    kinds = frozenset({"json"})  # type: ignore[assignment]
+
+
+class FillsInOrder(Finite):
+    def fill_batch(self, matchers: Any, mask: Mask, rows: Sequence[int]) -> list[bool]:
+        return [matcher.fill(mask, row) for row, matcher in enumerate(matchers)]
+
+
+class Weightless(Finite):
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        compiled = super().compile(spec, limits)
+        compiled.num_bytes = 0
+        return compiled
+
+
+def any_prefix(self: Matcher) -> bool:
+    return any(text.startswith(self.text) for text in self.texts)
+
+
 LEAK: list[int] = []
 FAULTS = {
+    "kinds of another type": (UnknownKinds, "test_kinds_are_declared", "it must be a frozenset of Kind"),
+    "accepts a beginning": (
+        broken(accepting=property(any_prefix)),
+        "test_accepts_and_rejects",
+        "it accepts '\"a' for json",
+    ),
+    "forces what cannot follow": (
+        broken(forced=lambda self: [0]),
+        "test_forced_tokens_are_accepted",
+        "forced() returns [0], of which 0 are accepted",
+    ),
+    "fills rows in its own order": (FillsInOrder, "test_fill_batch_equals_fill", "fill_batch and fill differ in row"),
+    "states no size": (Weightless, "test_size_is_stated", "num_bytes is 0"),
     "ignores rollback": (
         broken(rollback=lambda self, num_tokens: None),
         "test_rollback_restores",

@@ -124,6 +124,17 @@ def propose_unknown(self: Any, draft: Any) -> Any:
     draft.set("pagesize", 64, why="speed")
 
 
+class Forgetful(Right):
+    """Returns its health check once."""
+
+    checks = 0
+
+    @hookimpl
+    def dovetail_health(self, ctx: Any) -> Any:
+        self.checks += 1
+        return HealthCheck(name="once", check=lambda: None) if self.checks == 1 else None
+
+
 @dataclass
 class Lossy:
     greeting: str = "hello"
@@ -211,6 +222,11 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         broken("dovetail_health", lambda self, ctx: HealthCheck(name="x", check=lambda: "two\nlines")),
         "test_health",
         "health check 'x' answers 'two\\nlines'; return None or one line",
+    ),
+    "answers once": (
+        Forgetful(),
+        "test_a_broken_neighbour_does_not_matter",
+        "dovetail_health returns [] beside a broken plugin, alone [<class",
     ),
     "settings lost": (
         broken("dovetail_settings", lambda self: Lossy),

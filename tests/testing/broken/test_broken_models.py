@@ -114,6 +114,27 @@ class Untyped(Llama):
         return super().config_from_hf(hf)
 
 
+class WrongHeads(Llama):
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = super().config_from_hf(hf)
+        return replace(config, num_kv_heads=config.num_qo_heads)
+
+
+class OptionalNorm(Llama):
+    """Takes the last norm for not needed."""
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        return [WeightRule(r"model\.norm\.weight", ""), *super().weight_map(config)]
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        model: Any = Llama.build(config, ctx)
+        plain_norm(model)
+        return model
+
+
 class WrongDtype(Llama):
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
@@ -139,6 +160,16 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         built(plain_norm),
         "test_all_weights_are_consumed",
         "unexpected: model.norm.weight",
+    ),
+    "translates a size wrongly": (
+        WrongHeads,
+        "test_config_is_translated",
+        "num_kv_heads is 4, and config.json says num_key_value_heads 2",
+    ),
+    "does not miss a weight": (
+        OptionalNorm,
+        "test_missing_weights_are_named",
+        "a checkpoint without weight 'model.norm.weight' loads",
     ),
     "parameter that nothing fills": (
         built(add_stray_parameter),

@@ -17,7 +17,7 @@ from dovetail.contracts.reasoning import (
     ReasoningParser,
     State,
 )
-from dovetail.contracts.tools import NewCall, ToolArgs, ToolEnd, ToolEvent, ToolFormat, ToolParser, ToolStart
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent, ToolFormat, ToolParser, ToolStart
 from dovetail.testing import Sample, check_class, conformance_class
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.output import FormatParser
@@ -206,6 +206,20 @@ def never_ends(self: Any, text: str) -> list[ToolEvent]:
     return [e for e in JsonCalls.feed(self, text) if not isinstance(e, ToolEnd)]
 
 
+def empty_malformed(self: Any) -> list[ToolEvent]:
+    return [*JsonCalls.close(self), Malformed("tool_call", "")]
+
+
+def filling_feed(self: Any, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
+    events = FormatParser.feed(self, token_ids, text)
+    return [*events, ContentDelta("…")] if text == "" else events
+
+
+class RaisesOnNamedTool(RightCalls):
+    def grammar(self, tools: Any, choice: Any, strict: bool, parallel: bool) -> Any:
+        return {"none": None, "auto": None, "required": None}[str(choice)]
+
+
 class WholeCalls:
     """Keeps the pieces of all sections in one list: another reply's section takes them along."""
 
@@ -253,6 +267,7 @@ class DropsAtASplit(WholeCalls):
 
 REASONING_FAULTS = {
     "drops text at a split": (machine(feed=dropping_feed), "test_every_split_in_two", "drops text (2 characters)"),
+    "fills silence": (machine(feed=filling_feed), "test_random_splits", "it duplicates or invents text (1 characters)"),
     "duplicates text": (machine(feed=duplicating_feed), "test_every_split_in_two", "it duplicates or invents text"),
     "raises in finish": (machine(finish=raising_finish), "test_never_raises", "finish raised IndexError: pop from an"),
     "swallows the marker prefix at the end": (
@@ -289,6 +304,12 @@ REASONING_FAULTS = {
 }
 TOOL_FAULTS = {
     "invalid JSON deltas": (body(feed=single_quotes), "test_argument_deltas_are_valid_json", "which is not valid JSON"),
+    "raises on a named tool": (
+        RaisesOnNamedTool,
+        "test_grammar_takes_every_tool_choice",
+        "for tool_choice {'type': 'function'",
+    ),
+    "sends empty events": (body(close=empty_malformed), "test_events_are_well_formed", "an empty Malformed is sent"),
     "wrong tool index": (body(feed=wrong_index), "test_argument_deltas_are_valid_json", "wrong tool index: arguments"),
     "ends a call twice": (body(feed=ends_twice), "test_argument_deltas_are_valid_json", "call 0 ends twice"),
     "never ends a call": (body(feed=never_ends), "test_argument_deltas_are_valid_json", "calls [0] are never ended"),

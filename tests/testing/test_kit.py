@@ -1,0 +1,121 @@
+"""The kit itself: complete, light to import, strict about overriding, and readable when run by hand."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail.testing as kit
+from dovetail.errors import ConfigError
+from dovetail.plugins import KINDS, hookspecs
+from dovetail.testing import ReasoningParserConformance, check_class, conformance_class, run_conformance
+from dovetail.testing.run import CLASSES
+
+ROOT = Path(__file__).parents[2]
+HOOKS = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
+CONFORMANCE = {kind: conformance_class(kind, "any") for kind in CLASSES}
+STANDARD = sorted({name for cls in CONFORMANCE.values() for name in dir(cls) if name.startswith("test_")})
+NEEDS_A_GPU = {"test_grid_on_a_gpu", "test_capture_and_replay"}
+
+
+def test_every_kind_has_a_conformance_class() -> None:
+    """A kind cannot be added without one; each is offered by `dovetail.testing` and says which kind it is for."""
+    assert set(CLASSES) == set(KINDS)
+    for kind, cls in CONFORMANCE.items():
+        assert cls.kind == kind
+        assert cls.__mro__[1].__name__ in kit.__all__
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_tested_and_documented(hook: str) -> None:
+    """A hook cannot be added without a conformance test, a page that names it, and a test with an installed package."""
+    source = (ROOT / "framework/dovetail/testing/conformance/hooks.py").read_text(encoding="utf-8")
+    registration = (ROOT / "framework/dovetail/plugins/manager.py").read_text(encoding="utf-8")
+    assert f'"{hook}"' in source or f'": "{hook}"' in registration
+    assert f"`{hook}`" in (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    assert inspect.getdoc(getattr(hookspecs, hook))
+    tests = [
+        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py")) if path != Path(__file__)
+    ]
+    assert any(hook in text for text in tests)
+
+
+@pytest.mark.parametrize("test", STANDARD)
+def test_every_standard_test_states_its_claim_and_catches_a_fault(test: str) -> None:
+    """A standard test has a docstring, and a seeded fault that it catches, unless only a GPU shows it."""
+    assert any(inspect.getdoc(getattr(cls, test, None)) for cls in CONFORMANCE.values())
+    broken = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/testing/broken").glob("*.py"))]
+    assert test in NEEDS_A_GPU or any(f'"{test}"' in text for text in broken)
+
+
+@pytest.mark.parametrize("module", ["dovetail", "dovetail.testing", "dovetail.testing.run", "dovetail.testing.models"])
+def test_pytest_is_optional(module: str) -> None:
+    """Without pytest, everything but the conformance classes and fixtures can be imported."""
+    code = f"import sys; sys.modules['pytest'] = None; import {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{module.endswith('models')}\n", "")
+
+
+def test_overriding_a_standard_test_needs_a_reason() -> None:
+    """A subclass that silently drops a standard test fails when it is defined: at collection."""
+    with pytest.raises(
+        TypeError, match=r"Sly.test_never_raises overrides a standard test .* mark it @pytest.mark.xfail"
+    ):
+
+        class Sly(ReasoningParserConformance):
+            def test_never_raises(self) -> None:
+                return
+
+    with pytest.raises(TypeError, match=r"Hasty.test_random_splits overrides"):
+
+        class Hasty(ReasoningParserConformance):
+            test_random_splits = None  # type: ignore[assignment]
+
+
+def test_an_override_with_a_reason_is_reported() -> None:
+    """An overridden test that is marked runs, and its reason is shown."""
+
+    class Honest(ReasoningParserConformance):
+        name = "qwen3"
+
+        @pytest.mark.xfail(reason="the model writes no end marker")
+        def test_never_raises(self) -> None:
+            raise AssertionError
+
+        def test_of_my_own(self) -> None:
+            """One more claim."""
+
+    report = check_class(Honest, "never_raises or my_own")
+    assert [outcome.state for outcome in report.outcomes] == ["xfailed", "passed"]
+    assert report.outcomes[0].message == "the model writes no end marker"
+
+
+def test_running_by_hand_prints_one_line_per_test() -> None:
+    """`run_conformance` says what was claimed and what came out; nothing failing is exit code 0."""
+    stream = io.StringIO()
+    assert run_conformance("reasoning_parser", "qwen3", stream=stream) == 0
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "reasoning_parser qwen3"
+    assert " passed  An output cut in two at any place gives the result of the whole." in lines
+    assert "no samples declared" in stream.getvalue()
+    assert lines[-1].endswith("passed, 1 skipped")
+
+
+def test_running_by_hand_names_what_is_wrong() -> None:
+    """A plugin that is not installed fails with the reason; the exit code is 1."""
+    stream = io.StringIO()
+    assert run_conformance("tool_parser", "hermes-9", stream=stream) == 1
+    assert "--tool-call-parser 'hermes-9': not installed; installed:" in stream.getvalue()
+
+
+def test_wrong_arguments_are_named() -> None:
+    """An unknown kind or attribute is an error that says what is possible."""
+    with pytest.raises(ConfigError, match="kind 'parser': unknown; possible: model, attention_backend"):
+        conformance_class("parser", "qwen3")
+    with pytest.raises(ConfigError, match="ReasoningParserConformance has no attribute 'sample'"):
+        conformance_class("reasoning_parser", "qwen3", sample=[])
