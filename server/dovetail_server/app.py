@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,22 +19,45 @@ from dovetail_server.asgi import Edge
 from dovetail_server.hooks import AsgiEndpoint
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
-from dovetail_server.routes import admin, chat, completions, generate, health, info, models, parsing, tokens
+from dovetail_server.routes import (
+    admin,
+    batches,
+    chat,
+    completions,
+    files,
+    generate,
+    health,
+    info,
+    models,
+    parsing,
+    tokens,
+)
 from dovetail_server.state import ServerState
 
+FORM_BYTES = 1 << 16
+"""What a form may have around its file."""
 DESCRIPTION = "OpenAI's API and SGLang's native one. Errors are `{\"error\": {message, type, param, code}}`."
 
 
 def create_app(state: ServerState) -> FastAPI:
     """Build the application of one server."""
-    app = FastAPI(title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await state.storage.close()
+
+    app = FastAPI(
+        title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None, lifespan=lifespan
+    )
     app.state.server = state
-    for family in (chat, completions, models, generate, tokens, parsing, info, health, admin):
+    for family in (chat, completions, models, generate, tokens, parsing, files, batches, info, health, admin):
         app.include_router(family.router)
     state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), include_in_schema=False))
-    app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes)
+    upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
+    app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes, larger={"/v1/files": upload_bytes})
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)
     app.add_exception_handler(HTTPException, handle_http)

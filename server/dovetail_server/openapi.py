@@ -28,19 +28,19 @@ def json_route(
     path: str,
     *,
     body: type[BaseModel] | None = None,
+    form: type[BaseModel] | None = None,
     reply: type[msgspec.Struct] | None = None,
     streams: bool = False,
     methods: tuple[str, ...] = ("POST",),
 ) -> Callable[[F], F]:
-    """Register a route with the schemas of its body and reply."""
+    """Register a route with the schemas of its body or multipart form, and of its reply."""
     extra: dict[str, Any] = {}
     content: dict[str, Any] = {"application/json": {}}
-    if body is not None:
-        _bodies[body.__name__] = body
-        extra["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": REF + body.__name__}}},
-        }
+    for kind, model in (("application/json", body), ("multipart/form-data", form)):
+        if model is not None:
+            _bodies[model.__name__] = model
+            schema = {"schema": {"$ref": REF + model.__name__}}
+            extra["requestBody"] = {"required": True, "content": {kind: schema}}
     if reply is not None:
         _replies[reply.__name__] = reply
         content["application/json"] = {"schema": {"$ref": REF + reply.__name__}}

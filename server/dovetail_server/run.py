@@ -67,6 +67,7 @@ async def run(
                 ready.result()
                 announce(settings, listener, phases)
                 tasks.append(asyncio.create_task(watch_engine(engine)))
+                tasks.append(asyncio.create_task(server.state.storage.resume()))
                 tasks.append(asyncio.create_task(hooks.observers.log_stats(engine)))
             await http
         finally:

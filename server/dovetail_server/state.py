@@ -14,6 +14,7 @@ from dovetail.errors import EngineDeadError, RequestError
 from dovetail_server import errors
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.lazy import LazyStorage
 
 if TYPE_CHECKING:
     from dovetail.plugins import Registry
@@ -39,6 +40,8 @@ class ServerState:
         """Engine requests submitted and not yet finished."""
         self.live_rids: set[str] = set()
         """Identifiers that clients chose, or that replies carry: what `/abort_request` may name."""
+        self.storage = LazyStorage(self)
+        """Files and batches, opened when first needed."""
         self._text: TextTools | None = None
         self._last_step = -1
         self._last_advance = time.monotonic()
@@ -139,6 +142,8 @@ class ServerState:
             self._last_step, self._last_advance = step, now
         if now - self._last_advance > HANG_S:
             return f"engine stuck: no step for {now - self._last_advance:.0f} s"
+        if self.storage.problem is not None:
+            return f"files and batches: {self.storage.problem}"
         return self.hooks.why_not_healthy()
 
 

@@ -45,6 +45,7 @@ class Harness:
         self.listener = preflight.bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
+        settings.setdefault("file_storage_path", folder / "storage")
         self.settings = ServeSettings(
             model_path=str(folder), served_model_name=["tiny", "tiny-too"], log_level="error", **settings
         )

@@ -25,8 +25,14 @@ ROUTES = {
     "/tokenize": {"post"},
     "/separate_reasoning": {"post"},
     "/parse_function_call": {"post"},
+    "/v1/batches": {"get", "post"},
+    "/v1/batches/{batch_id}": {"get"},
+    "/v1/batches/{batch_id}/cancel": {"post"},
     "/v1/chat/completions": {"post"},
     "/v1/completions": {"post"},
+    "/v1/files": {"get", "post"},
+    "/v1/files/{file_id}": {"get", "delete"},
+    "/v1/files/{file_id}/content": {"get"},
     "/v1/models": {"get"},
     "/v1/models/{model_id}": {"get"},
     "/v1/plugins": {"get"},
@@ -105,7 +111,8 @@ def test_no_field_of_a_request_is_unbounded(document: dict[str, Any]) -> None:
         for operation in methods.values():
             body = operation.get("requestBody")
             if body is not None:
-                found += unbounded(body["content"]["application/json"]["schema"], schemas, path, frozenset())
+                (content,) = body["content"].values()
+                found += unbounded(content["schema"], schemas, path, frozenset())
     assert not found
 
 
@@ -113,9 +120,10 @@ def test_unknown_fields_are_refused_by_every_body(document: dict[str, Any]) -> N
     """A body is closed; only messages, their parts and calls pass further fields to the chat template."""
     schemas = document["components"]["schemas"]
     bodies = {
-        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        content["schema"]["$ref"].rsplit("/", 1)[1]
         for methods in document["paths"].values()
         for operation in methods.values()
         if "requestBody" in operation
+        for content in operation["requestBody"]["content"].values()
     }
     assert all(schemas[name]["additionalProperties"] is False for name in bodies)

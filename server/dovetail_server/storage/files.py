@@ -106,7 +106,7 @@ class FileStore:
             raise no_such_file(file_id)
         return row
 
-    async def list(
+    async def page(
         self, owner: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
     ) -> tuple[list[RowMapping], bool]:
         """Return a page of files, and whether there are more.
@@ -118,7 +118,7 @@ class FileStore:
         if purpose is not None:
             query = query.where(files.c.purpose == purpose)
         async with self.database.read() as db:
-            return await page(db, files, query, after, limit, is_ascending)
+            return await read_page(db, files, query, after, limit, is_ascending)
 
     async def delete(self, file_id: str, owner: str) -> None:
         """Delete a file. A batch that has begun keeps its own hold on the input.
@@ -158,7 +158,7 @@ class FileStore:
         return sa.or_(files.c.expires_at.is_(None), files.c.expires_at > int(time.time()))
 
 
-async def page(
+async def read_page(
     db: Any, table: sa.Table, query: sa.Select[Any], after: str | None, limit: int, is_ascending: bool
 ) -> tuple[list[RowMapping], bool]:
     """Run a query for one page, ordered by age; `after` is the last id of the page before.

@@ -1,0 +1,148 @@
+"""Running one line through the code that serves HTTP requests."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail_server import errors
+from dovetail_server.batches.validate import decode_line
+from dovetail_server.body import parse
+from dovetail_server.openai.errors import ErrorBody
+
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
+
+LOWEST_PRIORITY = -(1 << 31)
+"""What the lines of batches run at: anything interactive goes first."""
+Counter = Callable[[int], None]
+
+
+class Cached(msgspec.Struct):
+    """Part of `usage`."""
+
+    cached_tokens: int = 0
+
+
+class ReplyUsage(msgspec.Struct):
+    """The part of a reply's `usage` that batches sum up."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    prompt_tokens_details: Cached | None = None
+
+
+class ReplyHead(msgspec.Struct):
+    """The part of a reply that is read back."""
+
+    usage: ReplyUsage
+
+
+decode_head = msgspec.json.Decoder(ReplyHead).decode
+encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A line's result as it is written, and what it adds to the batch."""
+
+    text: bytes
+    is_error: bool
+    usage: ReplyUsage | None = None
+
+
+def new_request_id() -> str:
+    """Return the identifier of an output line."""
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+def result_line(custom_id: str, status: int, body: bytes) -> bytes:
+    """Write an output line around a reply's body."""
+    head = b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":' % (
+        encode(new_request_id()),
+        encode(custom_id),
+        status,
+        encode(f"req_{uuid.uuid4().hex}"),
+    )
+    return head + body + b'},"error":null}\n'
+
+
+def lost_line(custom_id: str, code: str, message: str) -> bytes:
+    """Write the line of a request that got no reply."""
+    error = {"code": code, "message": message}
+    return encode({"id": new_request_id(), "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+
+
+def refusal(custom_id: str, error: Exception) -> Result:
+    """Return the result of a line that was refused or that failed."""
+    status, detail, _ = errors.describe(error)
+    return Result(result_line(custom_id, status, encode(ErrorBody(detail))), True)
+
+
+async def run_line(state: ServerState, endpoint: str, custom_id: str, raw: bytes, count: Counter) -> Result:
+    """Run one line.
+
+    Args:
+        state: The server's.
+        endpoint: The batch's.
+        custom_id: The line's.
+        raw: The line as it stands in the input file.
+        count: Called with the number of engine requests when they begin, and with its negative when they end.
+
+    Raises:
+        ServiceError: The server cannot run it now.
+        EngineDeadError: The engine is gone.
+    """
+    state.check_ready()
+    try:
+        generation, reply = await asyncio.to_thread(prepare, state, endpoint, raw)
+    except RequestError as error:
+        return refusal(custom_id, error)
+    num = len(generation.choices)
+    count(num)
+    try:
+        body: bytes = await reply()
+    except RequestError as error:
+        if error.code == "request_aborted" and state.is_draining:
+            raise errors.draining() from error  # cut off by the server's end: it is run again
+        return refusal(custom_id, error)
+    finally:
+        count(-num)
+    return Result(result_line(custom_id, 200, body), False, decode_head(body).usage)
+
+
+def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Any, Callable[[], Any]]:
+    """Check a line as its HTTP request would be, and return the generation and what makes its reply.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    from dovetail_server.openai.chat import ChatRequest
+    from dovetail_server.openai.completions import CompletionRequest
+    from dovetail_server.serving import chat, chat_reply, completions
+
+    body = bytes(decode_line(raw).body)
+    if endpoint == "/v1/chat/completions":
+        asked = parse(body, ChatRequest)
+        refuse_stream(asked.stream)
+        model = state.check_model(asked.model)
+        chat_job = chat.prepare(state, asked.model_copy(update={"priority": LOWEST_PRIORITY}), model)
+        return chat_job.generation, lambda: chat_reply.reply(chat_job)
+    wanted = parse(body, CompletionRequest)
+    refuse_stream(wanted.stream)
+    model = state.check_model(wanted.model)
+    job = completions.prepare(state, wanted.model_copy(update={"priority": LOWEST_PRIORITY}), model)
+    return job.generation, lambda: completions.reply(job)
+
+
+def refuse_stream(stream: bool | None) -> None:
+    """Refuse what has no meaning in a file."""
+    if stream:
+        raise errors.unsupported("stream", "a batch writes whole replies; leave it out")

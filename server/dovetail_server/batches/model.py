@@ -1,0 +1,49 @@
+"""What batches share: endpoints, states, and how a row becomes a reply."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import RowMapping
+
+from dovetail_server.openai.batches import (
+    Batch,
+    BatchError,
+    BatchErrors,
+    BatchUsage,
+    InputTokensDetails,
+    OutputTokensDetails,
+    RequestCounts,
+)
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+NOT_YET = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations", "/v1/images/edits")
+MAX_INPUT_BYTES = 200 << 20
+MAX_ERRORS = 100
+"""Findings listed for an input file that is refused."""
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+PLAIN = (
+    *("id", "endpoint", "model", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id"),
+    *("metadata", "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at"),
+    *("expired_at", "cancelling_at", "cancelled_at"),
+)
+"""Columns that are shown as they are."""
+WINDOW_S = {"24h": 24 * 3600}
+
+
+def same_endpoint(url: str, endpoint: str) -> bool:
+    """Tell whether a line's `url` is the batch's endpoint; it may be written without `/v1`."""
+    return url == endpoint or f"/v1{url}" == endpoint
+
+
+def to_batch(row: RowMapping) -> Batch:
+    """Return a row as the API shows it."""
+    errors = row["errors"]
+    shown = None if not errors else BatchErrors(data=[BatchError(**item) for item in errors])
+    usage = BatchUsage(
+        input_tokens=row["input_tokens"],
+        input_tokens_details=InputTokensDetails(row["cached_tokens"]),
+        output_tokens=row["output_tokens"],
+        output_tokens_details=OutputTokensDetails(row["reasoning_tokens"]),
+        total_tokens=row["input_tokens"] + row["output_tokens"],
+    )
+    counts = RequestCounts(total=row["num_total"], completed=row["num_completed"], failed=row["num_failed"])
+    return Batch(errors=shown, usage=usage, request_counts=counts, **{name: row[name] for name in PLAIN})

@@ -1,0 +1,59 @@
+"""`/v1/batches`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server import errors
+from dovetail_server.body import json_body
+from dovetail_server.openai.batches import Batch, BatchList, BatchRequest
+from dovetail_server.openapi import json_route
+from dovetail_server.routes.files import Cursor, State, json_reply, owner_of
+
+router = APIRouter(tags=["batches"])
+BatchId = Annotated[str, Path(min_length=1, max_length=64)]
+
+
+@json_route(router, "/v1/batches", body=BatchRequest, reply=Batch)
+async def create_batch(
+    request: Request, body: Annotated[BatchRequest, Depends(json_body(BatchRequest))], state: State
+) -> Response:
+    """Run the requests of a file; what is wrong with it shows in the batch, later."""
+    if state.is_draining:
+        raise errors.draining()
+    service = await state.storage.get()
+    return json_reply(await service.create(owner_of(request), body))
+
+
+@json_route(router, "/v1/batches", reply=BatchList, methods=("GET",))
+async def list_batches(
+    request: Request, state: State, after: Cursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> Response:
+    """List batches, newest first."""
+    from dovetail_server.batches.model import to_batch
+
+    service = await state.storage.get()
+    rows, has_more = await service.batches.page(owner_of(request), after, limit)
+    data = [to_batch(row) for row in rows]
+    ends = (data[0].id, data[-1].id) if data else (None, None)
+    return json_reply(BatchList(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more))
+
+
+@json_route(router, "/v1/batches/{batch_id}", reply=Batch, methods=("GET",))
+async def get_batch(request: Request, batch_id: BatchId, state: State) -> Response:
+    """Show a batch."""
+    from dovetail_server.batches.model import to_batch
+
+    service = await state.storage.get()
+    return json_reply(to_batch(await service.batches.get(batch_id, owner_of(request))))
+
+
+@json_route(router, "/v1/batches/{batch_id}/cancel", reply=Batch)
+async def cancel_batch(request: Request, batch_id: BatchId, state: State) -> Response:
+    """End a batch early; replies that are there already are kept."""
+    service = await state.storage.get()
+    return json_reply(await service.cancel(owner_of(request), batch_id))

@@ -1,0 +1,87 @@
+"""Opens files and batches when they are first needed: a server that never needs them imports and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dovetail_server.storage.paths import storage_folder
+
+if TYPE_CHECKING:
+    from dovetail_server.batches.service import BatchService
+    from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+RETRY_S = 5.0
+
+
+class LazyStorage:
+    """One per server."""
+
+    def __init__(self, state: ServerState) -> None:
+        """Open nothing yet."""
+        self._state = state
+        self._service: BatchService | None = None
+        self._lock = asyncio.Lock()
+        self._is_closed = False
+        self._open_problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why files and batches cannot be used now, or None."""
+        return self._open_problem if self._service is None else self._service.problem
+
+    def is_in_use(self) -> bool:
+        """Tell whether an earlier run may have left work."""
+        settings = self._state.settings
+        return settings.database_url is not None or (storage_folder(settings) / "dovetail.db").exists()
+
+    async def get(self) -> BatchService:
+        """Return the open service.
+
+        Raises:
+            ServiceError: The database or the folder cannot be used.
+            ConfigError: `--database-url` names something else.
+        """
+        async with self._lock:
+            if self._service is None:
+                try:
+                    self._service = await self._open()
+                except Exception as error:
+                    self._open_problem = str(error)
+                    raise
+                self._open_problem = None
+            return self._service
+
+    async def _open(self) -> BatchService:
+        from dovetail_server import errors
+
+        if self._is_closed:
+            raise errors.draining()
+        service = await asyncio.to_thread(self._prepare)
+        await service.start()
+        return service
+
+    def _prepare(self) -> BatchService:
+        """Import, create and migrate; in a worker thread."""
+        from dovetail_server.batches.service import BatchService
+
+        return BatchService.prepare(self._state)
+
+    async def resume(self) -> None:
+        """Go on with what an earlier run left, once requests can be served; tries until it can."""
+        while self.is_in_use() and self._service is None and not self._is_closed:
+            try:
+                await self.get()
+            except Exception:
+                logger.warning("Files and batches cannot be opened, they are tried again: %s", self.problem)
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Stop batches and close the database; what is running is given back."""
+        self._is_closed = True
+        async with self._lock:
+            if self._service is not None:
+                await self._service.close()
+                self._service = None
