@@ -1,7 +1,17 @@
-"""Tests of the parser as Dovetail finds it: by name, through the installed entry point."""
+"""The conformance kit, and what the parser's author wants to see with their own eyes."""
 
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.testing import ReasoningParserConformance, Sample
 from dovetail.testing.parsers import PlainTemplate, parse_chunks
+
+
+class TestAcme(ReasoningParserConformance):
+    name = "acme-r2"
+    samples = (
+        Sample("<r>think</r>answer", reasoning="think", content="answer"),
+        Sample("think</r>answer", reasoning="think", content="answer", prompt_tail="<r>"),
+        Sample("answer", content="answer"),
+    )
 
 
 def installed_parser():

@@ -21,7 +21,7 @@ from dovetail.plugins.adapters import adapt
 from dovetail.plugins.drift import CORE, drift_since, snapshot
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
-from dovetail.plugins.names import KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.names import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise, split_qualified
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State
@@ -60,7 +60,8 @@ class LoadedPlugins:
         """What plugins changed in Dovetail's own attributes when they were loaded, one line per plugin."""
         self._objects: dict[tuple[str, str], Any] = {}
         self._planned = plan.plugins if role is None else plan.for_role(role)
-        for planned in self._planned:
+        strangers_first = sorted(self._planned, key=lambda p: p.distribution == BUILTIN_DISTRIBUTION)
+        for planned in strangers_first:  # what may be broken shows before our own imports have taken their time
             if planned.requested:
                 self._object(planned)
 
