@@ -108,6 +108,10 @@ class ApiHooks:
         """
         if not isinstance(value, RouteSet):
             raise _wrong(plugin, "dovetail_routes", value, "RouteSet")
+        if not re.fullmatch(r"[\w.-]+", plugin.name):
+            raise PluginError(
+                f"{describe(plugin)}: a plugin with routes needs a name of letters, digits, '.', '_' and '-'"
+            )
         for path, app in value.routes.items():
             if not path.startswith("/") or ".." in path or not callable(app):
                 raise PluginError(

@@ -5,4 +5,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "packaging"))
+sys.path.append(str(Path(__file__).parents[1] / "packaging"))  # last: other folders have a conftest too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
+from dovetail.errors import PluginError
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 
@@ -214,6 +216,27 @@ def test_routes_of_the_wrong_type(site: FakeSite, failure) -> None:
         "hooks 'acme' of acme 1.2: dovetail_stat_loggers returned 5, which is no dovetail.contracts.StatLogger; "
         "return an instance"
     )
+
+
+@pytest.mark.parametrize("path", ["stats", "/../v1/models"])
+def test_malformed_routes(site: FakeSite, failure, path: str) -> None:
+    """A path that does not begin with a slash, or climbs, is refused."""
+    hooks(site, f"@hookimpl\ndef dovetail_routes(ctx):\n    return RouteSet(routes={{{path!r}: print}})\n")
+    assert failure("--plugin", "acme") == (
+        f"hooks 'acme' of acme 1.2: route {path!r} must begin with '/' and lead to an ASGI application"
+    )
+
+
+def test_a_route_of_the_servers_own() -> None:
+    """A route that the server has already is refused with the plugin's name."""
+    from dovetail_server.hooks import ApiHooks
+
+    found = ApiHooks()
+    found.add_route("/x/acme/stats", print, "acme:acme")
+    found.check_free([re.compile("^/v1/models$")])
+    with pytest.raises(PluginError) as caught:
+        found.check_free([re.compile("^/x/.*$")])
+    assert str(caught.value) == "route /x/acme/stats: acme:acme brings it and Dovetail has it; disable the plugin"
 
 
 OPTIONS = "@dataclass\nclass Options:\n    top_k: int = 4\n    fast: bool = False\n"
