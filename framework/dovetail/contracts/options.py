@@ -5,6 +5,7 @@
 class AcmeOptions:
     top_k: int = field(default=4, metadata={"help": "Candidates to look at."})
 
+
 class Acme(ReasoningParser):
     Options = AcmeOptions
 
