@@ -56,7 +56,9 @@ def page() -> str:
         for name in contracts.__all__:
             if contracts._HOME[name] == module:
                 parts += of_class(name, getattr(contracts, name))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
+    fenced = "\n".join(parts).split("```")
+    fenced[::2] = [re.sub(r"\n{3,}", "\n\n", text) for text in fenced[::2]]  # outside of code blocks
+    return "```".join(fenced).rstrip() + "\n"
 
 
 def kinds_table() -> Iterator[str]:
