@@ -264,6 +264,7 @@ TOOL_ROWS = {
             "</｜DSML｜function_calls>", None, None, weather('{"city": "Rom"}')),
     ],
     "kimi-k2": [
+        Row("<|tool_calls_section_begin|><|tool_call_begin|>functions.ge", None, "<|tool_calls_section_begin|><|tool_call_begin|>functions.ge"),
         Row(f"{_K0}{WEATHER}", None, None, weather(WEATHER)),
         Row(f"{_K0}{WEATHER}<|tool_call_end|><|tool_calls_section_end|>so", None, "so", weather(WEATHER)),
         Row(f"{_K0}<|tool_call_end|><|tool_calls_section_end|>", None, None, weather("{}")),

@@ -68,12 +68,6 @@ KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("grammar_backend", "xgrammar"): {
         "test_wrong_source_gives_a_typed_error": "a choice that is no JSON raises JSONDecodeError",
     },
-    ("tool_parser", "deepseek-v3"): {
-        "test_truncation_at_every_position": "a call cut off inside `function` is named by what is there of it",
-    },
-    ("tool_parser", "kimi-k2"): {
-        "test_truncation_at_every_position": "a call cut off inside `functions.` is named by what is there of it",
-    },
 }
 """Faults of built-ins that the kit found, by test; each entry goes with its fault."""
 

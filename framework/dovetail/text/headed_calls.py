@@ -98,11 +98,8 @@ class HeadedCalls(ToolBody):
             self._end_plain()
         elif self._at in ("open", "value"):
             self._out.append(ToolEnd(self._call))
-        elif self._at in ("between", "head", "tail"):
-            if self._at == "head" and complete and self._head_len:
-                self._end_call()
-            elif "".join(self._head).strip():
-                self._break()
+        elif self._at == "head" and "".join(self._head).strip():
+            self._break()  # a name that nothing ends may be half a name
         return self._take_out()
 
     def _take_out(self) -> list[ToolEvent]:
