@@ -91,6 +91,25 @@ def test_greedy_tokens_equal_transformers(architecture: str, changes: dict[str, 
         assert tokens(deltas) == reference(folder, tuple(prompt))
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_prompts_one_by_one_equal_transformers(architecture: str, models: dict[str, Path]) -> None:
+    """Prompts of every length about the buckets' edges, alone and after a cached prefix, through prefill graphs."""
+    folder = models[architecture]
+
+    async def main() -> list[list[int]]:
+        client = make_client(folder, device="cuda")
+        await client.start()
+        found = []
+        for i, n in enumerate([1, 15, 16, 17, 63, 64, 65, 130, 200, 200]):
+            submit = messages.Submit(rid=str(i), prompt_ids=[(7 * j) % 190 for j in range(n)], params=GREEDY)
+            found.append(tokens(await collect(client, submit)))
+        await client.close()
+        return found
+
+    for n, found in zip([1, 15, 16, 17, 63, 64, 65, 130, 200, 200], asyncio.run(main()), strict=True):
+        assert found == reference(folder, tuple((7 * j) % 190 for j in range(n)))
+
+
 def test_the_generator_draws_the_same_on_cpu_and_gpu() -> None:
     """The same seed, position and token give the same number within float32's logarithm."""
     keys = torch.tensor([row_key(seed, 7) for seed in range(50)], dtype=torch.int32)

@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,10 +28,38 @@ from dovetail.runtime.seeds import row_key
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 AT_START = 8
 """Buckets up to this size are captured before the engine is ready, larger ones when first needed."""
+
+
+class GraphPool:
+    """Captures steps into graphs that share one memory pool; they must be replayed one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._handle: Any = None
+
+    def capture(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Run a step twice on a side stream (compiles kernels, fills caches), then record it.
+
+        Returns:
+            The graph, and what the recorded step returned: static tensors that each replay overwrites.
+        """
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._handle):
+            result = step()
+        self._handle = graph.pool()
+        return graph, result
 
 
 @dataclass(slots=True, eq=False)
@@ -62,13 +90,19 @@ class DecodeGraphs:
     """Captures decode steps by bucket and replays them."""
 
     def __init__(
-        self, model: CausalLM, attention: AttentionBackend, state: DeviceState, page_size: int, max_requests: int
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        state: DeviceState,
+        page_size: int,
+        max_requests: int,
+        pool: GraphPool,
     ) -> None:
         """Nothing is captured yet."""
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
         self._captured: dict[int, Captured] = {}
-        self._pool: Any = None
+        self._pool = pool
         attention.init_graph_state(self._buckets[-1], self._buckets[-1])
 
     def capture_some(self) -> None:
@@ -114,10 +148,7 @@ class DecodeGraphs:
 
     def _capture_draw(self, done: Captured, *, filtered: bool) -> CapturedDraw:
         params = DrawParams.empty(done.rows.shape[0], self._state.device)
-        self._warm_up(lambda: self._draw(done, params, filtered))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            ids, enough = self._draw(done, params, filtered)
+        graph, (ids, enough) = self._pool.capture(lambda: self._draw(done, params, filtered))
         done.draws[filtered] = CapturedDraw(graph, params, ids, enough, [])
         return done.draws[filtered]
 
@@ -135,24 +166,10 @@ class DecodeGraphs:
         self._state.set_next(done.rows, ids)
         return ids, enough | greedy
 
-    def _warm_up(self, step: Callable[[], object]) -> None:
-        """Run a step twice on a side stream: compiles kernels and fills caches outside the graph."""
-        device = self._state.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                step()
-        torch.cuda.current_stream(device).wait_stream(stream)
-
     def _capture(self, bucket: int) -> Captured:
         device = self._state.device
         rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
-        self._warm_up(lambda: self._step(rows))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits, ids, broken = self._step(rows)
-        self._pool = graph.pool()
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows))
         self._captured[bucket] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[bucket]
 

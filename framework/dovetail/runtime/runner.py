@@ -21,8 +21,9 @@ from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.hf_config import eos_token_ids, read_config
+from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.sampler import Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
@@ -33,6 +34,8 @@ LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
 MAX_CPU_KV_BYTES = 4 << 30
 REDRAW = -2
+MAX_GRAPH_CHUNKS = 4
+"""Prefill chunks of a step that are replayed one by one; more of them are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +77,15 @@ class ModelRunner:
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
         self._masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
+        self._prefill_graphs: PrefillGraphs | None = None
         self._graphs = self._capture(settings)
         self.load_s = time.perf_counter() - started
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step and read its tokens back."""
-        if self._graphs is not None and not plan.chunks and self._graphs.fits(len(plan.decode)):
-            return self._run_graph(self._graphs, plan.decode)
+        if self._graphs is not None and self._fits_graphs(plan, self._graphs):
+            return self._run_graphs(plan, self._graphs)
         ready = prepare(plan, self.state, self.attention, self.pool.page_size)
         self.attention.plan(ready.batch, Phase.EAGER)
         self.attention.plan_in_graph(ready.batch)
@@ -96,8 +100,33 @@ class ModelRunner:
         self.state.set_next(ready.sampled_rows, outcome.ids)
         return StepResult(sampled=ready.sampled, tokens=read_back(outcome), outcome=outcome)
 
-    def _run_graph(self, graphs: DecodeGraphs, requests: list[Request]) -> StepResult:
-        """Replay a decode step; whoever does not simply take the best token is sampled after it."""
+    def _fits_graphs(self, plan: StepPlan, graphs: DecodeGraphs) -> bool:
+        """Whether a step can be made of one decode graph and a few prefill graphs."""
+        if not graphs.fits(len(plan.decode)) or len(plan.chunks) > MAX_GRAPH_CHUNKS:
+            return False
+        prefill = self._prefill_graphs
+        return not plan.chunks or (prefill is not None and all(prefill.fits(chunk) for chunk in plan.chunks))
+
+    def _run_graphs(self, plan: StepPlan, graphs: DecodeGraphs) -> StepResult:
+        """Replay a step: the decode rows, then each prefill chunk."""
+        parts = [self._decode_graph(plan.decode, graphs)] if plan.decode else []
+        for chunk in plan.chunks:
+            if (part := self._prefill_graph(chunk)) is not None:
+                parts.append(part)
+        if not parts:
+            return StepResult(sampled=[], tokens=[], outcome=None, graph=True)
+        logprobs = [item for part in parts if part.outcome is not None for item in part.outcome.logprobs]
+        first = parts[0].outcome
+        outcome = None if first is None else Sampled(first.ids, first.broken, logprobs)
+        return StepResult(
+            sampled=[request for part in parts for request in part.sampled],
+            tokens=[token for part in parts for token in part.tokens],
+            outcome=outcome,
+            graph=True,
+        )
+
+    def _decode_graph(self, requests: list[Request], graphs: DecodeGraphs) -> StepResult:
+        """Replay a decode step; rows that want more than temperature and filters are sampled after it."""
         num, rows = len(requests), [r.sample for r in requests]
         done = graphs.run([r.row for r in requests])
         if all(is_plain(row) for row in rows):
@@ -109,19 +138,38 @@ class ModelRunner:
             tokens = read_back(outcome, enough)
             if REDRAW not in tokens:
                 count(outcome.ids, rows)
-                return StepResult(sampled=requests, tokens=tokens, outcome=outcome, graph=True)
+                return StepResult(sampled=requests, tokens=tokens, outcome=outcome)
         outcome = sample(done.logits[:num], rows, self._masks)
         self.state.set_next(done.rows[:num], outcome.ids)
-        return StepResult(sampled=requests, tokens=read_back(outcome), outcome=outcome, graph=True)
+        return StepResult(sampled=requests, tokens=read_back(outcome), outcome=outcome)
+
+    def _prefill_graph(self, chunk: Chunk) -> StepResult | None:
+        """Replay a prefill chunk; None if no token follows it."""
+        if self._prefill_graphs is None:
+            return None
+        done = self._prefill_graphs.run(chunk)
+        if not chunk.samples:
+            return None
+        row = chunk.request.sample
+        if is_plain(row) and row.params.temperature == 0:
+            outcome = Sampled(done.ids, done.broken, [None])
+            count(outcome.ids, [row])
+        else:
+            outcome = sample(done.logits, [row], self._masks)
+            self.state.next_ids[chunk.request.row] = outcome.ids[0]
+        return StepResult(sampled=[chunk.request], tokens=read_back(outcome), outcome=outcome)
 
     def _capture(self, settings: EngineSettings) -> DecodeGraphs | None:
         """Decode graphs, where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
+        parts = (self.model, self.attention, self.state, self.pool.page_size)
+        pool = GraphPool(self.device)
         with torch.inference_mode():
-            graphs = DecodeGraphs(
-                self.model, self.attention, self.state, self.pool.page_size, settings.max_running_requests
-            )
+            if self.attention.caps.graph == "mixed":
+                self._prefill_graphs = PrefillGraphs(*parts, pool)
+                self._prefill_graphs.capture_all()
+            graphs = DecodeGraphs(*parts, settings.max_running_requests, pool)
             graphs.capture_some()
         return graphs
 

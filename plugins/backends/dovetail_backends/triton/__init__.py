@@ -22,7 +22,7 @@ class TritonBackend(AttentionBackend):
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
         head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
-        graph="decode",
+        graph="mixed",
         sliding_window=True,
         sinks=True,
     )
