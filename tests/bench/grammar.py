@@ -68,8 +68,9 @@ def synthetic(size: int = 131_072) -> Vocabulary:
     letters = "etaoinshrdlucmfwypvbgkqjxz"
     while len(seen) < size - 2:
         word = "".join(rng.choices(letters, weights=range(26, 0, -1), k=rng.randint(1, 9)))
-        lead = rng.choice(("", " ", " ", "_", "\n", '"', "  ", ".", "1"))
-        tail = rng.choice(("", "", "", '"', '":', ",", "é", "1", '",'))
+        # About one token in thirty of real vocabularies holds a quote or a newline.
+        lead = rng.choice(("", " ", " ", "_", ".")) if rng.random() < 0.97 else rng.choice(("\n", '"', "  "))
+        tail = rng.choice(("", "", "", "é", "1")) if rng.random() < 0.98 else rng.choice(('"', '":', '",', "\n"))
         seen[(lead + rng.choice((word, word.title())) + tail).encode()] = None
     tokens = [*seen, b"", b""]
     ends = frozenset((size - 2, size - 1))

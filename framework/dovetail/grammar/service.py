@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 NUM_THREADS = 2
 MAX_CHILDREN = 2
 NICE = 5
+EARLY_WAY_S = 1.5
+"""What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
 FINAL = frozenset(("invalid_grammar", "invalid_json_schema"))
 """Errors that no other way of enforcing the same grammar would mend."""
@@ -191,7 +193,9 @@ class GrammarService:
         for index in range(first, len(steps)):
             try:
                 self.token_sets()  # here, and not when the engine needs them
-                outcome = Enforced(index, *self._compile(steps[index], deadline, may_wait=not inline))
+                last = index == len(steps) - 1
+                until = deadline if last else min(deadline, time.monotonic() + EARLY_WAY_S)
+                outcome = Enforced(index, *self._compile(steps[index], until, may_wait=not inline))
                 break
             except _TryElsewhereError:
                 self._outside.submit(self._work, steps, ticket, index, deadline)

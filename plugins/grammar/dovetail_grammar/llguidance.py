@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MAX_WHITESPACE = 20
 """Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
 MAX_INLINE = 32 * 1024
+MAX_TOKEN = 32
 MAX_INLINE_EBNF = 2 * 1024
 _INVALID = re.compile(r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token")
 """Errors that no other backend would see differently."""
@@ -216,10 +217,20 @@ class _Wrapped:
         self.tokens = tokens
         self.special_token_ids = sorted(vocabulary.special_ids)
         self._encode = vocabulary.encode
+        self._longest: dict[bytes, int] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """Encode; without the model's encoder nothing is known of how it cuts text."""
-        return self._encode(text) if self._encode is not None else []
+        """Encode. Without the model's encoder, by the longest token that fits."""
+        if self._encode is not None:
+            return self._encode(text)
+        if not self._longest:
+            self._longest = {token: token_id for token_id, token in enumerate(self.tokens) if token}
+        data, ids, at = text.encode(), [], 0
+        while at < len(data):
+            end = next(end for end in range(min(len(data), at + MAX_TOKEN), at, -1) if data[at:end] in self._longest)
+            ids.append(self._longest[data[at:end]])
+            at = end
+        return ids
 
 
 def make_tokenizer(library: Any, vocabulary: Vocabulary) -> Any:

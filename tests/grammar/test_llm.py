@@ -1,0 +1,106 @@
+"""Structured outputs of the offline `LLM`, and random schemas end to end."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import RequestError
+from dovetail.grammar.output_types import fields_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from grammar_schemas import schemas
+
+
+class Person(BaseModel):
+    name: Literal["Ann", "Bob"]
+    age: Literal[1, 2]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(reasoning_parser="qwen3", max_total_tokens=16384, device="cpu") as made:
+        yield made
+
+
+def text(llm: LLM, **params: Any) -> str:
+    [reply] = llm.generate("x", SamplingParams(max_tokens=100, seed=1, **params), use_tqdm=False)
+    assert reply.finish_reason == "stop", reply.message
+    assert reply.grammar is not None
+    assert reply.grammar.valid is True
+    return reply.text
+
+
+@pytest.mark.parametrize(
+    ("params", "pattern"),
+    [
+        ({"regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"ebnf": 'root ::= "x" "y"'}, "xy"),
+        ({"json_schema": {"enum": ["é", "b"]}}, '"(é|b)"'),
+        ({"structured_outputs": {"choice": ["l", "r"]}}, "l|r"),
+        ({"output_type": Literal["left", "right"]}, "left|right"),
+        ({"output_type": Colour}, "red|blue"),
+        ({"output_type": ["p", "q"]}, "p|q"),
+        ({"output_type": bool}, "true|false"),
+        ({"output_type": "[0-9]{2}"}, "[0-9]{2}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_every_way_to_ask(llm: LLM, params: dict[str, Any], pattern: str) -> None:
+    """Fields and Python types constrain the text."""
+    assert re.fullmatch(pattern, text(llm, **params))
+
+
+def test_pydantic_models(llm: LLM) -> None:
+    """The text of a model's type is one of its instances."""
+    Person.model_validate_json(text(llm, output_type=Person))
+
+
+def test_outlines_types(llm: LLM) -> None:
+    """Types of `outlines.types` are understood: regex, choice, schema, grammar and terms made of them."""
+    types = pytest.importorskip("outlines.types")
+    assert fields_of(types.Regex("[ab]")) == {"regex": "[ab]"}
+    assert re.fullmatch("[xy]{2}", text(llm, output_type=types.Regex("[xy]{2}")))
+    assert text(llm, output_type=types.Choice(["one", "two"])) in ("one", "two")
+    assert json.loads(text(llm, output_type=types.JsonSchema({"enum": [1, 2]}))) in (1, 2)
+    assert text(llm, output_type=types.CFG('start: "a" "b"')) == "ab"
+    either = types.Regex("q") | types.Regex("z")
+    assert text(llm, output_type=either) in ("q", "z")
+
+
+def test_what_is_wrong_is_refused(llm: LLM) -> None:
+    """Two grammars, and a type that stands for none, are errors that name the field."""
+    for params in ({"regex": "a", "output_type": int}, {"regex": "a", "ebnf": "b"}, {"output_type": object()}):
+        with pytest.raises(RequestError):
+            llm.generate("x", SamplingParams(**params), use_tqdm=False)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_random_schemas_end_to_end(llm: LLM, thinking: bool) -> None:
+    """Replies to random schemas are valid JSON or were cut at their length; the benchmark runs more of them."""
+    made = schemas(10, seed=20 + thinking, bounded=True)
+    params = [SamplingParams(json_schema=s, max_tokens=300, seed=i, temperature=1.0) for i, s in enumerate(made)]
+    ask = [[{"role": "user", "content": "Tell me about France as JSON."}]] * len(made)
+    replies = llm.chat(ask, params, chat_template_kwargs={"enable_thinking": thinking}, use_tqdm=False)
+    for reply, schema in zip(replies, made, strict=True):
+        if reply.finish_reason != "length":
+            assert reply.finish_reason == "stop", reply.message
+            jsonschema.validate(json.loads(reply.text), schema)
+            assert reply.grammar is not None
+            assert reply.grammar.valid is True
