@@ -98,6 +98,15 @@ class BatchService:
         self.runner.wake()
         return to_batch(row)
 
+    async def get(self, owner: str, batch_id: str) -> Batch:
+        """Return a batch."""
+        return to_batch(await self.batches.get(batch_id, owner))
+
+    async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """Return a page of batches, newest first, and whether there are more."""
+        rows, has_more = await self.batches.page(owner, after, limit)
+        return [to_batch(row) for row in rows], has_more
+
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Ask for a batch to end."""
         row = await self.batches.cancel(batch_id, owner)

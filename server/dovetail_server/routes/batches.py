@@ -34,11 +34,8 @@ async def list_batches(
     request: Request, state: State, after: Cursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
     """List batches, newest first."""
-    from dovetail_server.batches.model import to_batch
-
     service = await state.storage.get()
-    rows, has_more = await service.batches.page(owner_of(request), after, limit)
-    data = [to_batch(row) for row in rows]
+    data, has_more = await service.page(owner_of(request), after, limit)
     ends = (data[0].id, data[-1].id) if data else (None, None)
     return json_reply(BatchList(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more))
 
@@ -46,10 +43,8 @@ async def list_batches(
 @json_route(router, "/v1/batches/{batch_id}", reply=Batch, methods=("GET",))
 async def get_batch(request: Request, batch_id: BatchId, state: State) -> Response:
     """Show a batch."""
-    from dovetail_server.batches.model import to_batch
-
     service = await state.storage.get()
-    return json_reply(to_batch(await service.batches.get(batch_id, owner_of(request))))
+    return json_reply(await service.get(owner_of(request), batch_id))
 
 
 @json_route(router, "/v1/batches/{batch_id}/cancel", reply=Batch)

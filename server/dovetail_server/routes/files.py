@@ -144,12 +144,10 @@ async def delete_file(request: Request, file_id: FileId, state: State) -> Respon
 @router.get("/v1/files/{file_id}/content", response_model=None, response_class=FileResponse)
 async def file_content(request: Request, file_id: FileId, state: State) -> Response:
     """Send a file's bytes."""
-    from dovetail_server.storage.files import no_such_file
-
     service = await state.storage.get()
     row = await service.files.get(file_id, owner_of(request))
     path = service.layout.file(str(row["id"]))
     if not await asyncio.to_thread(path.is_file):
-        raise no_such_file(file_id)
+        raise service.files.missing(file_id)
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
     return FileResponse(path, media_type="application/octet-stream", headers=headers)

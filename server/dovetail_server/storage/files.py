@@ -23,12 +23,6 @@ TEMP_AGE_S = 24 * 3600.0
 """An unfinished upload older than this was left by a process that is gone."""
 
 
-def no_such_file(file_id: str) -> RequestError:
-    """Return the 404 of a file."""
-    text = f"no file {file_id!r} here; GET /v1/files lists them"
-    return RequestError(text, param="file_id", code="file_not_found", status=404)
-
-
 class FileStore:
     """All files of one storage folder. `owner` is whose files a caller may see."""
 
@@ -103,7 +97,7 @@ class FileStore:
         """
         row = await self.find(file_id, owner)
         if row is None:
-            raise no_such_file(file_id)
+            raise self.missing(file_id)
         return row
 
     async def page(
@@ -129,7 +123,7 @@ class FileStore:
         async with self.database.write() as db:
             query = sa.delete(files).where(files.c.id == file_id, files.c.owner == owner, self._is_alive())
             if (await db.execute(query)).rowcount != 1:
-                raise no_such_file(file_id)
+                raise self.missing(file_id)
         await asyncio.to_thread(self.layout.file(file_id).unlink, missing_ok=True)
 
     async def sweep(self) -> int:
@@ -152,6 +146,12 @@ class FileStore:
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+    @staticmethod
+    def missing(file_id: str) -> RequestError:
+        """Return the 404 of a file."""
+        text = f"no file {file_id!r} here; GET /v1/files lists them"
+        return RequestError(text, param="file_id", code="file_not_found", status=404)
 
     @staticmethod
     def _is_alive() -> sa.ColumnElement[bool]:
