@@ -63,6 +63,7 @@ golden: $(DEV_STAMP)  ## Record the signatures that plugins use; refuses a break
 bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
 	$(BIN)/python tests/bench/plugin_list.py
 	$(BIN)/python tests/bench/hook_calls.py
+	$(BIN)/python tests/bench/output.py
 	$(BIN)/python tests/bench/engine.py $(ARGS)
 
 clean:  ## Remove the environment and all caches.

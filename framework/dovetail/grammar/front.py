@@ -160,6 +160,8 @@ def thinking_of(
     Raises:
         RequestError: The format is not one of markers around thinking.
     """
+    if spec.machine is not None and calls_tools and budget is None:
+        return None  # the format's own grammar of calls describes the thinking before them, too
     if spec.machine is not None:
         text = f"{param or 'a grammar'} is not supported with this model's output format, whose parts are not marked"
         raise RequestError(text, param=param, code="unsupported_parameter")

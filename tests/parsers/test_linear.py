@@ -1,0 +1,89 @@
+"""Work stays in proportion to the output in every format: operations are counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.reasoning import FormatSpec
+from dovetail.text.matcher import Matcher
+from dovetail.text.output import make_parser
+
+OPENINGS = {
+    "hermes": ['<tool_call>{"name": "f", "arguments": {"a": "'],
+    "qwen3-coder": ["<tool_call><function=f>", "<tool_call><function=f><parameter=a>", "<function="],
+    "minimax-m2": ['<minimax:tool_call><invoke name="f"><parameter name="a">'],
+    "seed-oss": ["<seed:tool_call><function=f><parameter="],
+    "deepseek-v3": [
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n",
+    ],
+    "deepseek-v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>x"],
+    "deepseek-v32": ['<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">'],
+    "kimi-k2": ["<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{"],
+    "glm45": ["<tool_call>f<arg_key>a</arg_key>", "<tool_call>f<arg_key>a</arg_key><arg_value>"],
+    "llama3": ["", '{"name": "f", "x": ', "<|python_tag|>"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]"],
+    "pythonic": ["[", "[f(a=", "[f(a='"],
+    "gpt-oss": ["", "<|channel|>", "<|channel|>commentary to=functions.f<|message|>"],
+}
+UNITS = [
+    *("a", " ", "\n", "<", "</", "[", "]", "{", "}", '"', "\\", "'", ",", "f(", "<｜", "<|", "```"),
+    *("</parameter> ", "</arg_value>", "<|channel|>", "<|end|>"),
+]
+
+
+def operations(work: Callable[[], Any]) -> int:
+    """Count the lines of Python run and the characters that automata read."""
+    count = 0
+    scan = Matcher.scan
+
+    def line(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        count += 1
+        return line
+
+    def counted(self: Matcher, text: str, pos: int, state: int) -> tuple[int, int, int]:
+        nonlocal count
+        result = scan(self, text, pos, state)
+        count += result[0] - pos
+        return result
+
+    before = sys.gettrace()
+    Matcher.scan = counted  # type: ignore[method-assign]
+    sys.settrace(line)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+        Matcher.scan = scan  # type: ignore[method-assign]
+    return count
+
+
+def test_every_format_is_here() -> None:
+    """A parser cannot be added without openings to try."""
+    found = {e.name for e in entry_points(group="dovetail.tool_parsers.v1") if e.value.startswith("dovetail_parsers.")}
+    assert found == OPENINGS.keys()
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_parsing_is_linear(name: str) -> None:
+    """Twice the output costs at most about twice the operations, whatever is repeated behind whatever beginning."""
+    (entry,) = entry_points(group="dovetail.tool_parsers.v1", name=name)
+    spec = entry.load()().extend(FormatSpec(), [])
+
+    def parse(text: str) -> None:
+        parser = make_parser(spec)
+        for begin in range(0, len(text), 3):
+            parser.feed((), text[begin : begin + 3])
+        parser.finish("length")
+
+    for opening in OPENINGS[name]:
+        for unit in UNITS:
+            one, two = (operations(lambda: parse(opening + unit * (n // len(unit)))) for n in (600, 1200))  # noqa: B023
+            assert two <= 2.3 * one + 600, (opening, unit)
