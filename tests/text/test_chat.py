@@ -309,3 +309,15 @@ def test_built_in_templates_take_text_and_parts_and_documents(name: str, byte_le
 
 NO_DOCUMENTS = {"kimi", "kimi-k2", "glm45", "glm47", "mistral", "step3"}
 """Families whose models were not trained on them."""
+
+
+def test_harmony_names_the_function_that_a_result_is_of(byte_level: Tokenizer) -> None:
+    """A tool message says only its call's id; the template takes the name from the call before it."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+    ]
+    text = ChatTemplate.load(byte_level, "gpt-oss").render(history).text
+    assert "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>sun<|end|>" in text
