@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": ("dovetail_server.cli.serve", "serve a model over HTTP"),
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
     "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
+    "run-batch": ("dovetail_server.cli.run_batch", "answer the requests of a file, without a server"),
     "version": ("dovetail_server.cli.version", "print the version"),
 }
 
@@ -21,9 +22,9 @@ HELP = frozenset({"-h", "--help", "help"})
 def usage(more: Mapping[str, str] | None = None) -> str:
     """Return the text of `dovetail --help`; `more` are the commands of plugins."""
     lines = ["usage: dovetail COMMAND …", "", "LLM serving where every part is a plugin.", "", "commands:"]
-    lines += [f"  {name:<9}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += [f"  {name:<11}{about}" for name, (_, about) in COMMANDS.items()]
     if more:
-        lines += ["", "commands of plugins:", *(f"  {name:<9}  {about}" for name, about in more.items())]
+        lines += ["", "commands of plugins:", *(f"  {name:<11}{about}" for name, about in more.items())]
     lines += ["", "`dovetail COMMAND --help` shows a command's options. `dovetail serve` alone serves the demo model."]
     lines += ["`dovetail --plugin NAME …` adds the commands of a plugin."]
     return "\n".join(lines)
