@@ -1,0 +1,150 @@
+"""Files and batches on PostgreSQL: a real server from the distribution's package, for these tests alone."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Api, line
+from .processes import Killable
+
+
+def binary(name: str) -> str | None:
+    """Find one of PostgreSQL's programs, which distributions keep out of the search path."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(found[-1]) if found else None)
+
+
+def unprivileged() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root; return how to run it as somebody else."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            return {"user": pwd.getpwnam(name).pw_uid, "cwd": "/", "extra_groups": []}
+        except KeyError:
+            continue
+    pytest.skip("PostgreSQL does not run as root, and there is no user `postgres` or `nobody`")
+
+
+class Postgres:
+    """A server that listens on a socket file only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.options = unprivileged()
+        if "user" in self.options:
+            os.chown(folder, self.options["user"], -1)
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={folder}"
+        self.run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        self.start()
+
+    def run(self, name: str, *arguments: str) -> None:
+        path = binary(name)
+        assert path is not None
+        subprocess.run([path, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=60, **self.options)
+
+    def start(self) -> None:
+        settings = f"-k {self.folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
+        log = str(self.folder / "log")
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-l", log, "-o", settings, "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    if binary("initdb") is None or binary("pg_ctl") is None:
+        pytest.skip("no PostgreSQL server here; install the distribution's package `postgresql`")
+    pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'dovetail[postgres]'")
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # socket paths must be short
+    server = None
+    try:
+        server = Postgres(folder)
+        yield server
+    finally:
+        if server is not None:
+            server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_whole_way(postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path) -> None:
+    """Upload, run, list, cancel and delete work as on SQLite, and no SQLite file appears."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "min_free_disk_bytes": 0}
+    api = Api(make_harness(**options))
+    batch = api.run(line("a"), line("b", n=0), line("c"), metadata={"k": "v"})
+    outputs, errors = api.results(batch)
+    assert ([o["custom_id"] for o in outputs], [e["custom_id"] for e in errors]) == (["a", "c"], ["b"])
+    assert batch["metadata"] == {"k": "v"}
+    assert batch["usage"]["total_tokens"] > 0
+    assert api.harness.get("/v1/batches").json()["first_id"] == batch["id"]
+    assert api.run(line("a"), line("a"))["errors"]["data"][0]["code"] == "duplicate_custom_id"
+    api.harness.engine.delay_s = 0.05
+    batch_id = api.start(*(line(str(i)) for i in range(200)))
+    api.wait(batch_id, "in_progress")
+    assert api.harness.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
+    assert api.wait(batch_id)["status"] == "cancelled"
+    assert not (tmp_path / "dovetail.db").exists()
+    assert "postgres@" not in api.harness.get("/get_server_info").text
+
+
+def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder: Path, tmp_path: Path) -> None:
+    """Both run lines; the death of one loses and repeats nothing."""
+    settings = {"file_storage_path": tmp_path, "database_url": postgres.url, "delay_s": 0.01, "max_batch_requests": 8}
+    with Killable(folder, **settings) as survivor:
+        with Killable(folder, **settings) as victim:
+            batch_id = survivor.api.start(*(line(str(i)) for i in range(400)))
+            deadline = time.monotonic() + 30
+            while victim.api.batch(batch_id)["request_counts"]["completed"] < 100:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            owners = len(list((tmp_path / "batches" / batch_id).glob("*.seg")))
+        assert owners == 2
+        batch = survivor.api.wait(batch_id, timeout=60)
+        assert batch["request_counts"] == {"total": 400, "completed": 400, "failed": 0}
+        outputs, errors = survivor.api.results(batch)
+        assert [o["custom_id"] for o in outputs] == [str(i) for i in range(400)]
+        assert not errors
+
+
+def test_an_unreachable_database_is_503_until_it_is_back(
+    postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Nothing that was accepted is lost; readiness tells of it."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "min_free_disk_bytes": 0}
+    api = Api(make_harness(**options))
+    api.harness.engine.delay_s = 0.01
+    batch_id = api.start(*(line(str(i)) for i in range(100)))
+    api.wait(batch_id, "in_progress")
+    postgres.stop()
+    try:
+        reply = api.harness.get("/v1/files")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert "postgres@" not in reply.text
+        api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 503, 10)
+    finally:
+        postgres.start()
+    batch = api.wait(batch_id, timeout=30)
+    assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
+    assert [o["custom_id"] for o in api.results(batch)[0]] == [str(i) for i in range(100)]
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "postgresql://x@y/z", "sqlite:///x.db"])
+def test_other_databases_are_refused(url: str, tmp_path: Path) -> None:
+    """The message says what is possible and does not repeat a password."""
+    from dovetail.errors import ConfigError
+    from dovetail_server.storage.database import database_url
+
+    with pytest.raises(ConfigError, match="give postgresql") as caught:
+        database_url(url, tmp_path)
+    assert "x" not in str(caught.value).split("'")[1]
