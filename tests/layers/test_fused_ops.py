@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from dovetail.layers.ops import fused, reference
+from dovetail.layers.ops.skinny import skinny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
+"""Triton's interpreter multiplies bfloat16 matrices as if their bits were integers."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -58,6 +61,17 @@ def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> No
     x, weight = random(1, shape[1], dtype=dtype), random(*shape, dtype=dtype, seed=1)
     bias = random(shape[0], dtype=dtype, seed=2) if with_bias else None
     close(fused.linear(x, weight, bias), reference.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize("rows", [2, 7, 16])
+@pytest.mark.parametrize("tile", [(16, 64, 2, 3), (64, 128, 4, 3), (32, 256, 4, 5)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_skinny(dtype: torch.dtype, rows: int, tile: tuple[int, int, int, int], with_bias: bool) -> None:
+    """A few strided rows times a matrix equal the reference for every tile, at sizes off the tiles."""
+    x, weight = random(rows, 330, dtype=dtype)[:, :300], random(100, 300, dtype=dtype, seed=1)
+    bias = random(100, dtype=dtype, seed=2) if with_bias else None
+    close(skinny(x, weight, bias, tile), reference.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

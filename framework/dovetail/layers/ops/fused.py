@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.layers.ops.gemv import gemv
 from dovetail.layers.ops.pdl import launch_options
+from dovetail.layers.ops.skinny import MAX_ROWS, TILES, skinny
 
 
 @triton.jit
@@ -133,7 +134,10 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `reference.linear`: a kernel of our own for one row, cuBLAS for more."""
-    if x.shape[0] == 1 and x.is_contiguous() and weight.is_contiguous():
-        return gemv(x, weight, bias)
+    """See `reference.linear`: our kernels for one row and, at shapes where they are faster, for a few; else cuBLAS."""
+    if x.stride(-1) == 1 and weight.is_contiguous():
+        if x.shape[0] == 1:
+            return gemv(x, weight, bias)
+        if x.shape[0] <= MAX_ROWS and (weight.shape[0], weight.shape[1]) in TILES and x.dtype == torch.bfloat16:
+            return skinny(x, weight, bias)
     return F.linear(x, weight, bias)
