@@ -248,3 +248,31 @@ def random_text(matcher: GrammarMatcher, small: Vocabulary, rng: random.Random) 
         matcher.accept([token])
         text += small.tokens[token]
     return None
+
+
+def test_schemas_within_structural_grammars_are_walked(backends: Mapping[str, GrammarBackend]) -> None:
+    """What is not enforced of a schema between tags is named, or the grammar is not taken."""
+
+    def support(schema: Any) -> SupportLevel:
+        tag = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
+        node = {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag]}
+        source = json.dumps({"type": "structural_tag", "format": node})
+        return backends["llguidance"].supports(GrammarSpec(kind=Kind.STRUCTURAL, source=source)).level
+
+    assert support({"type": "integer"}) is SupportLevel.FULL
+    assert support({"type": "string", "pattern": '^[^"]*$'}) is SupportLevel.APPROXIMATE
+    assert support({"not": {"type": "integer"}}) is SupportLevel.NONE
+
+
+def test_text_before_a_trigger_is_free_and_what_follows_is_not(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary
+) -> None:
+    """In a structural grammar a trigger can only be followed by its tag."""
+    tag = {"begin": "<f=x>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": "</f>"}
+    node = {"type": "triggered_tags", "triggers": ["<f="], "tags": [tag]}
+    source = json.dumps({"type": "structural_tag", "format": node})
+    grammar = compiled(backends["llguidance"], GrammarSpec(kind=Kind.STRUCTURAL, source=source))
+    for text in ("", "plain < text <g>", "a<f=x>12</f>b", "<f=x>1</f><f=x>2</f>"):
+        assert matches(grammar, small, text), text
+    for text in ("a<f=y>1</f>", "<f=x>no</f>", "<f=x>1", "x<f=x>1</g>"):
+        assert not matches(grammar, small, text), text

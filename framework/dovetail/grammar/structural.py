@@ -12,7 +12,7 @@ structural tags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.errors import RequestError
@@ -53,6 +53,18 @@ def formats_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise _wrong("", 'expected {"type": "structural_tag", "format": {…}} or "structures" with "triggers"')
     return found
+
+
+def schemas_in(value: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield every JSON schema in a structural grammar that `check` has passed."""
+    stack: list[Mapping[str, Any]] = [formats_of(value)]
+    while stack:
+        node = stack.pop()
+        if "json_schema" in node:
+            yield node["json_schema"]
+        stack += [item for key in ("elements", "tags") for item in node.get(key, ())]
+        if "content" in node:
+            stack.append(node["content"])
 
 
 def check(value: Any) -> None:

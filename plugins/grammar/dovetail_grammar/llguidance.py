@@ -8,6 +8,7 @@ Defined by llguidance's docs/json_schema.md and docs/syntax.md (1.9).
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -23,10 +24,12 @@ from dovetail.contracts.grammar import (
     GrammarSpec,
     Kind,
     Support,
+    SupportLevel,
     Vocabulary,
 )
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.bits import Words, new_row
+from dovetail.grammar.structural import schemas_in
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
 from dovetail_grammar.llguidance_source import to_llguidance
 
@@ -58,9 +61,11 @@ class LlguidanceBackend(GrammarBackend):
         self._library = import_library()
 
     def supports(self, spec: GrammarSpec) -> Support:
-        """Walk a JSON Schema for what the library does not implement; other kinds it reads in full."""
+        """Walk JSON Schemas for what the library does not implement; other kinds it reads in full."""
         if spec.kind is Kind.JSON:
             return SchemaWalk(spec).support()
+        if spec.kind is Kind.STRUCTURAL:
+            return _structural_support(spec)
         return Support.full()
 
     def inline(self, spec: GrammarSpec) -> bool:
@@ -231,6 +236,18 @@ class _Wrapped:
             ids.append(self._longest[data[at:end]])
             at = end
         return ids
+
+
+def _structural_support(spec: GrammarSpec) -> Support:
+    """Join the answers for all schemas in a structural grammar."""
+    ignored: list[str] = []
+    for schema in schemas_in(json.loads(spec.source)):
+        inner = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema), relax=spec.relax)
+        support = SchemaWalk(inner).support()
+        if support.level is SupportLevel.NONE:
+            return support
+        ignored += support.ignored
+    return Support.approximate(ignored) if ignored else Support.full()
 
 
 def make_tokenizer(library: Any, vocabulary: Vocabulary) -> Any:

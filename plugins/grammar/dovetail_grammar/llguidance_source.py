@@ -32,11 +32,11 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind is Kind.STRUCTURAL:
         return str(matcher.grammar_from_lark(StructuralLark(vocabulary).write(spec.source)))
     if spec.kind is Kind.EBNF:
-        from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark  # only this kind needs it
+        from llguidance.gbnf_to_lark import any_to_lark  # only this kind needs it
 
         try:
             return str(matcher.grammar_from_lark(any_to_lark(spec.source)))
-        except (GbnfToLarkError, RecursionError) as error:
+        except Exception as error:  # the converter raises the base class
             raise ValueError(str(error)) from None
     return str(matcher.grammar_from_lark(spec.source))
 
