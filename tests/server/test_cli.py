@@ -177,7 +177,7 @@ def test_startup_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.Ca
         (str(broken),): ["config.json cannot be read"],
         (str(nameless),): ["no architecture"],
         (str(odd),): ["NopeForCausalLM", "installed", "Qwen3ForCausalLM"],
-        (str(pickled),): ["pytorch_model.bin", "safe_serialization=True", "convert"],
+        (str(pickled),): ["pytorch_model.bin", "refused", "save_pretrained"],
         (str(empty),): ["no *.safetensors", "--load-format dummy"],
         (str(good), "--reasoning-parser", "qwen"): ["'qwen'", "installed"],
         (str(good), "--tool-call-parser", "hermess"): ["hermess", "hermes"],

@@ -1,15 +1,16 @@
-"""Reads `config.json` and `generation_config.json` as transformers 4 and 5 write them. Does not import torch."""
+"""Reads a model folder: its configs as transformers 4 and 5 write them, and its weight files. Does not import torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.model import ModelConfig, RopeConfig
 from dovetail.errors import ModelError
 
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -17,21 +18,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Parse `config.json` of a model folder.
 
     Raises:
-        ModelError: No such folder, no `config.json`, or it is not a JSON object.
+        ModelError: No such folder, no `config.json`, or it is not a JSON object; with the way out.
     """
+    where = f"model path {str(folder)!r}"
     if not folder.is_dir():
-        raise ModelError(
-            f"model path {str(folder)!r}: no such folder; give a local folder with config.json, *.safetensors and "
-            "tokenizer.json (models are not downloaded)"
-        )
+        if folder.is_file():
+            raise ModelError(f"{where}: is a file; give the folder with config.json and *.safetensors")
+        hint = "give a folder with config.json, *.safetensors and tokenizer.json"
+        if str(folder).count("/") == 1 and not str(folder).startswith((".", "/", "~")):
+            hint = f"models are not downloaded; run `hf download {folder} --local-dir DIR` and give DIR"
+        raise ModelError(f"{where}: no such folder; {hint}")
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"model path {str(folder)!r}: there is no config.json in it; give a Hugging Face model folder")
+        raise ModelError(f"{where}: no config.json; give the folder that holds it")
     return _read_object(path)
 
 
 def architecture(hf: Mapping[str, Any], folder: Path) -> str:
-    """The Hugging Face architecture string of a config.
+    """Name the model class of a config.
 
     Raises:
         ModelError: `architectures` is missing or empty.
@@ -39,9 +43,47 @@ def architecture(hf: Mapping[str, Any], folder: Path) -> str:
     names = hf.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(
-            f"{folder / 'config.json'}: 'architectures' must name the model class, as in [\"Qwen3ForCausalLM\"]"
+            f'{folder / "config.json"}: names no architecture; add for example "architectures": ["Qwen3ForCausalLM"]'
         )
     return names[0]
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a checkpoint: those the index names, else all.
+
+    Raises:
+        ModelError: None is there, or the index names a file that is not.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
+        names = sorted(set(weight_map.values()))
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise ModelError(f"{index} names files that are not there: {some(absent)}; download the checkpoint again")
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    others = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if others:
+        raise ModelError(
+            f"model path {str(folder)!r}: only pickled weights ({some(others)}), which can run code when read and are "
+            "refused; convert them with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    raise ModelError(
+        f"model path {str(folder)!r}: no *.safetensors; finish the download, or use --load-format dummy for random "
+        "weights"
+    )
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Join the first few names, with a count of the rest."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
@@ -129,7 +171,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected")
     return value

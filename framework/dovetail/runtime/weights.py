@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.base import Layer
+from dovetail.runtime.hf_config import checkpoint_files, some
 
 Part = tuple[str, str | None]
 """Parameter name in the model, and slot of a fused parameter."""
@@ -68,34 +68,6 @@ def finalize(model: nn.Module) -> None:
             module.finalize()
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those the index names, else all.
-
-    Raises:
-        ModelError: None is there, or the index names a file that is not.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(f"{index}: not a weight index: {error!r}") from None
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            raise ModelError(f"{index} names files that are not there: {_some(absent)}; download the checkpoint again")
-        return [folder / name for name in names]
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if others:
-        raise ModelError(
-            f"{folder}: only pickled weights ({_some(others)}), which can run code when loaded and are refused; "
-            "convert them with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-        )
-    raise ModelError(f"{folder}: no *.safetensors in it; --load-format dummy serves random weights")
-
-
 def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
     files = list(files)
     size = sum(path.stat().st_size for path in files)
@@ -133,12 +105,7 @@ def _check(missing: set[Part], unexpected: list[str], folder: Path) -> None:
     parts = []
     if missing:
         names = sorted(name if slot is None else f"{name}[{slot}]" for name, slot in missing)
-        parts.append(f"missing: {_some(names)}")
+        parts.append(f"missing: {some(names)}")
     if unexpected:
-        parts.append(f"unexpected: {_some(unexpected)}")
+        parts.append(f"unexpected: {some(unexpected)}")
     raise ModelError(f"{folder}: the weights do not fit the model; {'; '.join(parts)}")
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -45,17 +45,17 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
         ConfigError: The folder, the tokenizer's files or the template cannot be read.
     """
     from dovetail.plugins import Registry
+    from dovetail.runtime.hf_config import read_config
     from dovetail.text.chat import ChatTemplate
     from dovetail.text.detect import detect
     from dovetail.text.tokenizer_files import TokenizerFiles
-    from dovetail_server.preflight import read_json
 
     if model is None:
         from dovetail.demo import MODEL_DIR
 
         model = str(MODEL_DIR)
     folder = Path(model)
-    config = read_json(folder / "config.json", f"model path {model!r}")
+    config = read_config(folder)
     texts = Path(tokenizer_path) if tokenizer_path else folder
     files = TokenizerFiles.read(texts)
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
