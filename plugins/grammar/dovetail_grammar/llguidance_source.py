@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.structural import formats_of
+from dovetail_grammar.choices import read_choices
 from dovetail_grammar.llguidance_schema import prepare_value, whitespace
 
 
@@ -28,7 +29,7 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind is Kind.REGEX:
         return str(matcher.grammar_from_regex(strip_anchors(spec.source)))
     if spec.kind is Kind.CHOICE:
-        return str(matcher.grammar_from_lark(choice_lark(json.loads(spec.source))))
+        return str(matcher.grammar_from_lark(choice_lark(read_choices(spec.source))))
     if spec.kind is Kind.STRUCTURAL:
         return str(matcher.grammar_from_lark(StructuralLark(vocabulary).write(spec.source)))
     if spec.kind is Kind.EBNF:

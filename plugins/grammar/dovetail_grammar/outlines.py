@@ -13,7 +13,6 @@ Defined by outlines_core's documentation.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from dovetail.contracts.grammar import (
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.bits import Words, new_row
+from dovetail_grammar.choices import read_choices
 from dovetail_grammar.llguidance_schema import is_unreadable
 from dovetail_grammar.llguidance_source import strip_anchors
 from dovetail_grammar.schema_subset import Subset
@@ -101,7 +101,7 @@ class OutlinesBackend(GrammarBackend):
         if spec.kind is Kind.REGEX:
             return strip_anchors(spec.source)
         if spec.kind is Kind.CHOICE:
-            return "|".join(f"({re.escape(choice)})" for choice in json.loads(spec.source))
+            return "|".join(f"({re.escape(choice)})" for choice in read_choices(spec.source))
         most = MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace
         regex: str = self._library.json_schema.build_regex_from_schema(spec.source, WHITESPACE % most)
         return regex

@@ -24,6 +24,7 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import PluginError, RequestError
+from dovetail_grammar.choices import read_choices
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
     if spec.kind is Kind.REGEX:
         return compiler.compile_regex(spec.source)
     if spec.kind is Kind.CHOICE:
-        choices = " | ".join(json.dumps(choice) for choice in json.loads(spec.source))
+        choices = " | ".join(json.dumps(choice) for choice in read_choices(spec.source))
         return compiler.compile_grammar(f"root ::= {choices}")
     if spec.kind is Kind.STRUCTURAL:
         return compiler.compile_structural_tag(spec.source)
