@@ -57,15 +57,8 @@ BUILTINS = [
 
 
 KNOWN: dict[tuple[str, str], dict[str, str]] = {
-    ("grammar_backend", "llguidance"): {
-        "test_wrong_source_gives_a_typed_error": "a choice that is an object is read as the list of its keys",
-    },
     ("grammar_backend", "outlines"): {
         "test_accepts_and_rejects": "outlines_core bans a byte that begins (ab|cd) behind [0-9]{2,4}",
-        "test_wrong_source_gives_a_typed_error": "a choice that is an object is read as the list of its keys",
-    },
-    ("grammar_backend", "xgrammar"): {
-        "test_wrong_source_gives_a_typed_error": "a choice that is no JSON raises JSONDecodeError",
     },
 }
 """Faults of built-ins that the kit found, by test; each entry goes with its fault."""

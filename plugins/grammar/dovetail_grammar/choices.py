@@ -1,10 +1,13 @@
-"""Reading the source of a choice: a JSON array of strings."""
+"""Sources that are wrong in themselves, and the source of a choice: a JSON array of strings."""
 
 from __future__ import annotations
 
 import json
 
 from dovetail.errors import RequestError
+
+UNREADABLE = (RequestError, ValueError, TypeError, AttributeError, KeyError)
+"""What walking over a source raises that is not of its kind; `compile` then says what is wrong with it."""
 
 
 def read_choices(source: str) -> list[str]:

@@ -30,6 +30,7 @@ from dovetail.contracts.grammar import (
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.bits import Words, new_row
 from dovetail.grammar.structural import schemas_in
+from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
 from dovetail_grammar.llguidance_source import to_llguidance
 
@@ -62,6 +63,12 @@ class LlguidanceBackend(GrammarBackend):
 
     def supports(self, spec: GrammarSpec) -> Support:
         """Walk JSON Schemas for what the library does not implement; other kinds it reads in full."""
+        try:
+            return self._supports(spec)
+        except UNREADABLE as error:
+            return Support.no(f"it cannot be read: {error}")
+
+    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.JSON:
             return SchemaWalk(spec).support()
         if spec.kind is Kind.STRUCTURAL:

@@ -30,7 +30,7 @@ from dovetail.contracts.grammar import (
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.bits import Words, new_row
-from dovetail_grammar.choices import read_choices
+from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.llguidance_schema import is_unreadable
 from dovetail_grammar.llguidance_source import strip_anchors
 from dovetail_grammar.schema_subset import Subset
@@ -69,6 +69,12 @@ class OutlinesBackend(GrammarBackend):
 
     def supports(self, spec: GrammarSpec) -> Support:
         """FULL for regular expressions without look-around and for the subset of schemas that is enforced."""
+        try:
+            return self._supports(spec)
+        except UNREADABLE as error:
+            return Support.no(f"it cannot be read: {error}")
+
+    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.REGEX and is_unreadable(spec.source):
             return Support.no("look-around, back-references and word boundaries are not regular")
         if spec.kind is not Kind.JSON:
@@ -83,7 +89,7 @@ class OutlinesBackend(GrammarBackend):
         """Build the index and return its binary form."""
         try:
             index = self._library.Index(self._regex(spec), self._made_vocabulary())
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             code = "unsupported_grammar" if spec.kind is Kind.JSON else "invalid_grammar"
             raise RequestError(f"the grammar cannot be compiled: {str(error)[:300]}", code=code) from None
         blob: bytes = index.__reduce__()[1][0]

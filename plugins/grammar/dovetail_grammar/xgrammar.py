@@ -24,7 +24,7 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import PluginError, RequestError
-from dovetail_grammar.choices import read_choices
+from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class XgrammarBackend(GrammarBackend):
 
     def supports(self, spec: GrammarSpec) -> Support:
         """FULL for what is known to be enforced; all else is named."""
+        try:
+            return self._supports(spec)
+        except UNREADABLE as error:
+            return Support.no(f"it cannot be read: {error}")
+
+    def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.JSON:
             return Support.no("nothing to relax") if spec.relax else SUBSET.support(spec)
         if spec.kind is Kind.STRUCTURAL:
