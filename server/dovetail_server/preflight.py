@@ -50,6 +50,18 @@ def check_model(settings: ServeSettings) -> str:
     return name
 
 
+def check_storage(settings: ServeSettings) -> None:
+    """Refuse a database that batches cannot use; whether it answers shows when it is needed.
+
+    Raises:
+        ConfigError: Another kind of database, or its driver is missing.
+    """
+    if settings.database_url is not None:
+        from dovetail_server.storage.database import database_url
+
+        database_url(settings.database_url.get_secret_value(), Path())
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Listen on the address, so that nobody else takes it while the model loads.
 

@@ -295,3 +295,36 @@ def test_a_folder_that_cannot_be_used_is_503(make_harness: Callable[..., Any], t
     assert "file-storage-path" in ready.text
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     assert harness.post("/v1/chat/completions", body).status_code == 200
+
+
+def test_a_quota_counts_uploads_of_unknown_length(make_harness: Callable[..., Any], tmp_path: Path) -> None:
+    """A file whose length is not announced is refused when it has arrived."""
+    api = Api(make_harness(file_storage_path=tmp_path, max_storage_bytes=1000, min_free_disk_bytes=0))
+
+    def pieces() -> Iterator[bytes]:
+        yield form(PURPOSE, ('name="file"; filename="a.jsonl"', b"x" * 2000))
+
+    reply = api.harness.post("/v1/files", data=pieces(), headers={"content-type": X})
+    assert reply.status_code == 507
+    assert not list((tmp_path / "files").iterdir())
+
+
+def test_a_database_of_another_kind_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2, before anything is loaded."""
+    from dovetail_server.cli import main
+
+    assert main(["serve", "--database-url", "mysql://user:secret@host/name"]) == 2
+    error = capsys.readouterr().err
+    assert "--database-url: 'mysql' is not supported; give postgresql+psycopg://" in error
+    assert "secret" not in error
+
+
+def test_listing_is_cut_into_pages(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is asked for, a page stays short, and says that there is more."""
+    from dovetail_server.routes import files
+
+    monkeypatch.setattr(files, "MAX_PAGE", 2)
+    for _ in range(3):
+        api.upload(b"{}")
+    reply = api.harness.get("/v1/files", params={"limit": 10_000}).json()
+    assert (len(reply["data"]), reply["has_more"]) == (2, True)

@@ -16,7 +16,6 @@ from dovetail_server.openai.batches import (
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 NOT_YET = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations", "/v1/images/edits")
-MAX_INPUT_BYTES = 200 << 20
 MAX_ERRORS = 100
 """Findings listed for an input file that is refused."""
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")

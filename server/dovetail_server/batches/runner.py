@@ -94,6 +94,9 @@ class Runner:
 
     async def _tick(self) -> None:
         rows = await self.store.open()
+        running = {str(row["id"]) for row in rows if row["status"] == "in_progress"}
+        for batch_id in {key[0] for key in self._running} - running:
+            await self._stop_lines(batch_id)  # another server ended it
         for row in rows:
             await self._look_after(row)
         if not self._may_run():

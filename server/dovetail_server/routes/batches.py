@@ -12,10 +12,10 @@ from dovetail_server import errors
 from dovetail_server.body import json_body
 from dovetail_server.openai.batches import Batch, BatchList, BatchRequest
 from dovetail_server.openapi import json_route
-from dovetail_server.routes.files import Cursor, State, json_reply, owner_of
+from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 
 router = APIRouter(tags=["batches"])
-BatchId = Annotated[str, Path(min_length=1, max_length=64)]
+BatchId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
 
 
 @json_route(router, "/v1/batches", body=BatchRequest, reply=Batch)

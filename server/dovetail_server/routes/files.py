@@ -19,8 +19,11 @@ from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["files"])
 State = Annotated[ServerState, Depends(get_state)]
-FileId = Annotated[str, Path(min_length=1, max_length=64)]
-Cursor = Annotated[str | None, Query(min_length=1, max_length=64)]
+PLAIN_ID = r"^[A-Za-z0-9_.\-]+$"
+FileId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
+Cursor = Annotated[str | None, Query(min_length=1, max_length=64, pattern=PLAIN_ID)]
+MAX_PAGE = 1000
+"""Longer pages would keep the server from others; `has_more` tells of the rest."""
 MAX_BATCH_INPUT = 200 << 20
 
 
@@ -114,12 +117,12 @@ async def list_files(
     after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
-    purpose: Annotated[str | None, Query(max_length=32)] = None,
+    purpose: Annotated[str | None, Query(max_length=32, pattern=PLAIN_ID)] = None,
 ) -> Response:
     """List files."""
     service = await state.storage.get()
     rows, has_more = await service.files.page(
-        owner_of(request), after=after, limit=limit, is_ascending=order == "asc", purpose=purpose
+        owner_of(request), after=after, limit=min(limit, MAX_PAGE), is_ascending=order == "asc", purpose=purpose
     )
     data = [to_file(row) for row in rows]
     ends = (data[0].id, data[-1].id) if data else (None, None)

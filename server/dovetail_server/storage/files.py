@@ -32,15 +32,19 @@ class FileStore:
         self.layout = layout
         self.database = database
 
-    async def check_room(self, num_bytes: int) -> None:
-        """Refuse to write `num_bytes` where too little would stay free, or the quota does not allow it.
+    async def check_room(self, num_bytes: int, *, is_written: bool = False) -> None:
+        """Refuse a file of `num_bytes` where too little would stay free, or the quota does not allow it.
+
+        Args:
+            num_bytes: Its length, as far as it is known.
+            is_written: It is on the disk already.
 
         Raises:
             ServiceError: 507.
         """
         floor = self.settings.min_free_disk_bytes
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
-        if free - num_bytes < floor:
+        if free - (0 if is_written else num_bytes) < floor:
             raise disk_full(free, floor)
         quota = self.settings.max_storage_bytes
         if quota is not None:
@@ -58,7 +62,7 @@ class FileStore:
         Raises:
             ServiceError: 507 or 503; the temporary file is still there.
         """
-        await self.check_room(0)
+        await self.check_room(size, is_written=True)
         file_id, now = new_id("file-"), int(time.time())
         row = {
             "id": file_id,
