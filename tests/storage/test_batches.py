@@ -299,7 +299,7 @@ def test_interactive_requests_go_first(make_harness: Callable[..., Any], tmp_pat
     asking.start()
     api.harness.eventually(lambda: len(engine.live) == 17)
     service = api.harness.state.storage._service
-    assert service.runner.limit == 2
+    assert service.runner.limit == 1
     engine.hold.set()
     asking.join()
     assert api.wait(batch_id)["request_counts"]["completed"] == 100

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dovetail.server")
 POLL_S = 1.0
 SHORT_POLL_S = 0.05
-YIELD_S = 0.5
+YIELD_S = 1.0
 """For so long after an interactive request was here, batches hold back."""
-YIELD_SHARE = 8
+YIELD_SHARE = 64
 LINE_TIMEOUT_S = 3600.0
 MAX_FAULTS = 3
 """A line that fails for a reason of ours is tried so often."""
