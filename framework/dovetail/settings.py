@@ -111,7 +111,7 @@ class EngineSettings(BaseModel):
         None,
         ge=-1,
         description="Most prompt tokens in one step; longer prompts are computed in chunks, beside decoding requests. "
-        "-1: never cut a prompt. 8192 on CUDA and 512 on CPU if not given.",
+        "-1: never cut a prompt. If not given, 8192 on CUDA and 256 to 4096 on CPU, fewer for larger models.",
         json_schema_extra=flag("max-num-batched-tokens", common=True),
     )
     max_prefill_tokens: Tokens = Field(

@@ -49,7 +49,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.pages,
             POLICIES[settings.schedule_policy](),
-            _limits(settings, self.runner.device.type),
+            _limits(settings, self.runner.device.type, self.runner.weight_bytes),
         )
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
@@ -205,11 +205,11 @@ class EngineCore:
         return delta
 
 
-def _limits(settings: EngineSettings, device: str) -> Limits:
-    """Bounds of a step; the default chunk keeps a step of a small model well under a second on either device."""
+def _limits(settings: EngineSettings, device: str, weight_bytes: int) -> Limits:
+    """Bounds of a step. On CPU the default chunk shrinks as the model grows, so that a step takes about as long."""
     chunk = settings.chunked_prefill_size
     if chunk is None:
-        chunk = 8192 if device == "cuda" else 512
+        chunk = 8192 if device == "cuda" else max(256, min(4096, (1 << 39) // weight_bytes))
     if chunk == 0:
         raise ConfigError("--chunked-prefill-size 0: give a number of tokens, or -1 for prompts that are never cut")
     return Limits(

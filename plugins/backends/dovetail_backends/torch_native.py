@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
 
-MAX_GROUPS = 3
+MAX_GROUPS = 2
 SIMILAR = 0.7
 """Decode rows share a padded block as long as the shortest has this share of the longest's tokens."""
 
