@@ -25,14 +25,14 @@ class DecodeGroup:
 
     Attributes:
         rows: Their places among the decode rows, `[n]`; None for all of them in order.
-        pages: `[n, N]` page ids.
+        half_pages: `[2 n N]` rows of the gathered half-pages: keys of every page, then values.
         lens: `[n]` tokens of each.
         is_even: All have as many tokens as the pages hold: nothing to mask.
         bias: Additive mask by sliding window, made by the first layer that needs it.
     """
 
     rows: Tensor | None
-    pages: Tensor
+    half_pages: Tensor
     lens: Tensor
     is_even: bool
     bias: dict[int | None, Tensor | None] = field(default_factory=dict)
@@ -53,14 +53,15 @@ class TorchNativeBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self.device = device
         self._groups: list[DecodeGroup] = []
-        self._key_rows = torch.empty(0)
-        self._gathered = torch.empty(2, 0, 0, dtype=kv_pool.layer(0).dtype, device=device)
+        self._key_rows = self._value_rows = torch.empty(0)
+        self._gathered = torch.empty(0, 0, dtype=kv_pool.layer(0).dtype, device=device)
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Group the decode rows by length, and find where the step's keys and values go."""
         page_size = self.kv_pool.page_size
         # A page is two half-pages of P rows each: keys, then values.
         self._key_rows = batch.kv_slots + batch.kv_slots // page_size * page_size
+        self._value_rows = self._key_rows + page_size
         lens = batch.seq_lens_cpu[: batch.num_decode]
         self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
 
@@ -70,13 +71,13 @@ class TorchNativeBackend(AttentionBackend):
         index = None if len(rows) == len(lens) else torch.tensor(rows, device=self.device)
         at = slice(0, len(lens)) if index is None else index
         pages = batch.page_table[batch.rows[at], :num_pages].long()
-        return DecodeGroup(index, pages, batch.seq_lens[at], is_even)
+        return DecodeGroup(index, half_pages(pages), batch.seq_lens[at], is_even)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """As the default, over rows `[num_pages * 2 * P, Hk, D]` found once per step."""
         rows = self.kv_pool.layer(layer.index).view(-1, layer.num_kv_heads, layer.head_dim)
         rows.index_copy_(0, self._key_rows, k)
-        rows.index_copy_(0, self._key_rows + self.kv_pool.page_size, v)
+        rows.index_copy_(0, self._value_rows, v)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
@@ -91,7 +92,7 @@ class TorchNativeBackend(AttentionBackend):
     def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
         """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, D]`."""
         n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
-        keys, values = self._gather(layer, group.pages)
+        keys, values = self._gather(layer, group.half_pages, n)
         mask = self._decode_mask(layer.sliding_window, q.dtype, keys.shape[2], group)
         if layer.sinks is None:
             grouped = q.view(n, hk, -1, d)
@@ -128,7 +129,7 @@ class TorchNativeBackend(AttentionBackend):
         else:
             num_pages = -(-num_all // self.kv_pool.page_size)
             pages = batch.page_table[batch.rows[index], :num_pages].long()[None]
-            keys, values = (x[:, :, :num_all] for x in self._gather(layer, pages))
+            keys, values = (x[:, :, :num_all] for x in self._gather(layer, half_pages(pages), 1))
         queries = q.transpose(0, 1)[None]
         plain_causal = num_new == num_all and layer.sliding_window is None and layer.sinks is None
         mask = None if plain_causal else self._extend_mask(num_new, num_all, layer.sliding_window, q.dtype)
@@ -140,8 +141,8 @@ class TorchNativeBackend(AttentionBackend):
             attended = attend_with_sinks(queries, keys, values, mask, layer.scale, layer.sinks)
         out.copy_(attended[0].transpose(0, 1))
 
-    def _gather(self, layer: AttentionLayer, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Collect `pages` `[B, N]` into keys and values `[B, Hk, N * P, D]`.
+    def _gather(self, layer: AttentionLayer, wanted: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """Collect the half-pages `wanted` of `num` requests into keys and values `[num, Hk, N * P, D]`.
 
         Whole half-pages are selected as rows: `index_select` copies them as blocks, where advanced indexing would go
         element by element (on CPU about ten times slower). They go to a buffer that all layers share: fresh megabytes
@@ -149,15 +150,11 @@ class TorchNativeBackend(AttentionBackend):
         """
         kv = self.kv_pool.layer(layer.index)
         halves = kv.view(2 * kv.shape[0], -1)
-        wanted = pages.reshape(-1) * 2
-        num = wanted.shape[0]
-        if self._gathered.shape[1] < num or self._gathered.shape[2] != halves.shape[1]:
-            self._gathered = halves.new_empty(2, num + num // 2, halves.shape[1])
-        shape = (pages.shape[0], -1, kv.shape[3], kv.shape[4])
-        keys, values = (
-            torch.index_select(halves, 0, wanted + half, out=self._gathered[half, :num]).view(shape).transpose(1, 2)
-            for half in (0, 1)
-        )
+        count = wanted.shape[0]
+        if self._gathered.shape[0] < count or self._gathered.shape[1] != halves.shape[1]:
+            self._gathered = halves.new_empty(count + count // 2, halves.shape[1])
+        found = torch.index_select(halves, 0, wanted, out=self._gathered[:count])
+        keys, values = found.view(2, num, -1, kv.shape[3], kv.shape[4]).transpose(2, 3).unbind(0)
         return keys, values
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype, num_keys: int, group: DecodeGroup) -> Tensor | None:
@@ -180,6 +177,12 @@ class TorchNativeBackend(AttentionBackend):
         if window is not None:
             seen &= places > queries - window
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+
+
+def half_pages(pages: Tensor) -> Tensor:
+    """Rows of the half-pages of `pages` `[n, N]`: keys of every page, then values; `[2 n N]`."""
+    keys = pages.reshape(-1) * 2
+    return torch.cat((keys, keys + 1))
 
 
 def similar_lengths(lens: list[int]) -> list[list[int]]:
