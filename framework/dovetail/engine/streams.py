@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -84,7 +85,7 @@ class Stream:
             self._client.leave(self._rid, finished=finished)
 
 
-class StreamClient:
+class StreamClient(ABC):
     """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_lost`."""
 
     def __init__(self) -> None:
@@ -152,8 +153,9 @@ class StreamClient:
         finally:
             self._replies.pop(number, None)
 
+    @abstractmethod
     def _send(self, message: ToEngine) -> None:
-        raise NotImplementedError
+        """Hand one message to the engine, without waiting."""
 
     def _receive(self, message: FromEngine) -> None:
         """Take one message from the engine, on the event loop."""
