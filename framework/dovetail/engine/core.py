@@ -24,9 +24,9 @@ from dovetail.engine.policy import POLICIES
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
-from dovetail.errors import ConfigError
 from dovetail.grammar.desk import make_desk
 from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.memory import chunk_size
 from dovetail.runtime.runner import ModelRunner, StepResult
 from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
@@ -206,12 +206,7 @@ class EngineCore:
 
 
 def _limits(settings: EngineSettings, device: str, weight_bytes: int) -> Limits:
-    """Bounds of a step. On CPU the default chunk shrinks as the model grows, so that a step takes about as long."""
-    chunk = settings.chunked_prefill_size
-    if chunk is None:
-        chunk = 8192 if device == "cuda" else max(256, min(4096, (1 << 39) // weight_bytes))
-    if chunk == 0:
-        raise ConfigError("--chunked-prefill-size 0: give a number of tokens, or -1 for prompts that are never cut")
+    chunk = chunk_size(settings, device, weight_bytes)
     return Limits(
         max_running_requests=settings.max_running_requests,
         max_prefill_tokens=settings.max_prefill_tokens if chunk == -1 else chunk,

@@ -11,15 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dovetail.cache.pool import PagedKVPool, page_bytes
 from dovetail.contracts.attention import AttentionBackend, Phase
-from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelPlugin
+from dovetail.contracts.model import BuildContext, CausalLM, ModelPlugin
 from dovetail.engine.messages import TokenLogprob
 from dovetail.engine.request import Chunk, Request, StepPlan
-from dovetail.errors import ConfigError, ModelError, PluginError
+from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.backends import choose_backend, find_device
 from dovetail.runtime.batch import prepare
+from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.hf_config import eos_token_ids, read_config
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
-MAX_CPU_KV_BYTES = 4 << 30
 REDRAW = -2
 MAX_GRAPH_CHUNKS = 4
 """Prefill chunks of a step that are replayed one by one; more of them are computed together."""
@@ -58,27 +58,28 @@ class ModelRunner:
             ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
         """
         started = time.perf_counter()
-        self.device = _device(settings.device)
+        self.device = find_device(settings.device)
         folder = settings.folder
         hf = read_config(folder)
         plugin = _model_plugin(plugins)
         self.config = plugin.config_from_hf(hf)
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
-        backend, self.attention_name = _attention_backend(plugins, self.config, self.device, self.dtype, settings)
-        self.model, self.weight_bytes = self._load(plugin, settings, folder)
+        backend, self.attention_name = choose_backend(plugins, self.config, self.device, self.dtype, settings)
+        memory = DeviceMemory(settings, self.config, self.device, self.dtype)
+        with memory.loading():
+            self.model, self.weight_bytes = self._load(plugin, settings, folder)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes))
-        self.context_len = _context_len(settings, self.config)
-        self.pool = self._make_pool(settings)
-        # The pool bounds what one request can hold; the last token of a request needs no page.
-        self.context_len = min(self.context_len, (self.pool.num_pages - 1) * settings.page_size)
+        self.pool = memory.make_pool(self.weight_bytes)
+        self.context_len = memory.context_len
         max_pages = -(-self.context_len // settings.page_size)
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
         self._masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self._prefill_graphs: PrefillGraphs | None = None
         self._graphs = self._capture(settings)
+        memory.started()
         self.load_s = time.perf_counter() - started
 
     @torch.inference_mode()
@@ -210,28 +211,6 @@ class ModelRunner:
                 load_weights(model, plugin.weight_map(self.config), folder)
         return model, size
 
-    def _make_pool(self, settings: EngineSettings) -> PagedKVPool:
-        """Allocate the KV pool: as many tokens as asked for, else as memory and use allow."""
-        size = settings.page_size
-        per_page = page_bytes(self.config, size, self.dtype)
-        useful = settings.max_running_requests * -(-self.context_len // size)
-        if settings.max_total_tokens is not None:
-            num = -(-settings.max_total_tokens // size)
-        else:
-            num = min(useful, _kv_budget(settings, self.device) // per_page)
-        if num < 2:
-            raise ConfigError(
-                f"no memory for the KV cache: one page of {size} tokens takes {per_page / 2**20:.1f} MiB; lower "
-                "--page-size or raise --mem-fraction-static"
-            )
-        try:
-            return PagedKVPool(self.config, num + 1, size, self.dtype, self.device)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the KV cache of {num * size} tokens ({num * per_page / 2**30:.1f} GiB) cannot be allocated: lower "
-                f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
-            ) from None
-
 
 def read_back(outcome: Sampled, enough: Tensor | None = None) -> list[int | None]:
     """The step's one wait for the device: its tokens, None where the logits were not finite.
@@ -243,47 +222,9 @@ def read_back(outcome: Sampled, enough: Tensor | None = None) -> list[int | None
     return [None if token == -1 else token for token in tokens]
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
-def _context_len(settings: EngineSettings, config: ModelConfig) -> int:
-    """The context asked for, at most the model's own: beyond it positions are untrained and answers fall apart."""
-    most = config.max_position_embeddings
-    if settings.context_length is not None and settings.context_length > most:
-        raise ConfigError(
-            f"--context-length {settings.context_length}: the model has {most} positions (max_position_embeddings); "
-            f"give at most {most}, or extend the model by rope scaling in its config.json"
-        )
-    return settings.context_length or most
-
-
 def _useful_threads(weight_bytes: int) -> int:
     """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
     return max(1, min(len(os.sched_getaffinity(0)), weight_bytes >> 26))
-
-
-def _kv_budget(settings: EngineSettings, device: torch.device) -> int:
-    """Bytes for the KV cache, weights already loaded."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - total * (1 - settings.mem_fraction_static)))
-    return min(_free_host_bytes() // 2, MAX_CPU_KV_BYTES)
-
-
-def _free_host_bytes() -> int:
-    """Memory that the host can give without swapping; Linux's own estimate."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        logger.debug("no /proc/meminfo; assuming 2 GiB of free memory")
-    return 2 << 30
 
 
 def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:
@@ -292,25 +233,3 @@ def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:
         raise ModelError(f"the plugin plan must hold one model, it holds {len(planned)}")
     found: type[ModelPlugin] = plugins.get("model", planned[0].qualified)
     return found
-
-
-def _attention_backend(
-    plugins: LoadedPlugins, config: ModelConfig, device: torch.device, dtype: torch.dtype, settings: EngineSettings
-) -> tuple[type[AttentionBackend], str]:
-    """The first planned backend that can serve the model here.
-
-    Raises:
-        PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
-    """
-    reasons: list[str] = []
-    for planned, backend in plugins.candidates("attention_backend"):
-        reason = backend.why_not(config, device, dtype, settings.page_size)
-        if reason is None:
-            if not planned.requested:
-                refused = f" ({'; '.join(reasons)})" if reasons else ""
-                logger.info("Attention backend not given; using %s.%s", planned.name, refused)
-            return backend, planned.name
-        reasons.append(f"{planned.name}: {reason}")
-    raise PluginError(
-        f"--attention-backend {settings.attention_backend!r} cannot serve this model: {'; '.join(reasons)}"
-    )
