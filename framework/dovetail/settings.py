@@ -133,6 +133,16 @@ class EngineSettings(BaseModel):
         description="Launch every operation of a decode step by itself instead of replaying CUDA graphs.",
         json_schema_extra=flag("enforce-eager"),
     )
+    disable_overlap_schedule: bool = Field(
+        False,
+        description="Read a step's tokens before the next step is launched, instead of while it runs.",
+        json_schema_extra=flag(),
+    )
+    overlap_on_cpu: bool = Field(
+        False,
+        description="Overlap steps on CPU too: for tests, as it computes within the call and only delays the tokens.",
+        json_schema_extra={"flag": False},
+    )
     random_seed: int | None = Field(
         None,
         ge=0,

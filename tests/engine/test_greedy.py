@@ -46,6 +46,9 @@ CHANGES: list[dict[str, Any]] = [
     {"max_running_requests": 3},
     {"max_total_tokens": 400, "schedule_policy": "lpm"},
     {"max_total_tokens": 256, "page_size": 4},
+    {"overlap_on_cpu": True},
+    {"overlap_on_cpu": True, "max_total_tokens": 256, "page_size": 4},
+    {"overlap_on_cpu": True, "chunked_prefill_size": 13, "page_size": 3, "max_running_requests": 3},
 ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig, RopeConfig
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.engine.messages import Finish, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import POLICIES
 from dovetail.engine.request import Request, StepPlan
@@ -38,9 +38,11 @@ CONFIG = ModelConfig(
 
 
 class World:
-    """A scheduler, and steps that append token 1 to whatever samples."""
+    """A scheduler, and steps that append token 1 to whatever samples, read `depth` steps late."""
 
-    def __init__(self, num_pages: int = 20, page_size: int = 4, policy: str = "fcfs", **limits: int) -> None:
+    def __init__(
+        self, num_pages: int = 20, page_size: int = 4, policy: str = "fcfs", depth: int = 0, **limits: int
+    ) -> None:
         cpu = torch.device("cpu")
         pool = PagedKVPool(CONFIG, num_pages + 1, page_size, torch.float32, cpu)
         most = limits.get("max_running_requests", 8)
@@ -48,6 +50,8 @@ class World:
         step = Limits(max_running_requests=most, max_prefill_tokens=limits.get("max_prefill_tokens", 32))
         self.scheduler = Scheduler(self.pages, POLICIES[policy](), step)
         self.count = 0
+        self.depth = depth
+        self.flying: list[StepPlan] = []
         self.done: list[Request] = []
 
     def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> Request:
@@ -61,29 +65,35 @@ class World:
         return request
 
     def step(self) -> StepPlan:
-        """One step; the book is checked after it."""
+        """Launch one step and read what is under way beyond `depth` steps; the book is checked after it."""
         plan = self.scheduler.schedule()
-        for request in plan.decode:
-            request.computed_len += 1
-        for chunk in plan.chunks:
-            chunk.request.computed_len += chunk.num_new
-            self.pages.share(chunk.request)
-        for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
-            request.take(1)
-            request.on_device = True
-            if request.finish is not None:
-                self.scheduler.release(request)
-                self.done.append(request)
+        if plan.requests:
+            self.scheduler.launched(plan)
+            for request in plan.requests:
+                request.sample.num_output += request.on_device
+            self.flying.append(plan)
+        while len(self.flying) > (self.depth if plan.requests else 0):
+            self._settle(self.flying.pop(0))
         self.pages.check(self.scheduler.running)
         return plan
+
+    def _settle(self, plan: StepPlan) -> None:
+        self.scheduler.landed(plan)
+        for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
+            if request.finish is None:
+                request.take(1)
+                if request.finish is not None:
+                    self.scheduler.end(request)
+                    self.done.append(request)
 
     def drain(self, most: int = 5000) -> None:
         """Step until nothing is left."""
         for _ in range(most):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.flying:
                 return
+            before = len(self.flying)
             plan = self.step()
-            assert plan.decode or plan.chunks, "a step with work to do computed nothing"
+            assert plan.requests or before, "a step with work to do computed nothing"
         pytest.fail("the scheduler does not finish")
 
 
@@ -169,7 +179,8 @@ def test_an_abort_gives_everything_back_at_any_stage() -> None:
 def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, page_size: int) -> None:
     """Whatever arrives, is aborted or retracted: every request ends, and all pages are free or cached in the end."""
     rng = random.Random(seed)
-    world = World(num_pages=rng.randrange(80 // page_size, 200 // page_size), page_size=page_size, policy=policy)
+    num_pages = rng.randrange(80 // page_size, 200 // page_size)
+    world = World(num_pages=num_pages, page_size=page_size, policy=policy, depth=rng.randrange(3))
     capacity = world.pages.allocator.num_pages * page_size
     added = aborted = 0
     for _ in range(rng.randrange(1, 60)):
@@ -179,7 +190,10 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
             added += 1
         if rng.random() < 0.2 and world.scheduler.has_work:
             pool = world.scheduler.waiting + world.scheduler.running
-            aborted += world.scheduler.remove(rng.choice(pool).rid) is not None
+            gone = world.scheduler.remove(rng.choice(pool).rid)
+            assert gone is not None
+            gone.finish = Finish("abort")
+            aborted += 1
         if world.scheduler.has_work:
             world.step()
     world.drain()

@@ -18,10 +18,10 @@ from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.testing.vocabularies import byte_level
 
 
-@pytest.fixture(scope="session")
-def demo() -> Iterator[Demo]:
-    """The demo model, one engine for all tests."""
-    made = Demo()
+@pytest.fixture(scope="session", params=[False, True], ids=["steps", "overlap"])
+def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
+    """The demo model, one engine for all tests; its steps one after another, and overlapped."""
+    made = Demo(overlap_on_cpu=request.param)
     yield made
     made.close()
 

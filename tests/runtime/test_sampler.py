@@ -150,7 +150,9 @@ def test_logprobs_are_those_of_the_model() -> None:
     """Log probabilities come from the raw logits, best first, untouched by temperature, filters and bias."""
     x = logits()
     r = row(temperature=0.1, top_k=1, logprobs=4, logit_bias={3: 100.0})
-    found = sample(x, [r]).logprobs[0]
+    ranked = sample(x, [r]).logprobs
+    assert ranked is not None
+    [found] = ranked.read()
     assert found is not None
     want = x[0].double().log_softmax(-1)
     assert found.token_id == 3

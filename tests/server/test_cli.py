@@ -21,7 +21,8 @@ from dovetail_server.settings import ServeSettings
 
 FLAGS = """
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
-decode-log-interval device disable-access-log disable-cuda-graph disable-radix-cache disable-uvicorn-access-log
+decode-log-interval device disable-access-log disable-cuda-graph disable-overlap-schedule
+disable-radix-cache disable-uvicorn-access-log
 drain-timeout dtype
 enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager file-storage-path
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format

@@ -27,8 +27,9 @@ from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.grammar.desk import make_desk
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
-from dovetail.runtime.runner import ModelRunner, StepResult
+from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.seeds import derive_seed
+from dovetail.runtime.step import Launched
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class EngineCore:
         """
         self.settings = settings
         self.runner = ModelRunner(settings, plugins)
+        self.stepper = self.runner.stepper
         self.pages = PageBook(self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache)
         self.scheduler = Scheduler(
             self.pages,
@@ -57,6 +59,9 @@ class EngineCore:
         self._arrivals = 0
         self._seed = settings.random_seed if settings.random_seed is not None else secrets.randbits(63)
         self._ended: list[TokenDelta] = []
+        on_cpu = self.runner.device.type == "cpu"
+        self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
+        self._flying: Launched | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -80,7 +85,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
-        return self.scheduler.has_work or bool(self._ended)
+        return self.scheduler.has_work or self._flying is not None or bool(self._ended)
 
     def handle(self, message: ToEngine) -> ControlReply | None:
         """Take one message."""
@@ -93,19 +98,47 @@ class EngineCore:
         return None
 
     def step(self) -> Tick:
-        """Schedule, compute and account for one step."""
+        """Launch a step and account for the one before; without overlap, for this one.
+
+        The device computes a step while the host reads, sends and plans its neighbours.
+        """
         self._decide_grammars()
-        plan = self.scheduler.schedule()
         deltas, self._ended = self._ended, []
-        if plan.decode or plan.chunks:
-            self.report.planned(plan, self.scheduler, self.pages)
-            result = self.runner.run(plan)
-            deltas += self._apply(plan, result)
-            self.report.finished(plan, result, self.scheduler, self.pages)
+        plan = self.scheduler.schedule()
+        launched = self._launch(plan) if plan.decode or plan.chunks else None
+        deltas += self._settle()
+        if launched is not None:
+            self.stepper.choose(launched)
+            self._flying = launched
+            if not self._overlap:
+                deltas += self._settle()
         elif self.grammars is not None and self.grammars.is_waiting and not deltas:
             self.grammars.wait()
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
+
+    def _launch(self, plan: StepPlan) -> Launched:
+        """Start a step; its requests move on as far as can be said without its tokens."""
+        self.report.planned(plan, self.scheduler, self.pages)
+        launched = self.stepper.launch(plan)
+        self.scheduler.launched(plan)
+        return launched
+
+    def _settle(self) -> list[TokenDelta]:
+        """Wait for the step in flight, if there is one, and hand out its tokens."""
+        step, self._flying = self._flying, None
+        if step is None:
+            return []
+        result = self.stepper.read(step)
+        self.scheduler.landed(step.plan)
+        deltas = []
+        for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
+            if request.finish is None:  # else it ended while this step was under way
+                deltas.append(self._take_token(request, token))
+                if logprob is not None:
+                    deltas[-1].logprobs = [logprob]
+        self.report.finished(step, self.scheduler, self.pages)
+        return deltas
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
@@ -120,7 +153,7 @@ class EngineCore:
         elif max(message.prompt_ids) >= self.runner.config.vocab_size or min(message.prompt_ids) < 0:
             why = "the prompt holds a token id outside the vocabulary"
         if why is not None:
-            self._ended.append(_ending(request, why))
+            self._ended.append(_ending(request, Finish("abort", None, why)))
             return
         request.max_tokens = min(message.params.max_tokens, room)
         self.scheduler.waiting.append(request)
@@ -144,7 +177,9 @@ class EngineCore:
     def _abort(self, rid: str, finish: Finish | None = None) -> None:
         request = self.scheduler.remove(rid)
         if request is not None:
-            self._ended.append(_ending(request, "aborted", finish))
+            request.finish = finish or Finish("abort", None, "aborted")
+            request.sample.constraint = None
+            self._ended.append(_ending(request, request.finish))
             if self.grammars is not None:
                 self.grammars.forget(rid)
 
@@ -166,28 +201,12 @@ class EngineCore:
             gen_throughput=self.report.throughput,
         )
 
-    def _apply(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
-        """Move every request of the step forward and say what is new."""
-        for request in plan.decode:
-            request.computed_len += 1
-        for chunk in plan.chunks:
-            chunk.request.computed_len += chunk.num_new
-            self.pages.share(chunk.request)
-        logprobs = result.outcome.logprobs if result.outcome is not None else []
-        deltas = []
-        for request, token, logprob in zip(result.sampled, result.tokens, logprobs, strict=True):
-            deltas.append(self._take_token(request, token))
-            if logprob is not None:
-                deltas[-1].logprobs = [logprob]
-        return deltas
-
     def _take_token(self, request: Request, token: int | None) -> TokenDelta:
         first = request.num_output == 0
         if token is None:
             request.finish = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
         else:
             request.take(token)
-            request.on_device = True
         delta = TokenDelta(
             rid=request.rid,
             ids=[] if token is None else [token],
@@ -200,8 +219,8 @@ class EngineCore:
         if first and request.prompt_logprobs is not None:
             delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
-            self.scheduler.running.remove(request)
-            self.pages.release(request, scrub=token is None)
+            request.sample.constraint = None
+            self.scheduler.end(request, scrub=token is None)
         return delta
 
 
@@ -214,7 +233,7 @@ def _limits(settings: EngineSettings, device: str, weight_bytes: int) -> Limits:
     )
 
 
-def _ending(request: Request, message: str, finish: Finish | None = None) -> TokenDelta:
+def _ending(request: Request, finish: Finish) -> TokenDelta:
     return TokenDelta(
         rid=request.rid,
         ids=[],
@@ -222,5 +241,5 @@ def _ending(request: Request, message: str, finish: Finish | None = None) -> Tok
         cached_tokens=max(request.cached_len, 0),
         num_retractions=request.num_retractions,
         grammar_step=request.grammar_step,
-        finish=finish or Finish("abort", None, message),
+        finish=finish,
     )

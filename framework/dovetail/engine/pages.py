@@ -140,7 +140,8 @@ class PageBook:
 
     def _insert(self, request: Request) -> None:
         """Move the request's computed full pages to the tree; its doubles of pages the tree had are freed."""
-        num_full = request.computed_len // self.page_size
+        # A step in flight computes the place of a token that is not known yet.
+        num_full = min(request.computed_len, len(request.ids)) // self.page_size
         if num_full <= request.num_tree_pages or request.node is None:
             return
         pages, node = self.tree.insert(request.ids, request.pages[:num_full], request.cache_salt)

@@ -8,7 +8,7 @@ import time
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.runtime.runner import StepResult
+from dovetail.runtime.step import Launched
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,10 @@ class Report:
                 len(scheduler.waiting),
             )
 
-    def finished(self, plan: StepPlan, result: StepResult, scheduler: Scheduler, pages: PageBook) -> None:
+    def finished(self, step: Launched, scheduler: Scheduler, pages: PageBook) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
-        self._num_tokens += len(result.tokens)
+        plan = step.plan
+        self._num_tokens += len(step.sampled)
         if plan.chunks:
             return
         self._num_decode_steps += 1
@@ -51,7 +52,7 @@ class Report:
                 len(plan.decode),
                 sum(len(r.ids) for r in plan.decode),
                 pages.num_used / pages.allocator.num_pages,
-                result.graph,
+                step.graph,
                 self.throughput,
                 len(scheduler.waiting),
             )

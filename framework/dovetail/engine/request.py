@@ -20,7 +20,8 @@ class Request:
         row: Device row, -1 while waiting.
         pages: Pages in order of position; the first `num_tree_pages` belong to the radix tree, the rest to it.
         node: Node of the tree whose path it has locked.
-        computed_len: Leading tokens whose keys and values are in its pages.
+        computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
+        in_flight: Launched steps that it is part of and whose outcome has not been read.
         on_device: Its next token is in its device row, so that it can decode.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
         max_tokens: Most tokens it may generate, what its context leaves included.
@@ -42,6 +43,7 @@ class Request:
     num_tree_pages: int = 0
     node: Node | None = None
     computed_len: int = 0
+    in_flight: int = 0
     on_device: bool = False
     cached_len: int = -1
     num_retractions: int = 0
@@ -77,6 +79,11 @@ class Request:
     def num_pending(self) -> int:
         """Known tokens whose keys and values are still to be computed."""
         return len(self.ids) - self.computed_len
+
+    @property
+    def is_sampled_out(self) -> bool:
+        """Whether the last token that it may generate has been launched."""
+        return self.sample.num_output >= self.max_tokens
 
     @property
     def remaining_tokens(self) -> int:
@@ -127,3 +134,8 @@ class StepPlan:
     def num_prefill_tokens(self) -> int:
         """Prompt tokens computed in this step."""
         return sum(chunk.num_new for chunk in self.chunks)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that take part."""
+        return self.decode + [chunk.request for chunk in self.chunks]

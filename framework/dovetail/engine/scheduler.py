@@ -83,27 +83,43 @@ class Scheduler:
             self.ratio.step()
         return plan
 
+    def launched(self, plan: StepPlan) -> None:
+        """A planned step is under way: its requests move on as far as can be said without its tokens."""
+        for request in plan.decode:
+            request.computed_len += 1
+            request.in_flight += 1
+        for chunk in plan.chunks:
+            chunk.request.computed_len += chunk.num_new
+            chunk.request.in_flight += 1
+            chunk.request.on_device = chunk.samples
+            self.pages.share(chunk.request)
+
+    def landed(self, plan: StepPlan) -> None:
+        """A step's outcome has been read."""
+        for request in plan.requests:
+            request.in_flight -= 1
+
     def remove(self, rid: str) -> Request | None:
         """Take a request out, waiting or running; its pages and row are released."""
-        for index, request in enumerate(self.waiting):
+        for request in (*self.waiting, *self.running):
             if request.rid == rid:
-                return self.waiting.pop(index)
-        for request in self.running:
-            if request.rid == rid:
-                self.release(request)
+                self.end(request)
                 return request
         return None
 
-    def release(self, request: Request) -> None:
-        """The one way out of `running`."""
-        self.running.remove(request)
-        self.pages.release(request)
+    def end(self, request: Request, *, scrub: bool = False) -> None:
+        """Take a request out that has ended: it runs, or was retracted while its last token was on its way."""
+        if request.row < 0:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self.pages.release(request, scrub=scrub)
 
     def _decode_rows(self) -> list[Request]:
         """Running requests that decode, each with room for its next token; retracts until there is."""
         retracted: list[Request] = []
         while True:
-            decode = [r for r in self.running if r.on_device]
+            decode = [r for r in self.running if r.on_device and not r.is_sampled_out]
             growing = [r for r in decode if self.pages.needs_page(r)]
             if self.pages.make_room(len(growing)):
                 break
@@ -124,7 +140,8 @@ class Scheduler:
     def _retract(self, candidates: list[Request]) -> Request:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
         victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
-        self.release(victim)
+        self.running.remove(victim)
+        self.pages.release(victim)
         victim.num_retractions += 1
         self.waiting.append(victim)
         return victim
@@ -135,6 +152,8 @@ class Scheduler:
         for request in self.policy.order(self.waiting, self.pages.tree):
             if budget <= 0:
                 break
+            if request.in_flight:
+                continue  # retracted with a token on its way, which belongs to what is to be computed again
             self.pages.match(request)
             key = self._next_page(request)
             if key is not None and key in prefixes:

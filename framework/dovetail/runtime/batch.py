@@ -12,6 +12,7 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.upload import to_device
 
 Ints = npt.NDArray[np.int64]
 
@@ -92,5 +93,4 @@ def _tokens(chunk: Chunk) -> Ints:
 
 
 def _to(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return to_device(torch.from_numpy(array), device)

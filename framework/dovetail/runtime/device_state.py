@@ -1,13 +1,17 @@
 """What the device knows of running requests: one stable row each, changed by differences only.
 
 A request keeps its row from admission to release. The sampler writes the next token where the next step reads it, so
-that a step can be launched before the host knows the last one's tokens.
+that a step can be launched before the host knows the last one's tokens. What the host changes is collected and sent
+before the next step, in a few copies however many rows it touches.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from dovetail.runtime.upload import to_device, upload
 
 
 class DeviceState:
@@ -27,6 +31,8 @@ class DeviceState:
         self.next_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.seq_lens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._free = list(range(num_rows - 1, -1, -1))
+        self._released: list[int] = []
+        self._pages: dict[int, dict[int, int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -34,21 +40,34 @@ class DeviceState:
         return len(self._free)
 
     def take_row(self) -> int:
-        """Give a request a row; its page table is clear."""
+        """Give a request a row; its page table is clear once `flush` has run."""
         return self._free.pop()
 
     def release_row(self, row: int) -> None:
-        """Clear a row and take it back."""
-        self.page_table[row].zero_()
-        self.next_ids[row] = 0
-        self.seq_lens[row] = 0
+        """Take a row back; `flush` clears it."""
+        self._pages.pop(row, None)
+        self._released.append(row)
         self._free.append(row)
 
     def set_pages(self, row: int, start: int, pages: list[int]) -> None:
-        """Write page ids at columns `start …` of a row."""
+        """Write page ids at columns `start …` of a row, at the next `flush`."""
         if pages:
-            fresh = torch.tensor(pages, dtype=torch.int32)
-            self.page_table[row, start : start + len(pages)] = fresh.to(self.device, non_blocking=True)
+            self._pages.setdefault(row, {}).update(enumerate(pages, start))
+
+    def flush(self) -> None:
+        """Send what has changed: cleared rows first, as some have been taken again."""
+        if self._released:
+            rows = upload(self._released, torch.int64, self.device)
+            for tensor in (self.page_table, self.next_ids, self.seq_lens):
+                tensor.index_fill_(0, rows, 0)
+            self._released = []
+        if self._pages:
+            width = self.page_table.shape[1]
+            places = [row * width + column for row, pages in self._pages.items() for column in pages]
+            ids = [page for pages in self._pages.values() for page in pages.values()]
+            fresh = to_device(torch.from_numpy(np.array([places, ids], dtype=np.int64)), self.device)
+            self.page_table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
+            self._pages = {}
 
     def set_next(self, rows: Tensor, ids: Tensor) -> None:
         """Store sampled tokens `ids` `[R]` for rows `[R]`."""

@@ -30,11 +30,13 @@ class CapturedPrefill:
     """One bucket of T tokens.
 
     `inputs` `[3 T + 4]` int64 in: ids, positions, slots, then device row, KV length, chunk length, index of the last
-    token. `logits` `[1, V]`, `ids` and `broken` `[1]` out, all of the last token.
+    token. `row` `[1]` is the device row among them. `logits` `[1, V]`, `ids` and `broken` `[1]` out, all of the last
+    token.
     """
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
+    row: Tensor
     logits: Tensor
     ids: Tensor
     broken: Tensor
@@ -82,7 +84,7 @@ class PrefillGraphs:
         inputs[2 * bucket : 3 * bucket] = -1
         inputs[3 * bucket :] = torch.tensor([self._state.spare_row, bucket, bucket, bucket - 1])
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, bucket))
-        return CapturedPrefill(graph, inputs, logits, ids, broken)
+        return CapturedPrefill(graph, inputs, inputs[3 * bucket : 3 * bucket + 1], logits, ids, broken)
 
     def _step(self, inputs: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
         """One chunk, on the static inputs and device state alone."""

@@ -18,6 +18,7 @@ from dovetail.grammar.masks import MaskBuffer, TokenMask
 from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import DrawParams, draw_any, draw_filtered, is_filtered, scaled
 from dovetail.runtime.seeds import row_key
+from dovetail.runtime.upload import upload
 
 
 @dataclass(slots=True, eq=False)
@@ -46,12 +47,42 @@ class SampleRow:
 
 
 @dataclass(slots=True, eq=False)
+class Ranked:
+    """Log probabilities on the device, before anyone waits for them.
+
+    Attributes:
+        rows: Which sampled rows asked for them.
+        nums: Rivals that each of these wants.
+        chosen: `[N]` int64, the tokens in question.
+        picked: `[N]` float32, their log probabilities.
+        values: `[N, W]` float32, those of the W most likely tokens, best first.
+        rivals: `[N, W]` int64, these tokens.
+    """
+
+    rows: list[int]
+    nums: list[int]
+    chosen: Tensor
+    picked: Tensor
+    values: Tensor
+    rivals: Tensor
+
+    def read(self) -> list[TokenLogprob]:
+        """Wait for the device; one entry per entry of `rows`."""
+        chosen, picked = self.chosen.tolist(), self.picked.tolist()
+        values, rivals = self.values.tolist(), self.rivals.tolist()
+        return [
+            TokenLogprob(token, logprob, [TopLogprob(t, v) for t, v in zip(top[:num], best[:num], strict=True)])
+            for token, logprob, num, top, best in zip(chosen, picked, self.nums, rivals, values, strict=True)
+        ]
+
+
+@dataclass(slots=True, eq=False)
 class Sampled:
     """Outcome of a step. `ids` is `[R]` int64 on the device; `broken` rows had logits that are not finite."""
 
     ids: Tensor
     broken: Tensor
-    logprobs: list[TokenLogprob | None]
+    logprobs: Ranked | None = None
 
 
 def is_plain(row: SampleRow) -> bool:
@@ -79,7 +110,7 @@ def sample(logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = Non
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     ids = greedy
     if drawn:
-        index = torch.tensor(drawn, device=raw.device)
+        index = upload(drawn, torch.int64, raw.device)
         ids = greedy.index_copy(0, index, draw(adjusted[index], [rows[i] for i in drawn]))
     count(ids, rows)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
@@ -111,10 +142,10 @@ def adjust(raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None) ->
         if row.penalized:
             _penalize(out[i], row)
         if p.logit_bias:
-            where = torch.tensor(list(p.logit_bias), device=raw.device)
-            out[i, where] += torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=raw.device)
+            where = upload(list(p.logit_bias), torch.int64, raw.device)
+            out[i, where] += upload(list(p.logit_bias.values()), torch.float32, raw.device)
         if bans:
-            out[i, list(row.stop_ids)] = float("-inf")
+            out[i].index_fill_(0, upload(row.stop_ids, torch.int64, raw.device), float("-inf"))
     return out
 
 
@@ -124,7 +155,7 @@ def _penalize(logits: Tensor, row: SampleRow) -> None:
     if row.counts is None or row.prompt_seen is None:
         row.counts = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
         row.prompt_seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        row.prompt_seen[torch.tensor(row.prompt_ids, dtype=torch.int64, device=logits.device)] = True
+        row.prompt_seen[upload(row.prompt_ids, torch.int64, logits.device)] = True
     if p.repetition_penalty != 1:
         seen = row.prompt_seen | (row.counts > 0)
         scaled = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
@@ -137,7 +168,7 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
     for i, row in enumerate(rows):
         row.num_output += 1
         if row.counts is not None:
-            row.counts[ids[i]] += 1
+            row.counts.index_add_(0, ids[i : i + 1], torch.ones_like(row.counts[:1]))
 
 
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
@@ -152,7 +183,7 @@ def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     found, enough = draw_filtered(scores, params, width)
     plain = [not is_filtered(row.params) for row in rows]
     if any(plain):
-        mask = torch.tensor(plain, device=logits.device)
+        mask = upload(plain, torch.bool, logits.device)
         found, enough = torch.where(mask, draw_any(scores, params), found), enough | mask
     if width < logits.shape[-1] and not enough.all():
         again = torch.nonzero(~enough)[:, 0]
@@ -161,25 +192,21 @@ def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     return found
 
 
-def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> list[TokenLogprob | None]:
-    """Log probabilities of the chosen tokens and their rivals, for the rows that want them."""
-    out: list[TokenLogprob | None] = [None] * len(rows)
+def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:
+    """Log probabilities of the chosen tokens and their rivals, for the rows that want them; None if none does."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    if wanted:
-        index = torch.tensor(wanted, device=raw.device)
-        nums = [rows[i].params.logprobs or 0 for i in wanted]
-        for i, item in zip(wanted, rank_logprobs(raw[index], ids[index].tolist(), nums), strict=True):
-            out[i] = item
-    return out
+    if not wanted:
+        return None
+    nums = [rows[i].params.logprobs or 0 for i in wanted]
+    if len(wanted) < len(rows):
+        index = upload(wanted, torch.int64, raw.device)
+        raw, ids = raw[index], ids[index]
+    return rank_logprobs(raw, ids, nums, wanted)
 
 
-def rank_logprobs(logits: Tensor, chosen: list[int], nums: list[int]) -> list[TokenLogprob]:
-    """Log probability of `chosen[i]` and the `nums[i]` most likely tokens in row i of `[R, V]` logits."""
+def rank_logprobs(logits: Tensor, chosen: Tensor, nums: list[int], rows: list[int]) -> Ranked:
+    """Log probability of `chosen[i]` and the `nums[i]` most likely tokens in row i of `[N, V]` logits."""
     logprobs = logits.float().log_softmax(dim=-1)
-    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None])[:, 0].tolist()
-    width = min(max(nums, default=0), logits.shape[-1])
-    values, tokens = (x.tolist() for x in logprobs.topk(width, dim=-1)) if width else ([[]] * len(nums),) * 2
-    return [
-        TokenLogprob(token, logprob, [TopLogprob(t, v) for t, v in zip(tokens[i][:n], values[i][:n], strict=True)])
-        for i, (token, logprob, n) in enumerate(zip(chosen, picked, nums, strict=True))
-    ]
+    picked = logprobs.gather(1, chosen[:, None])[:, 0]
+    values, rivals = logprobs.topk(min(max(nums, default=0), logits.shape[-1]), dim=-1)
+    return Ranked(rows, nums, chosen.clone(), picked, values, rivals)

@@ -1,0 +1,87 @@
+"""A step on its way through the device: launched, sampled, read.
+
+Only reading waits for the device, so that the next step can be launched before this one's tokens are known. R rows
+that get a token, V vocabulary size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dovetail.engine.request import Request, StepPlan
+from dovetail.runtime.sampler import Ranked, Sampled
+
+BROKEN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Requests of a step whose logits come from one forward pass.
+
+    Attributes:
+        requests: R of them.
+        rows: `[R]` int64, their device rows.
+        logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
+        tokens: `[R]` int64 on the device once chosen; `BROKEN` where the logits were not finite.
+        logprobs: Of the chosen tokens, where asked for.
+    """
+
+    requests: list[Request]
+    rows: Tensor
+    logits: Tensor | None = None
+    tokens: Tensor | None = None
+    logprobs: Ranked | None = None
+
+    def choose(self, sampled: Sampled) -> None:
+        """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
+        self.tokens = torch.where(sampled.broken, BROKEN, sampled.ids)
+        self.logprobs = sampled.logprobs
+        self.logits = None
+
+
+@dataclass(slots=True, eq=False)
+class Launched:
+    """A step that the device is computing, or has computed.
+
+    Attributes:
+        plan: What it computes.
+        parts: In the order in which their requests get tokens.
+        prompt_logprobs: Of prompt chunks, by request.
+        graph: Whether graphs were replayed.
+    """
+
+    plan: StepPlan
+    parts: list[Part]
+    prompt_logprobs: list[tuple[Request, Ranked]] = field(default_factory=list)
+    graph: bool = False
+    _host: Tensor | None = None
+    _copied: torch.cuda.Event | None = None
+
+    @property
+    def sampled(self) -> list[Request]:
+        """The requests that get a token."""
+        return [request for part in self.parts for request in part.requests]
+
+    def start_copy(self) -> None:
+        """Send the tokens to the host; every part has been sampled."""
+        chosen = [part.tokens for part in self.parts if part.tokens is not None]
+        if not chosen:
+            return
+        tokens = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        if tokens.device.type == "cpu":
+            self._host = tokens
+            return
+        self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self._host.copy_(tokens, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def read_tokens(self) -> list[int | None]:
+        """Wait for the device and return one token per request of `sampled`; None where its logits were not finite."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens: list[int] = [] if self._host is None else self._host.tolist()
+        return [None if token == BROKEN else token for token in tokens]

@@ -1,0 +1,18 @@
+"""From the host to the device without waiting: a copy from pageable memory would hold the host until it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a fresh host tensor on the device; through pinned memory where it is a GPU."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on the device."""
+    return to_device(torch.tensor(values, dtype=dtype), device)
