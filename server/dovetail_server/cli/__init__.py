@@ -12,7 +12,9 @@ COMMANDS = {
     "serve": ("dovetail_server.cli.serve", "serve a model over HTTP"),
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
     "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
+    "plan": ("dovetail_server.cli.plan", "show how memory would be divided, without loading weights"),
     "run-batch": ("dovetail_server.cli.run_batch", "answer the requests of a file, without a server"),
+    "bench": ("dovetail_server.cli.bench", "measure speed, of a server or of the engine"),
     "version": ("dovetail_server.cli.version", "print the version"),
 }
 

@@ -1,0 +1,81 @@
+"""Measures the memory's copy bandwidth: `python -m dovetail_server.bench.bandwidth [auto|cpu|cuda]` prints JSON.
+
+It runs in a process of its own, so that neither torch nor a CUDA context stays in the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+
+from dovetail_server.bench.floor import Bandwidth
+
+MAX_COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+REPEATS = 8
+TIMEOUT_S = 120.0
+
+
+def copy_bandwidth(device: str) -> tuple[float, str]:
+    """Return bytes a second of a large copy, reads and writes counted, and the device's name.
+
+    Args:
+        device: `cpu`, `cuda`, or `auto` for CUDA if there is one. On CUDA a server may hold most of the memory: the
+            copy then takes a quarter of what is free.
+    """
+    import torch
+
+    kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    size = MAX_COPY_BYTES[kind]
+    if kind == "cuda":
+        size = max(64 << 20, min(size, torch.cuda.mem_get_info()[0] // 4))
+    source = torch.zeros(size, dtype=torch.uint8, device=kind)
+    target = torch.zeros_like(source)
+    times = []
+    for _ in range(REPEATS):
+        _wait(kind)
+        started = time.perf_counter()
+        target.copy_(source)
+        _wait(kind)
+        times.append(time.perf_counter() - started)
+    name = torch.cuda.get_device_name() if kind == "cuda" else "host memory"
+    return 2 * size / statistics.median(times[2:]), name
+
+
+def _wait(kind: str) -> None:
+    """Wait until the device has finished."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+async def measure(device: str) -> Bandwidth | str:
+    """Measure in a child process; returns why there is no figure where that fails."""
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "dovetail_server.bench.bandwidth", device)
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"measuring the copy bandwidth took more than {TIMEOUT_S:g} s; give --bandwidth"
+    if process.returncode != 0:
+        last = (err.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
+        return f"the copy bandwidth could not be measured ({last}); give --bandwidth"
+    found = json.loads(out)
+    return Bandwidth(bytes_per_s=found["bytes_per_s"], origin=f"copy measured on {found['device']}")
+
+
+def main() -> int:
+    """Print the figure as JSON."""
+    rate, name = copy_bandwidth(sys.argv[1] if len(sys.argv) > 1 else "auto")
+    print(json.dumps({"bytes_per_s": rate, "device": name}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

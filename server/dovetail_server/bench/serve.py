@@ -1,0 +1,235 @@
+"""`dovetail bench serve`: from checked options to the printed table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import dovetail
+from dovetail.errors import ConfigError
+from dovetail_server.bench import bandwidth, prompts, report
+from dovetail_server.bench.drive import Run, drive
+from dovetail_server.bench.figures import Figures, figures_of
+from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
+from dovetail_server.bench.launch import launched
+from dovetail_server.bench.options import ServeOptions
+from dovetail_server.bench.target import Target, clean_url, discover, probe
+from dovetail_server.bench.wire import Prompt, Sampling
+from dovetail_server.bench.worker import open_session
+from dovetail_server.bench.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How long our own server took to start, in seconds."""
+
+    ready_s: float
+    first_answer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What prompts are made from."""
+
+    vocabulary: prompts.Vocabulary | None
+    lines: Sequence[tuple[Prompt, int | None]]
+    wants_text: bool
+
+    def source(self, seed: str, *, skip: int = 0) -> prompts.Prompts:
+        """Return prompts; other seeds, or another `skip` of a file, give others."""
+        if self.vocabulary is None:
+            return prompts.FilePrompts(self.lines, skip)
+        ids = prompts.RandomIds(self.vocabulary, seed)
+        return prompts.RandomText(ids) if self.wants_text else ids
+
+
+async def run(options: ServeOptions) -> int:
+    """Measure and print.
+
+    Returns:
+        0, or 1 if requests failed.
+
+    Raises:
+        ConfigError: The server, the model or the options do not fit; nothing was measured.
+        DovetailError: The server or a client process failed on the way.
+    """
+    out = report.console()
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session(options.headers, options.timeout_s))
+        server = None
+        if options.base_url is None:
+            server = await stack.enter_async_context(launched(str(options.model_path), options.serve_flags))
+            ready_s = await server.wait_ready(session, options.start_timeout_s)
+        base_url = server.base_url if server is not None else clean_url(options.base_url or "")
+        target = await discover(session, base_url, options.model)
+        facts = model_facts(options, target)
+        material = material_of(options, target, facts)
+        sampling = Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
+        supports = await probe_all(session, target, options, material, sampling)
+        start = None
+        if server is not None:
+            start = Start(ready_s=ready_s, first_answer_s=time.monotonic() - server.started)
+        floor = await find_floor(options, target, facts)
+        setup = Run(
+            base_url=target.base_url,
+            endpoint=options.endpoint,
+            sampling=sampling,
+            headers=options.headers,
+            supports_counts=supports,
+            seed=options.seed,
+            workers=options.workers,
+            timeout_s=options.timeout_s,
+        )
+        found = [await measure(workload, setup, material, floor) for workload in options.workloads]
+    lines = describe(target, floor, start, options)
+    report.show(out, f"{target.model} at {target.base_url}", found, lines)
+    report.save(options.json, as_report(target, floor, start, options, found))
+    return 1 if any(figures.num_failed for figures in found) else 0
+
+
+async def probe_all(
+    session: aiohttp.ClientSession, target: Target, options: ServeOptions, material: Material, sampling: Sampling
+) -> bool:
+    """Send a test request of each kind that will be measured; returns whether streams can count their tokens."""
+    supports = False
+    for stream in sorted({workload.stream for workload in options.workloads}):
+        tiny = Workload(name="probe", num_prompts=1, concurrency=1, input_len=(8, 8), output_len=(4, 4))
+        prompt = next(iter(material.source(f"{options.seed}/probe").draw(tiny, 1)))[0]
+        supports |= await probe(session, target, options.endpoint, prompt, replace(sampling, stream=stream))
+    return supports
+
+
+def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
+    """Find what a step reads, or why it is not known."""
+    folder = options.model_path or target.model_folder
+    if folder is None:
+        return "the model's config.json is not known; give --model-path DIR"
+    return facts_of(folder, target.dtype if target.dtype in {"bfloat16", "float16", "float32"} else None)
+
+
+def material_of(options: ServeOptions, target: Target, facts: ModelFacts | str) -> Material:
+    """Choose what prompts are made from.
+
+    Raises:
+        ConfigError: Neither a vocabulary's size nor a tokenizer is known.
+    """
+    wants_text = options.endpoint == "chat"
+    if options.dataset is not None:
+        lines = prompts.read_dataset(options.dataset, options.endpoint)
+        return Material(vocabulary=None, lines=lines, wants_text=wants_text)
+    folder = options.tokenizer
+    if folder is None and wants_text:
+        folder = next(
+            (f for f in (options.model_path, target.model_folder) if f and (f / "tokenizer.json").is_file()), None
+        )
+        if folder is None:
+            raise ConfigError("--endpoint chat makes prompts of text; give --tokenizer DIR, the model's folder")
+    if folder is not None:
+        vocabulary = prompts.Vocabulary.of_folder(folder)
+    elif target.vocab_size is not None:
+        vocabulary = prompts.Vocabulary.of_size(target.vocab_size, "size told by the server")
+    elif isinstance(facts, ModelFacts):
+        vocabulary = prompts.Vocabulary.of_size(facts.vocab_size, "size from config.json")
+    else:
+        raise ConfigError("the size of the model's vocabulary is not known; give --tokenizer DIR or --model-path DIR")
+    return Material(vocabulary=vocabulary, lines=(), wants_text=wants_text)
+
+
+async def find_floor(options: ServeOptions, target: Target, facts: ModelFacts | str) -> Floor:
+    """Put the floor together from what was given, what the server tells and what can be measured here."""
+    rate: Bandwidth | str
+    if options.bandwidth is not None:
+        rate = Bandwidth(bytes_per_s=options.bandwidth, origin="given by --bandwidth")
+    elif isinstance(facts, str):
+        rate = "not measured"
+    elif not target.is_local:
+        rate = "the server is on another machine, whose bandwidth is not known; give --bandwidth"
+    else:
+        rate = await bandwidth.measure(target.device or "auto")
+    reason = facts if isinstance(facts, str) else rate if isinstance(rate, str) else None
+    return Floor(
+        facts=None if isinstance(facts, str) else facts,
+        bandwidth=None if isinstance(rate, str) else rate,
+        unknown=reason,
+    )
+
+
+async def measure(workload: Workload, run: Run, material: Material, floor: Floor) -> Figures:
+    """Run one workload behind a progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, disable=not report.console().is_terminal) as progress:
+        task = progress.add_task(workload.name, total=workload.num_prompts)
+        source = material.source(f"{run.seed}")
+        warm = material.source(f"{run.seed}/warm-up", skip=workload.num_prompts)
+        seen = await drive(workload, run, source, warm, lambda done: progress.update(task, completed=done))
+    wanted = [length for _, length in source.draw(workload, workload.num_prompts)] if run.sampling.ignore_eos else []
+    wanted = wanted or [0] * workload.num_prompts
+    return figures_of(workload, seen, floor, wanted)
+
+
+def describe(target: Target, floor: Floor, start: Start | None, options: ServeOptions) -> list[str]:
+    """Say in lines what was measured and what the floor rests on."""
+    version = f" {target.version}" if target.version else ""
+    lines = [f"server: {target.kind}{version}; seed {options.seed}, temperature {options.temperature:g}"]
+    if start is not None:
+        lines.append(f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s")
+    if floor.facts is not None and floor.bandwidth is not None:
+        facts, rate = floor.facts, floor.bandwidth
+        step = facts.weight_bytes / rate.bytes_per_s
+        lines.append(
+            f"floor: {facts.weight_bytes / 1e9:.3f} GB of weights ({facts.dtype}) and "
+            f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context, read at "
+            f"{rate.bytes_per_s / 1e9:,.0f} GB/s ({rate.origin}): {1000 * step:.3f} ms, {1 / step:,.0f} tok/s for one "
+            "stream without context"
+        )
+    else:
+        lines.append(f"floor: unknown: {floor.unknown}")
+    return lines
+
+
+def as_report(
+    target: Target, floor: Floor, start: Start | None, options: ServeOptions, found: Sequence[Figures]
+) -> dict[str, Any]:
+    """Return everything for JSON."""
+    facts, rate = floor.facts, floor.bandwidth
+    return {
+        "version": dovetail.__version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "server": {
+            "base_url": target.base_url,
+            "model": target.model,
+            "kind": target.kind,
+            "version": target.version,
+            "endpoint": options.endpoint,
+            "engine": target.engine,
+        },
+        "options": {
+            "seed": options.seed,
+            "temperature": options.temperature,
+            "ignore_eos": options.ignore_eos,
+            "dataset": str(options.dataset) if options.dataset else None,
+            "serve_flags": list(options.serve_flags),
+        },
+        "start": None if start is None else {"ready_s": start.ready_s, "first_answer_s": start.first_answer_s},
+        "floor": {
+            "unknown": floor.unknown,
+            "weight_bytes": facts.weight_bytes if facts else None,
+            "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+            "bandwidth_bytes_per_s": rate.bytes_per_s if rate else None,
+            "bandwidth_origin": rate.origin if rate else None,
+        },
+        "workloads": [figures.as_dict() for figures in found],
+    }
+
+
+def main(options: ServeOptions) -> int:
+    """Run the command in an event loop."""
+    return asyncio.run(run(options))

@@ -1,0 +1,129 @@
+"""What the options of the benchmarks have in common: numbers that are checked, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dovetail.errors import ConfigError
+from dovetail_server.bench.workloads import Span
+
+
+class BenchParser(argparse.ArgumentParser):
+    """Raises instead of exiting, and names the nearest option for an unknown one."""
+
+    def __init__(self, name: str, about: str) -> None:
+        super().__init__(
+            prog=f"dovetail bench {name}",
+            description=about,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's complaint into ours."""
+        raise ConfigError(message.removeprefix("argument "))
+
+    def options(self) -> list[str]:
+        """List every option."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse everything.
+
+        Raises:
+            ConfigError: An option is unknown, or a value is wrong.
+        """
+        found, rest = self.parse_known_args(with_dashes(argv))
+        if rest:
+            raise ConfigError(unknown(rest[0], self.options(), self.prog))
+        return found
+
+
+def unknown(arg: str, known: Sequence[str], prog: str) -> str:
+    """Say what to type instead of an unknown argument."""
+    if not arg.startswith("-"):
+        return f"{arg!r}: unexpected; `{prog} --help` lists the options"
+    near = difflib.get_close_matches(arg.split("=", 1)[0], known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists the options"
+    return f"{arg.split('=', 1)[0]}: unknown option; {hint}"
+
+
+def with_dashes(argv: Sequence[str]) -> list[str]:
+    """Write `_` in options as `-`."""
+    result = []
+    for arg in argv:
+        name, equals, value = arg.partition("=")
+        result.append((name.replace("_", "-") if name.startswith("--") else name) + equals + value)
+    return result
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    return at_least(text, 1)
+
+
+def whole(text: str) -> int:
+    """Read a whole number of at least 0."""
+    return at_least(text, 0)
+
+
+def at_least(text: str, low: int) -> int:
+    """Read a whole number with a lower bound."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if value < low:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, not {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, not {text!r}")
+    return value
+
+
+def temperature(text: str) -> float:
+    """Read a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, not {text!r}")
+    return value
+
+
+def span(text: str) -> Span:
+    """Read `512`, or `30:50` for lengths between the two."""
+    low, colon, high = text.partition(":")
+    try:
+        found = int(low), int(high if colon else low)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise argparse.ArgumentTypeError(f"expected tokens such as 512, or LOW:HIGH such as 30:50, not {text!r}")
+    return found
+
+
+def counts(text: str) -> list[int]:
+    """Read `1,16,64`."""
+    return [count(part) for part in text.split(",")]
+
+
+def folder(text: str) -> Path:
+    """Read the path of a folder that exists."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return Path(text)
