@@ -86,16 +86,25 @@ class EngineSettings(BaseModel):
     max_total_tokens: Tokens | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache in tokens; from free memory if not given.",
+        description="Size of the KV cache in tokens, in whole pages; from free memory if not given.",
         json_schema_extra=flag(),
     )
-    mem_fraction_static: float = Field(
-        0.88,
+    mem_fraction_static: float | None = Field(
+        None,
         gt=0,
         lt=1,
-        description="Share of device memory for weights and KV cache together (CUDA); on CPU, half of free memory "
-        "up to 4 GiB goes to the KV cache.",
+        description="Share of the memory that is free before loading for weights and KV cache together; the rest is "
+        "for activations and graphs. If not given, 0.88 on CUDA, less where a step needs more than the rest; on CPU, "
+        "half of what the weights leave, up to 4 GiB, goes to the KV cache.",
         json_schema_extra=flag(common=True),
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of all device memory that the engine may use, activations and graphs included (CUDA); "
+        "instead of --mem-fraction-static.",
+        json_schema_extra=flag(),
     )
     max_running_requests: int = Field(
         256,

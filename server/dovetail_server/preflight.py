@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail.runtime.hf_config import architecture, checkpoint_files, read_config
+from dovetail.runtime.memory import check_settings as check_memory_flags
 from dovetail_server.settings import ServeSettings
 
 DEMO_NAME = "dovetail-demo"
@@ -41,6 +42,7 @@ def check_model(settings: ServeSettings) -> str:
     name = architecture(read_config(path), path)
     if settings.load_format != "dummy":
         checkpoint_files(path)
+    check_memory_flags(settings, None if settings.device == "auto" else settings.device)
     if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
         raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
     if settings.chat_template is not None:

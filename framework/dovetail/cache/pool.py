@@ -8,11 +8,6 @@ from torch import Tensor
 from dovetail.contracts.model import ModelConfig
 
 
-def page_bytes(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers."""
-    return config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
 class PagedKVPool:
     """Keys and values of all layers: `[L, num_pages, 2, P, Hk, D]`, keys at index 0 of the third axis.
 

@@ -1,40 +1,48 @@
-"""Measures the device's memory while an engine starts, and allocates its KV pool."""
+"""Measures the device's memory while an engine starts, and allocates its KV pool as the plan says."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
-from dovetail.cache.pool import PagedKVPool, page_bytes
+from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
-from dovetail.runtime.memory import context_len
+from dovetail.runtime.memory import DeviceBytes, MemoryPlan, gib, host_bytes, plan_memory
+from dovetail.runtime.memory_table import print_table
+from dovetail.runtime.weight_size import weight_size
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
-
-MAX_CPU_KV_BYTES = 4 << 30
 
 
 class DeviceMemory:
     """One engine's memory on its device; made before the weights are loaded.
 
     Attributes:
-        context_len: Longest request in tokens; bounded by the pool once that is made.
+        plan: How the memory is divided: before `make_pool` by the checkpoint's headers, then by what is there.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         """Check what can be checked without the weights.
 
         Raises:
-            ConfigError: The settings cannot be met.
+            ConfigError: The model or the KV cache does not fit, or the settings cannot be met.
         """
-        self.context_len = context_len(settings, config)
         self._settings, self._config, self._device, self._dtype = settings, config, device, dtype
+        self._bytes = device_bytes(device)
+        name = str(dtype).removeprefix("torch.")
+        size = weight_size(settings.folder, config, name, device.type, dummy=settings.load_format == "dummy")
+        self.plan = self._make_plan(size.num_bytes)
+
+    @property
+    def context_len(self) -> int:
+        """Longest request in tokens."""
+        return self.plan.context_len
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -47,61 +55,48 @@ class DeviceMemory:
             yield
         except torch.OutOfMemoryError as error:
             raise ConfigError(
-                f"the weights do not fit on {self._device}: {str(error).splitlines()[0]}; use a smaller model, a "
-                "smaller --dtype, or stop what else runs there"
+                f"the model does not fit on {self._bytes.name}: {gib(self._bytes.free)} were free before the weights "
+                f"({str(error).splitlines()[0]}); stop what else runs there, or use a smaller model"
             ) from None
 
     def make_pool(self, weight_bytes: int) -> PagedKVPool:
-        """Allocate the KV pool, weights already loaded: as many tokens as asked for, else as memory and use allow.
+        """Plan anew with the weights in place, and allocate the KV pool.
 
         Raises:
             ConfigError: There is no memory for it.
         """
-        settings = self._settings
-        size = settings.page_size
-        per_page = page_bytes(self._config, size, self._dtype)
-        useful = settings.max_running_requests * -(-self.context_len // size)
-        if settings.max_total_tokens is not None:
-            num = -(-settings.max_total_tokens // size)
-        else:
-            num = min(useful, _kv_budget(settings, self._device) // per_page)
-        if num < 2:
-            raise ConfigError(
-                f"no memory for the KV cache: one page of {size} tokens takes {per_page / 2**20:.1f} MiB; lower "
-                "--page-size or raise --mem-fraction-static"
-            )
+        self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
+        plan = self.plan = self._make_plan(weight_bytes)
         try:
-            pool = PagedKVPool(self._config, num + 1, size, self._dtype, self._device)
+            return PagedKVPool(self._config, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
         except RuntimeError as error:
             raise ConfigError(
-                f"the KV cache of {num * size} tokens ({num * per_page / 2**30:.1f} GiB) cannot be allocated: lower "
+                f"the KV cache of {plan.num_tokens} tokens ({gib(plan.kv_bytes)}) cannot be allocated: lower "
                 f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
             ) from None
-        # The pool bounds what one request can hold; the last token of a request needs no page.
-        self.context_len = min(self.context_len, num * size)
-        return pool
 
     def started(self) -> None:
-        """Say how the memory is divided; graphs are captured."""
+        """Show how the memory is divided; graphs are captured."""
         if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            logger.debug("%.2f of %.2f GiB are free", free / 2**30, total / 2**30)
+            torch.cuda.synchronize(self._device)
+            left = self._bytes.left or self._bytes.free
+            measured = left - self.plan.kv_bytes - device_bytes(self._device).free
+            self.plan = dataclasses.replace(self.plan, measured_bytes=max(0, measured))
+        for note in self.plan.notes:
+            logger.warning("%s", note)
+        if logger.isEnabledFor(logging.INFO):
+            print_table(self.plan, to_stderr=True)
+
+    def _make_plan(self, weight_bytes: int) -> MemoryPlan:
+        has_graphs = self._device.type == "cuda" and not self._settings.disable_cuda_graph
+        name = str(self._dtype).removeprefix("torch.")
+        return plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)
 
 
-def _kv_budget(settings: EngineSettings, device: torch.device) -> int:
-    """Bytes for the KV cache, weights already loaded."""
+def device_bytes(device: torch.device) -> DeviceBytes:
+    """Measure a device."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - total * (1 - settings.mem_fraction_static)))
-    return min(_free_host_bytes() // 2, MAX_CPU_KV_BYTES)
-
-
-def _free_host_bytes() -> int:
-    """Memory that the host can give without swapping; Linux's own estimate."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        logger.debug("no /proc/meminfo; assuming 2 GiB of free memory")
-    return 2 << 30
+        name = f"{device} {torch.cuda.get_device_name(device)}"
+        return DeviceBytes(kind="cuda", name=name, total=total, free=free)
+    return host_bytes()

@@ -1,10 +1,141 @@
-"""How device memory is divided. Does not import torch, so that a plan can be made without it."""
+"""How an engine divides the memory of its device: one function for the engine and for `dovetail plan`. No torch here.
+
+What is static is known: weights (safetensors headers) and the KV cache. What a step needs beside it is estimated:
+
+- *Activations*: T tokens of the widest half of a decoder layer (`layers/transformer.py`): input and residual `2 T H`,
+  and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
+  projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
+  plus one token per row.
+- *Sampling*: R rows of logits in the model's dtype and six float32 copies (`runtime/sampler.py`, `runtime/draw.py`: the
+  logits, their adjusted copy, scores, the race and its noise).
+- *CUDA graphs*: what the largest step needs, once more, for graphs share a pool of their own; the logits that each
+  batch size keeps; and an allowance for what the driver keeps of each graph, which is a guess: the table of a started
+  engine says what was really taken.
+
+B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and Hk query and KV heads, D head dim.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+STATIC_FRACTION = 0.88
+"""Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
+MAX_CPU_KV_BYTES = 4 << 30
+SAMPLER_COPIES = 6
+GRAPH_ROWS = 256
+"""Rows of the largest batch that is captured."""
+BUCKET_SUM = 5
+"""The rows of all captured batch sizes together, as a multiple of the largest."""
+NUM_GRAPHS = 54
+"""16 batch sizes with two ways to sample each, and 6 prefill lengths."""
+GRAPH_ALLOWANCE = 4 << 20
+CUDA_CONTEXT_BYTES = 512 << 20
+"""What a process takes of a CUDA device before anything is loaded; for plans without the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBytes:
+    """A device's memory in bytes. `free` is that before the weights; `left` that after them, None if not measured."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    total: int
+    free: int
+    left: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How a device is divided. Sizes in bytes; `num_pages` is without the null page.
+
+    `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
+    `notes` are sentences that the user should read.
+    """
+
+    device: DeviceBytes
+    dtype: str
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    page_size: int
+    page_bytes: int
+    num_pages: int
+    context_len: int
+    step_tokens: int
+    max_running_requests: int
+    notes: tuple[str, ...] = ()
+    measured_bytes: int | None = None
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV pool, its null page included."""
+        return (self.num_pages + 1) * self.page_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_pages * self.page_size
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody needs; below 0 if the estimates say that it is too little."""
+        left = self.device.free - self.weight_bytes if self.device.left is None else self.device.left
+        return left - self.kv_bytes - self.activation_bytes - self.graph_bytes
+
+    def num_requests(self, num_tokens: int) -> int:
+        """How many requests of so many tokens the KV cache holds at once."""
+        return self.num_pages // -(-num_tokens // self.page_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, the derived ones included."""
+        derived = {
+            "kv_bytes": self.kv_bytes,
+            "num_tokens": self.num_tokens,
+            "free_bytes": self.free_bytes,
+            "num_full_requests": self.num_requests(self.context_len),
+        }
+        return {**dataclasses.asdict(self), **derived}
+
+
+def check_settings(settings: EngineSettings, device: str | None = None) -> None:
+    """Refuse memory settings that cannot be met on any device, or not on one of this kind.
+
+    Raises:
+        ConfigError: Naming the flags and what to give instead.
+    """
+    utilization, size, most = settings.gpu_memory_utilization, settings.page_size, settings.max_total_tokens
+    if utilization is not None and settings.mem_fraction_static is not None:
+        raise ConfigError(
+            "--mem-fraction-static and --gpu-memory-utilization both size the KV cache; give one of them: the first is "
+            "the share of free memory for weights and KV cache, the second the share of all memory for everything"
+        )
+    if utilization is not None and device == "cpu":
+        raise ConfigError(
+            f"--gpu-memory-utilization {utilization:g}: the device is cpu; give --mem-fraction-static or "
+            "--max-total-tokens"
+        )
+    if most is not None and most < size:
+        raise ConfigError(
+            f"--max-total-tokens {most}: less than one page of {size} tokens; give at least {size}, or a smaller "
+            "--page-size"
+        )
+    if most is not None and settings.context_length is not None and settings.context_length > most // size * size:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: a KV cache of --max-total-tokens {most} holds requests of "
+            f"{most // size * size} tokens at most; raise --max-total-tokens or lower --context-length"
+        )
 
 
 def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:
@@ -36,3 +167,193 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
             f"give at most {most}, or extend the model by rope scaling in its config.json"
         )
     return settings.context_length or most
+
+
+def page_bytes(config: ModelConfig, page_size: int, item_bytes: int) -> int:
+    """Bytes of one page over all layers."""
+    return config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * item_bytes
+
+
+def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
+    """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
+    heads, dim = config.num_qo_heads + 2 * config.num_kv_heads, config.head_dim
+    mlp = 4 * config.intermediate_size
+    attention = 2 * heads * dim + config.num_qo_heads * dim
+    return tokens * item_bytes * (3 * config.hidden_size + max(mlp, attention))
+
+
+def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
+    """Estimate what sampling so many rows needs; see the top of this file."""
+    return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
+
+
+def graph_bytes(config: ModelConfig, item_bytes: int, max_running_requests: int) -> int:
+    """Estimate what CUDA graphs keep; see the top of this file."""
+    rows = min(GRAPH_ROWS, max_running_requests)
+    kept = BUCKET_SUM * rows * config.vocab_size * item_bytes
+    pool = activation_bytes(config, item_bytes, 512) + sampling_bytes(config, item_bytes, rows)
+    return kept + pool + NUM_GRAPHS * GRAPH_ALLOWANCE
+
+
+def plan_memory(
+    settings: EngineSettings,
+    config: ModelConfig,
+    dtype: str,
+    device: DeviceBytes,
+    weight_bytes: int,
+    *,
+    has_graphs: bool,
+) -> MemoryPlan:
+    """Divide a device's memory.
+
+    Args:
+        settings: The engine's.
+        config: The model's facts.
+        dtype: Name of the dtype of weights and KV cache.
+        device: What there is. With `left`, the weights are on it already.
+        weight_bytes: Size of the weights.
+        has_graphs: Whether steps are captured into CUDA graphs.
+
+    Raises:
+        ConfigError: The model, the KV cache or the context does not fit; with the numbers and the flags to change.
+    """
+    check_settings(settings, device.kind)
+    item = ITEM_BYTES[dtype]
+    context, rows = context_len(settings, config), settings.max_running_requests
+    tokens = _step_tokens(settings, device.kind, weight_bytes, context)
+    size = settings.page_size
+    plan = MemoryPlan(
+        device=device,
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes(config, item, tokens) + sampling_bytes(config, item, rows),
+        graph_bytes=graph_bytes(config, item, rows) if has_graphs else 0,
+        page_size=size,
+        page_bytes=page_bytes(config, size, item),
+        num_pages=0,
+        context_len=context,
+        step_tokens=tokens,
+        max_running_requests=rows,
+    )
+    if device.left is None and weight_bytes > device.free:
+        raise ConfigError(_does_not_fit(plan))
+    num, notes = _num_pages(settings, plan)
+    plan = dataclasses.replace(plan, num_pages=num, notes=tuple(notes))
+    return _with_context(settings, plan)
+
+
+def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int) -> int:
+    """Most tokens of a step: a chunk, or a whole prompt where prompts are not cut, and one per running request."""
+    chunk = chunk_size(settings, kind, weight_bytes)
+    if chunk == -1:
+        chunk = max(settings.max_prefill_tokens, context)
+    rows = settings.max_running_requests
+    return min(chunk, rows * context) + rows
+
+
+def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[str]]:
+    """Size the KV cache: as asked for, else as memory allows and requests can use."""
+    left = plan.device.free - plan.weight_bytes if plan.device.left is None else plan.device.left
+    working = plan.activation_bytes + plan.graph_bytes
+    if settings.max_total_tokens is not None:
+        num = settings.max_total_tokens // plan.page_size
+        budget, limit = left, f"--max-total-tokens {settings.max_total_tokens}"
+        if (num + 1) * plan.page_bytes > left:
+            raise ConfigError(_no_room(plan, left, f"{limit} takes {gib((num + 1) * plan.page_bytes)}; lower it"))
+    else:
+        budget, limit = _budget(settings, plan.device, left, working)
+        useful = settings.max_running_requests * -(-plan.context_len // plan.page_size)
+        num = min(useful, budget // plan.page_bytes - 1)
+    if num < 1:
+        raise ConfigError(_no_room(plan, left, _advice(settings, limit)))
+    notes = []
+    rest = left - (num + 1) * plan.page_bytes
+    if rest < working:
+        notes.append(
+            f"{limit} leaves {gib(rest)} for activations and graphs, which may need {gib(working)}: if memory runs "
+            "out, lower it or --chunked-prefill-size"
+        )
+    return num, notes
+
+
+def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: int) -> tuple[int, str]:
+    """Bytes for the KV cache, and the flag that bounds them.
+
+    `--mem-fraction-static` as SGLang has it: weights and KV cache take this share of what is free before loading.
+    `--gpu-memory-utilization` as vLLM has it: the process takes this share of all memory, activations included.
+    """
+    static, utilization = settings.mem_fraction_static, settings.gpu_memory_utilization
+    if utilization is not None:
+        allowed = int(device.total * utilization)
+        if allowed > device.free:
+            raise ConfigError(
+                f"--gpu-memory-utilization {utilization:g}: that is {gib(allowed)} of {device.name}, and "
+                f"{gib(device.free)} are free; stop what else runs there, or give at most "
+                f"{device.free / device.total:.2f}"
+            )
+        return allowed - (device.free - left) - working, f"--gpu-memory-utilization {utilization:g}"
+    if static is not None:
+        return left - int(device.free * (1 - static)), f"--mem-fraction-static {static:g}"
+    if device.kind == "cpu":
+        return min(left // 2, MAX_CPU_KV_BYTES), "the default on CPU"
+    return left - max(int(device.free * (1 - STATIC_FRACTION)), working), "the default of --mem-fraction-static"
+
+
+def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
+    """Bound the context by the KV cache; refuse that where the user asked for more. A last token needs no page."""
+    if plan.context_len <= plan.num_tokens:
+        return plan
+    if settings.context_length is not None:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: the KV cache holds {plan.num_tokens} tokens; give at most "
+            f"that, or make room: raise --max-total-tokens or --mem-fraction-static, lower --chunked-prefill-size "
+            f"({plan.step_tokens - plan.max_running_requests})"
+        )
+    note = (
+        f"Requests are limited to {plan.num_tokens:,} tokens, which the KV cache holds; the model's context is "
+        f"{plan.context_len:,}."
+    )
+    return dataclasses.replace(plan, context_len=plan.num_tokens, notes=(*plan.notes, note))
+
+
+def _does_not_fit(plan: MemoryPlan) -> str:
+    device = plan.device
+    return (
+        f"the model does not fit on {device.name}: its weights take {gib(plan.weight_bytes)} in {plan.dtype}, and "
+        f"{gib(device.free)} of {gib(device.total)} are free; stop what else runs there, or use a smaller model"
+        + (", or --dtype bfloat16" if plan.dtype == "float32" else "")
+    )
+
+
+def _no_room(plan: MemoryPlan, left: int, advice: str) -> str:
+    graphs = f" and CUDA graphs {gib(plan.graph_bytes)}" if plan.graph_bytes else ""
+    return (
+        f"no room for the KV cache on {plan.device.name}: {gib(plan.device.free)} were free, the weights leave "
+        f"{gib(left)}, activations may need {gib(plan.activation_bytes)}{graphs}, and a page of {plan.page_size} "
+        f"tokens takes {gib(plan.page_bytes)}; {advice}"
+    )
+
+
+def _advice(settings: EngineSettings, limit: str) -> str:
+    lower = "lower --chunked-prefill-size or --max-running-requests"
+    return f"raise {limit}, or {lower}" if settings.mem_fraction_static or settings.gpu_memory_utilization else lower
+
+
+def host_bytes() -> DeviceBytes:
+    """Measure the host: all memory, and what it can give without swapping, by Linux's own estimate."""
+    found: dict[str, int] = {}
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = int(value.split()[0]) * 1024
+    except OSError:
+        logger.debug("no /proc/meminfo; assuming 4 GiB of memory, 2 GiB of it free")
+    return DeviceBytes(
+        kind="cpu", name="cpu", total=found.get("MemTotal", 4 << 30), free=found.get("MemAvailable", 2 << 30)
+    )
+
+
+def gib(num: int) -> str:
+    """Write bytes for people."""
+    return f"{num / 2**30:,.2f} GiB" if abs(num) >= 1 << 28 else f"{num / 2**20:,.1f} MiB"

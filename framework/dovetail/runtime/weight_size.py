@@ -1,0 +1,72 @@
+"""How much memory a model's weights will take, before they are loaded. Does not import torch."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.errors import ModelError
+from dovetail.runtime.hf_config import checkpoint_files
+from dovetail.runtime.memory import ITEM_BYTES
+
+
+class WeightSize(NamedTuple):
+    """Bytes in the engine's dtype, and where the number is from."""
+
+    num_bytes: int
+    source: str
+
+
+def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, dummy: bool = False) -> WeightSize:
+    """Size the weights: from the safetensors headers, or from the config where there are none to read.
+
+    Args:
+        folder: The model's.
+        config: Its facts.
+        dtype: Name of the engine's dtype.
+        device: `cpu` or `cuda`.
+        dummy: The engine fills the weights itself.
+
+    Raises:
+        ModelError: The checkpoint cannot be read.
+    """
+    item = ITEM_BYTES[dtype]
+    # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
+    packed_head = config.tie_word_embeddings and device == "cpu" and dtype == "bfloat16"
+    extra = config.vocab_size * config.hidden_size * item if packed_head else 0
+    if dummy:
+        return WeightSize(dense_numel(config) * item + extra, "a dense decoder of these sizes")
+    files = checkpoint_files(folder)
+    num, numel = 0, 0
+    for file in files:
+        for name, shape in headers(file):
+            if config.tie_word_embeddings and name.startswith("lm_head."):
+                continue
+            num, numel = num + 1, numel + prod(shape)
+    return WeightSize(numel * item + extra, f"{num} tensors in {len(files)} files")
+
+
+def headers(file: Path) -> list[tuple[str, list[int]]]:
+    """Return names and shapes of the tensors in a safetensors file; reads its header only.
+
+    Raises:
+        ModelError: It is not a safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            return [(name, opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
+
+
+def dense_numel(config: ModelConfig) -> int:
+    """Count the parameters of a dense decoder with a gated MLP; biases and norms of heads are left out."""
+    hidden, dim = config.hidden_size, config.head_dim
+    attention = hidden * dim * (2 * config.num_qo_heads + 2 * config.num_kv_heads)
+    layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return config.num_layers * layer + tables + hidden

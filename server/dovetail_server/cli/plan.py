@@ -1,0 +1,169 @@
+"""`dovetail plan MODEL`: how the engine would divide a device's memory. Loads no weights, and no torch where it can."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail.contracts.model import ModelConfig
+    from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+    from dovetail_server.settings import ServeSettings
+
+USAGE = """usage: dovetail plan [MODEL] [options]
+
+Show how `dovetail serve` would divide the memory of a device between the weights of MODEL, the KV cache, activations
+and CUDA graphs, and how many requests the KV cache holds. Reads config.json and the headers of the safetensors files.
+
+  --device-memory SIZE      plan for a device with so much memory, such as 80GiB; a GPU unless --device cpu is given.
+                            If not given, for the device here, with what is free on it now
+  --json                    print JSON
+
+The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,
+--mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
+--page-size, --disable-cuda-graph, --load-format dummy. `dovetail serve --help=all` explains them.
+"""
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(slots=True)
+class Wish:
+    """The command's own arguments."""
+
+    device_memory: str | None
+    as_json: bool
+    others: list[str]
+
+
+def main(argv: list[str]) -> int:
+    """Print the plan. Exit code 2 for what the user can fix, a model that does not fit included."""
+    if any(arg in {"-h", "--help"} for arg in argv):
+        print(USAGE, end="")
+        return 0
+    try:
+        wish = parse(argv)
+        found = plan(wish)
+    except ConfigError as error:
+        print(f"dovetail plan: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    if wish.as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        from dovetail.runtime.memory_table import print_table
+
+        print_table(found, to_stderr=False)
+        for note in found.notes:
+            print(note)
+    return 0
+
+
+def parse(argv: list[str]) -> Wish:
+    """Split off the command's own arguments.
+
+    Raises:
+        ConfigError: A value is missing.
+    """
+    wish = Wish(None, False, [])
+    rest = list(argv)
+    while rest:
+        arg = rest.pop(0)
+        name, equals, value = arg.partition("=")
+        if name == "--json":
+            wish.as_json = True
+        elif name == "--device-memory":
+            if not equals and not rest:
+                raise ConfigError("--device-memory: expected a size, such as 80GiB")
+            wish.device_memory = value if equals else rest.pop(0)
+        else:
+            wish.others.append(arg)
+    return wish
+
+
+def plan(wish: Wish) -> MemoryPlan:
+    """Make the plan with the engine's own function.
+
+    Raises:
+        ConfigError: A flag, the model or the device is at fault, or the model does not fit.
+    """
+    from dovetail.runtime.memory import plan_memory
+    from dovetail.runtime.weight_size import weight_size
+    from dovetail_server import preflight
+    from dovetail_server.cli.options import load_settings, parse_flags
+
+    flags = parse_flags(wish.others)
+    settings: ServeSettings = preflight.with_demo(load_settings(flags if isinstance(flags, dict) else {}))
+    architecture = preflight.check_model(settings)
+    device = device_of(settings.device, wish.device_memory)
+    config = config_of(settings.folder, architecture)
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    size = weight_size(settings.folder, config, dtype, device.kind, dummy=settings.load_format == "dummy")
+    has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
+    return plan_memory(settings, config, dtype, device, size.num_bytes, has_graphs=has_graphs)
+
+
+def config_of(folder: Path, architecture: str) -> ModelConfig:
+    """Read the model's facts: a built-in's from the usual keys of `config.json`, else from the plugin, with torch.
+
+    Raises:
+        ConfigError: No plugin serves the architecture, or the config cannot be served.
+    """
+    from dovetail.errors import ModelError
+    from dovetail.plugins import Registry
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned
+    from dovetail.runtime.hf_config import dense_config, read_config
+
+    hf = read_config(folder)
+    record = Registry.scan().resolve("model", architecture)
+    if record.builtin:
+        try:
+            return dense_config(hf)
+        except ModelError:
+            pass  # one with keys of its own: its plugin knows them
+    found: ModelConfig = import_planned(as_planned(record)).config_from_hf(hf)
+    return found
+
+
+def device_of(name: str, memory: str | None) -> DeviceBytes:
+    """Find the device to plan for: one of a given size, or the one here.
+
+    Raises:
+        ConfigError: The size cannot be read, or the device is not there.
+    """
+    from dovetail.runtime.memory import CUDA_CONTEXT_BYTES, DeviceBytes, gib, host_bytes
+
+    if memory is not None:
+        total = size_of(memory)
+        kind: Any = "cpu" if name == "cpu" else "cuda"
+        taken = 0 if kind == "cpu" else CUDA_CONTEXT_BYTES
+        if total <= taken:
+            raise ConfigError(f"--device-memory {memory!r}: less than the {gib(taken)} that a process takes by itself")
+        return DeviceBytes(kind=kind, name=f"a {'host' if kind == 'cpu' else 'GPU'}", total=total, free=total - taken)
+    if name == "cpu" or (name == "auto" and not NVIDIA_DRIVER.exists()):
+        return host_bytes()
+    from dovetail.runtime.backends import find_device
+    from dovetail.runtime.device_memory import device_bytes
+
+    return device_bytes(find_device(name))
+
+
+def size_of(text: str) -> int:
+    """Read `80GiB`, `80GB`, `24576MiB` or plain bytes.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if size <= 0:
+        raise ConfigError(f"--device-memory {text!r}: expected a size such as 80GiB, 24576MiB or 85899345920")
+    return size

@@ -1,0 +1,258 @@
+"""How device memory is divided: sizes, limits, and one line for what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.engine.core import EngineCore
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.errors import ConfigError
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime import device_memory, graphs, prefill_graphs
+from dovetail.runtime.memory import (
+    BUCKET_SUM,
+    GRAPH_ROWS,
+    NUM_GRAPHS,
+    DeviceBytes,
+    MemoryPlan,
+    activation_bytes,
+    plan_memory,
+)
+from dovetail.runtime.runner import ModelRunner
+from dovetail.runtime.weight_size import dense_numel, headers, weight_size
+from dovetail.settings import EngineSettings
+from dovetail.testing.engine import generate
+from dovetail.testing.models import make_model
+
+GIB = 1 << 30
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_qo_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-5,
+    hidden_act="silu",
+    max_position_embeddings=131072,
+    tie_word_embeddings=False,
+    rope=RopeConfig(),
+    dtype="bfloat16",
+)
+WEIGHTS = 2 * dense_numel(LLAMA_8B)
+
+
+def gpu(total: float = 80, free: float | None = None, left: float | None = None) -> DeviceBytes:
+    """A GPU, sizes in GiB."""
+    in_bytes = [None if size is None else int(size * GIB) for size in (total, total if free is None else free, left)]
+    return DeviceBytes(kind="cuda", name="cuda:0", total=in_bytes[0] or 0, free=in_bytes[1] or 0, left=in_bytes[2])
+
+
+def planned(device: DeviceBytes | None = None, *, has_graphs: bool = True, **changes: Any) -> MemoryPlan:
+    """A plan for an 8B model."""
+    device = device or gpu()
+    return plan_memory(EngineSettings(**changes), LLAMA_8B, "bfloat16", device, WEIGHTS, has_graphs=has_graphs)
+
+
+def refused(device: DeviceBytes | None = None, **changes: Any) -> str:
+    """The one line for a plan that cannot be made."""
+    with pytest.raises(ConfigError) as caught:
+        planned(device, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_size_of_an_8b_model_is_that_of_its_checkpoint() -> None:
+    """A dense config gives the parameters that the published checkpoint of Llama 3.1 8B has: 8,030,261,248."""
+    assert dense_numel(LLAMA_8B) == 8_030_261_248
+
+
+def test_mem_fraction_static_is_the_share_of_free_memory_for_weights_and_cache() -> None:
+    """As in SGLang: what is free before loading, times the fraction, less the weights, is the KV cache."""
+    found = planned(gpu(80, free=60), mem_fraction_static=0.5)
+    assert 30 * GIB - WEIGHTS - found.page_bytes < found.kv_bytes <= 30 * GIB - WEIGHTS
+    measured = planned(gpu(80, free=60, left=40), mem_fraction_static=0.5)
+    assert 10 * GIB - found.page_bytes < measured.kv_bytes <= 10 * GIB
+
+
+def test_gpu_memory_utilization_is_the_share_of_all_memory_for_everything() -> None:
+    """As in vLLM: the process stays below the share, activations and graphs included; more than is free is refused."""
+    found = planned(gpu(80, free=79), gpu_memory_utilization=0.75)
+    used = WEIGHTS + found.kv_bytes + found.activation_bytes + found.graph_bytes
+    assert 60 * GIB - 2 * found.page_bytes < used <= 60 * GIB
+    line = refused(gpu(80, free=40), gpu_memory_utilization=0.9)
+    assert all(part in line for part in ("--gpu-memory-utilization 0.9", "72.00 GiB", "40.00 GiB", "0.50"))
+
+
+def test_by_default_the_cache_leaves_room_for_what_a_step_needs() -> None:
+    """The default share shrinks where 12% are too little for activations and graphs; nothing is over-committed."""
+    for total in (24, 40, 80, 141):
+        found = planned(gpu(total))
+        assert found.free_bytes >= 0
+        assert found.kv_bytes <= int(0.88 * total * GIB) - WEIGHTS
+    tight = planned(gpu(24), chunked_prefill_size=16384)
+    assert tight.activation_bytes + tight.graph_bytes > 0.12 * 24 * GIB
+    assert tight.kv_bytes < planned(gpu(24), chunked_prefill_size=512).kv_bytes
+
+
+def test_a_share_that_leaves_too_little_is_kept_and_said() -> None:
+    """What the user configured is not changed; a note tells that a step may not find its memory."""
+    found = planned(mem_fraction_static=0.99)
+    assert found.kv_bytes > 0.98 * 80 * GIB - WEIGHTS
+    assert "--mem-fraction-static 0.99 leaves" in found.notes[0]
+    assert not planned(mem_fraction_static=0.8).notes
+
+
+def test_tokens_and_concurrency_follow_from_the_pages() -> None:
+    """A request takes whole pages; the table's figures are those."""
+    found = planned(max_total_tokens=100_010, page_size=16, context_length=5000)
+    assert (found.num_tokens, found.num_requests(5000), found.num_requests(4096)) == (100_000, 19, 24)
+    assert found.page_bytes == 32 * 2 * 16 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "parts"),
+    [
+        (gpu(8), {}, ["does not fit", "14.96 GiB in bfloat16", "8.00 GiB of 8.00 GiB", "smaller model"]),
+        (gpu(16), {}, ["no room for the KV cache", "--chunked-prefill-size", "CUDA graphs 1.38 GiB", "page of 16 tokens"]),
+        (gpu(80), {"mem_fraction_static": 0.1}, ["no room", "raise --mem-fraction-static 0.1"]),
+        (gpu(80), {"gpu_memory_utilization": 0.2}, ["no room", "raise --gpu-memory-utilization 0.2"]),
+        (gpu(80), {"max_total_tokens": 15}, ["--max-total-tokens 15", "page of 16", "--page-size"]),
+        (gpu(80), {"max_total_tokens": "8m"}, ["--max-total-tokens 8388608 takes 1,024.00 GiB", "lower it"]),
+        (
+            gpu(80),
+            {"max_total_tokens": 1000, "context_length": 2000},
+            ["--context-length 2000", "992 tokens", "raise --max-total-tokens"],
+        ),
+        (gpu(24), {"context_length": 100_000}, ["--context-length 100000", "KV cache holds", "lower --chunked"]),
+        (gpu(80), {"context_length": "1m"}, ["--context-length 1048576", "131072 positions"]),
+        (gpu(80), {"mem_fraction_static": 0.5, "gpu_memory_utilization": 0.5}, ["give one of them"]),
+        (
+            DeviceBytes(kind="cpu", name="cpu", total=64 * GIB, free=60 * GIB),
+            {"gpu_memory_utilization": 0.5},
+            ["--gpu-memory-utilization 0.5: the device is cpu", "--max-total-tokens"],
+        ),
+        (gpu(80), {"chunked_prefill_size": 0}, ["--chunked-prefill-size 0", "-1"]),
+    ],
+)
+def test_what_does_not_fit_is_one_line(device: DeviceBytes, changes: dict[str, Any], parts: list[str]) -> None:
+    """The line has the cause, the numbers and the flag to change."""
+    line = refused(device, **changes)
+    assert all(part in line for part in parts), line
+
+
+def test_a_cache_smaller_than_the_context_bounds_requests_and_says_so() -> None:
+    """Where no context was asked for, requests are limited to what the cache holds, with a note."""
+    found = planned(max_total_tokens=1000)
+    assert found.context_len == 992
+    assert "limited to 992 tokens" in found.notes[-1]
+    assert "131,072" in found.notes[-1]
+
+
+def test_what_is_known_of_graphs_is_what_they_do() -> None:
+    """The figures that the estimate takes from the graphs' files are still theirs."""
+    assert max(graphs.BUCKETS) == GRAPH_ROWS
+    assert sum(graphs.BUCKETS) <= BUCKET_SUM * GRAPH_ROWS
+    assert len(graphs.BUCKETS) * 3 + len(prefill_graphs.BUCKETS) == NUM_GRAPHS
+
+
+def test_headers_give_the_size_that_the_engine_measures(tmp_path: Path) -> None:
+    """Sizes from safetensors headers are those of the built model, which repeats norms of heads, within 1%."""
+    for architecture, changes in (
+        ("LlamaForCausalLM", {}),
+        ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", {"head_dim": 32}),
+    ):
+        folder = make_model(tmp_path / architecture, architecture, shard_size="100KB", **changes)
+        for dtype in ("float32", "bfloat16"):
+            settings = EngineSettings(model_path=str(folder), dtype=dtype, device="cpu", max_total_tokens=512)
+            plan = make_plan(Registry.scan(), model=architecture, attention_backend="auto", device="cpu")
+            runner = ModelRunner(settings, load(plan, "engine"))
+            size = weight_size(folder, runner.config, dtype, "cuda").num_bytes
+            assert size == pytest.approx(runner.weight_bytes, rel=0.01)
+
+
+def test_a_tied_head_that_cpu_repacks_is_counted(tmp_path: Path) -> None:
+    """On CPU in bfloat16 the tied output head is a second copy."""
+    folder = make_model(tmp_path, "Qwen2ForCausalLM", tie_word_embeddings=True)
+    config = dataclasses.replace(LLAMA_8B, vocab_size=199, hidden_size=64, tie_word_embeddings=True)
+    sizes = [weight_size(folder, config, "bfloat16", device).num_bytes for device in ("cpu", "cuda")]
+    assert sizes[0] - sizes[1] == 199 * 64 * 2
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    """A file that is no safetensors is reported with its name."""
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match=r"model\.safetensors: broken safetensors file"):
+        headers(tmp_path / "model.safetensors")
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine compares the headers with the device first; nothing is built."""
+    folder = make_model(tmp_path, "LlamaForCausalLM")
+    small = DeviceBytes(kind="cpu", name="cpu", total=GIB, free=1000)
+    monkeypatch.setattr(device_memory, "device_bytes", lambda device: small)
+    monkeypatch.setattr(ModelRunner, "_load", lambda *args: pytest.fail("weights are loaded"))
+    with pytest.raises(ConfigError, match="does not fit on cpu: its weights take"):
+        generate(folder, [], [])
+
+
+def test_memory_that_runs_out_while_loading_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device has less than was expected, the reason is one line and no traceback."""
+
+    def fail(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    folder = make_model(tmp_path, "LlamaForCausalLM")
+    monkeypatch.setattr(ModelRunner, "_load", fail)
+    with pytest.raises(ConfigError, match=r"does not fit on cpu: .* were free") as caught:
+        generate(folder, [], [])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_started_engine_shows_the_plan(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level info the table stands on standard error without a terminal's codes; at warning only the notes do."""
+    folder = make_model(tmp_path, "LlamaForCausalLM")
+    with caplog.at_level(logging.INFO, "dovetail"):
+        generate(folder, [], [], max_total_tokens=100)
+    shown = capfd.readouterr().err
+    assert all(part in shown for part in ("memory of cpu", "KV cache", "96 tokens", "requests"))
+    assert "\x1b[" not in shown
+    assert any("limited to 96 tokens" in record.getMessage() for record in caplog.records)
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        generate(folder, [], [], max_total_tokens=100)
+    assert "memory of cpu" not in capfd.readouterr().err
+
+
+def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Path) -> None:
+    """The peak of live tensors in a step with a chunk of 1,000 tokens is at most the estimate, and most of it."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 2048}
+    folder = make_model(tmp_path, "LlamaForCausalLM", **sizes)
+    changes = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "max_running_requests": 4}
+    settings = EngineSettings(model_path=str(folder), chunked_prefill_size=1000, **changes)
+    plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")
+    core = EngineCore(settings, load(plan, "engine"))
+    core.handle(Submit(rid="a", prompt_ids=[1] * 1500, params=SamplingParams(max_tokens=1)))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        core.step()
+    running = peak = 0
+    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            running += event.nbytes()
+            peak = max(peak, running)
+    tokens = 1000 + settings.max_running_requests
+    estimate = activation_bytes(core.runner.config, 4, tokens)
+    assert 0.6 * estimate < peak <= estimate
