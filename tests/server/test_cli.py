@@ -25,6 +25,7 @@ decode-log-interval device disable-access-log disable-cuda-graph disable-overlap
 disable-radix-cache disable-uvicorn-access-log
 drain-timeout dtype
 enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager file-storage-path
+gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format
 log-level log-requests
 max-batch-lines max-batch-requests max-body-bytes max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
@@ -112,7 +113,7 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
         (["--trust-remote-code"], ["--trust-remote-code", "never run"]),
         (["--tp-size", "2"], ["--tp-size", "one device"]),
-        (["--gpu-memory-utilization=0.9"], ["--mem-fraction-static"]),
+        (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "less than or equal to 1"]),
         (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
     ],
 )

@@ -29,7 +29,6 @@ REFUSED = {
     "tensor-parallel-size": ONE_DEVICE,
     "api-key": "this version has no keys yet; keep --host 127.0.0.1, or put a proxy that asks for one in front",
     "quantization": "weights are served as they are; see --dtype",
-    "gpu-memory-utilization": "its meaning differs between servers; use --mem-fraction-static",
 }
 """Flags of the peers that are known and not supported, and why: a better answer than the nearest name."""
 
