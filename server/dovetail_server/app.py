@@ -9,14 +9,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
-from dovetail_server.asgi import Edge
-from dovetail_server.hooks import AsgiEndpoint
+from dovetail_server.asgi import Edge, Guard
+from dovetail_server.auth import Auth, Keys
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.routes import (
@@ -55,9 +56,9 @@ def create_app(state: ServerState) -> FastAPI:
         app.include_router(family.router)
     state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
     for path, endpoint in state.hooks.routes.items():
-        app.router.routes.append(Route(path, AsgiEndpoint(endpoint), include_in_schema=False))
+        app.router.routes.append(Route(path, endpoint, include_in_schema=False))
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
-    app.add_middleware(Edge, max_body_bytes=state.settings.max_body_bytes, larger={"/v1/files": upload_bytes})
+    add_layers(app, state, {"/v1/files": upload_bytes})
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)
     app.add_exception_handler(HTTPException, handle_http)
@@ -87,6 +88,24 @@ async def handle_http(request: Request, error: Exception) -> Response:
         text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
     elif status == 405:
         allowed = (headers or {}).get("Allow", "another method")
+def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> None:
+    """Put the layers around the routes, the innermost first."""
+    settings = state.settings
+    app.add_middleware(Auth, keys=Keys.of(settings))
+    app.add_middleware(Guard, state=state, streamed=streamed)
+    if settings.allow_origins:
+        # A browser asks before it sends the key: those questions are answered here, for these origins only.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allow_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=600,
+        )
+    app.add_middleware(Edge, observers=state.hooks.observers)
+
+
         text, code = f"{path} takes {allowed}, not {request.method}", "method_not_allowed"
     else:
         text, code = str(getattr(error, "detail", "bad request")), "bad_request"

@@ -44,10 +44,23 @@ class ClientGoneError(DovetailError):
     """The client closed the connection; nobody reads the reply."""
 
 
+def _overload(text: str) -> ServiceError:
+    return ServiceError(f"{text}; try again later", code="queue_full", status=429, retry_after_s=1)
+
+
 def queue_full(limit: int) -> ServiceError:
     """More requests than may run and wait."""
-    text = f"the server already holds {limit} requests, its limit; try again later or raise --max-queued-requests"
-    return ServiceError(text, code="queue_full", status=429, retry_after_s=1)
+    return _overload(f"the server already holds {limit} requests, its limit, set by --max-queued-requests")
+
+
+def queue_full_tokens(limit: int) -> ServiceError:
+    """The prompts that run and wait leave no room for this one."""
+    return _overload(f"the prompts held already leave no room below {limit} tokens, set by --max-queued-tokens")
+
+
+def queue_full_bytes(limit: int) -> ServiceError:
+    """The bodies that are held leave no room for this one."""
+    return _overload(f"the request bodies held already leave no room below {limit} bytes, set by --max-queued-bytes")
 
 
 def starting() -> ServiceError:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins.contexts import ConfigDraft, HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
+from dovetail_server.auth import check_admin
 from dovetail_server.observers import Observers
 from dovetail_server.settings import ServeSettings
 
@@ -117,7 +118,10 @@ class ApiHooks:
                 raise PluginError(
                     f"{describe(plugin)}: route {path!r} must begin with '/' and lead to an ASGI application"
                 )
-            self.add_route(f"/x/{plugin.name}{path}", app, plugin.qualified)
+            endpoint = AdminEndpoint(app) if path in value.admin else AsgiEndpoint(app)
+            self.add_route(f"/x/{plugin.name}{path}", endpoint, plugin.qualified)
+        if stray := sorted(set(value.admin) - set(value.routes)):
+            raise PluginError(f"{describe(plugin)}: admin names {stray[0]!r}, which is none of its routes")
 
     def add_route(self, path: str, app: Callable[..., Any], owner: str) -> None:
         """Take a route. Paths that differ only in the names of their parameters collide.
@@ -177,3 +181,12 @@ class AsgiEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve."""
         await self.app(scope, receive, send)
+
+
+class AdminEndpoint(AsgiEndpoint):
+    """As `AsgiEndpoint`, for callers with the admin's key."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve, or raise the error that says which key is missing."""
+        check_admin(scope["state"]["caller"])
+        await super().__call__(scope, receive, send)

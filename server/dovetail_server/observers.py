@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.contracts.observers import LoadStats, RequestEnd, RequestObserver, RequestStart, StatLogger
+from dovetail.contracts.observers import (
+    HttpEnd,
+    LoadStats,
+    RequestEnd,
+    RequestObserver,
+    RequestProgress,
+    RequestStart,
+    StatLogger,
+)
 from dovetail.engine.client import EngineClient
 from dovetail.errors import EngineError, PluginError
 
@@ -63,10 +71,20 @@ class Observers:
         for watched in list(self.requests):
             self._call(watched, watched.target.request_started, request, self.requests)
 
+    def progressed(self, request: RequestProgress) -> None:
+        """Tell every observer that tokens have come."""
+        for watched in list(self.requests):
+            self._call(watched, watched.target.request_progressed, request, self.requests)
+
     def ended(self, request: RequestEnd) -> None:
         """Tell every observer that a request is over."""
         for watched in list(self.requests):
             self._call(watched, watched.target.request_ended, request, self.requests)
+
+    def http_ended(self, request: HttpEnd) -> None:
+        """Tell every observer that an HTTP request is over."""
+        for watched in list(self.requests):
+            self._call(watched, watched.target.http_ended, request, self.requests)
 
     async def log_stats(self, engine: EngineClient) -> None:
         """Give every logger the engine's load at its interval, until cancelled."""

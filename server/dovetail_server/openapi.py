@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.state import get_free_state
 
 REF = "#/components/schemas/"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +34,10 @@ def json_route(
     streams: bool = False,
     methods: tuple[str, ...] = ("POST",),
 ) -> Callable[[F], F]:
-    """Register a route with the schemas of its body or multipart form, and of its reply."""
+    """Register a route with the schemas of its body or multipart form, and of its reply.
+
+    One that `streams` generates: when the queue is full it answers 429 before it reads the body.
+    """
     extra: dict[str, Any] = {}
     content: dict[str, Any] = {"application/json": {}}
     for kind, model in (("application/json", body), ("multipart/form-data", form)):
@@ -57,6 +61,7 @@ def json_route(
             methods=list(methods),
             responses=responses,
             openapi_extra=extra or None,
+            dependencies=[Depends(get_free_state)] if streams else None,
             response_model=None,
             summary=(function.__doc__ or "").split("\n")[0],
         )

@@ -152,8 +152,15 @@ def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -
     phases.show()
     for line in settings.auto_notes:
         logger.info("%s", line)
-    if not str(host).startswith(LOOPBACK):
-        logger.warning("Listening on %s without a key: whoever reaches this port can use the model.", host)
+    if not str(host).startswith(LOOPBACK) and not settings.api_key:
+        logger.warning("!" * 100)
+        logger.warning(
+            "Listening on %s WITHOUT A KEY: whoever reaches port %d can use the model and every file. "
+            "Give --api-key (or DOVETAIL_API_KEY), or --host 127.0.0.1.",
+            host,
+            port,
+        )
+        logger.warning("!" * 100)
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
     names = ", ".join(settings.served_model_name or [str(settings.model_path)])
     logger.info("Serving %s at http://%s:%d/v1 (documentation: /docs)", names, shown, port)

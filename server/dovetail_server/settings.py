@@ -5,13 +5,14 @@ Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -27,8 +28,43 @@ def split_names(value: object) -> object:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list):
-        return [name.strip() for item in value for name in str(item).split(",") if name.strip()]
+        return [word for item in value for word in split_words(str(item))]
     return value
+
+
+def split_keys(value: object) -> object:
+    """As `split_names`; keys that were read already stay as they are."""
+    if isinstance(value, str | list):
+        items = value if isinstance(value, list) else [value]
+        return [key for item in items for key in ([item] if isinstance(item, SecretStr) else split_words(str(item)))]
+    return value
+
+
+def split_words(text: str) -> list[str]:
+    """Return the comma-separated words of a text."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_keys(keys: list[SecretStr]) -> list[SecretStr]:
+    """Refuse keys that no client could send in a header."""
+    for key in keys:
+        if not re.fullmatch(r"[\x21-\x7e]{1,1024}", key.get_secret_value()):
+            raise ValueError("a key has 1 to 1024 printable ASCII characters and no spaces")
+    return keys
+
+
+def check_key(key: SecretStr | None) -> SecretStr | None:
+    """As `check_keys`, for one that may be missing."""
+    check_keys([] if key is None else [key])
+    return key
+
+
+def check_origins(origins: list[str]) -> list[str]:
+    """Refuse what no browser sends as an origin."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+", origin):
+            raise ValueError(f"{origin!r} is no origin such as https://chat.example.org:8443 (no path), nor *")
+    return origins
 
 
 def none_word(value: object) -> object:
@@ -66,6 +102,9 @@ def note_source(value: object) -> object:
 
 PluginOptions = Annotated[dict[str, dict[str, GivenOption]], NoDecode, BeforeValidator(note_source)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
+ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
+ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
+Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
 PluginName = Annotated[str | None, BeforeValidator(none_word)]
 
 
@@ -166,6 +205,43 @@ class ServeSettings(EngineSettings, BaseSettings):
         "OpenAI's defaults.",
         json_schema_extra=flag(),
     )
+    api_key: ApiKeys = Field(
+        default_factory=list,
+        description="Key that every request must carry; may be given several times. Better in the environment "
+        "(DOVETAIL_API_KEY, comma-separated) or the file: other users of the machine see command lines.",
+        json_schema_extra=flag(common=True),
+    )
+    admin_api_key: ApiKey = Field(
+        None,
+        description="Key that /flush_cache, /abort_request and other admin routes need; it opens everything else too.",
+        json_schema_extra=flag(),
+    )
+    allow_origins: Origins = Field(
+        default_factory=list,
+        description="Origins of web pages that may use this server, such as https://chat.example.org, "
+        "comma-separated; * for all.",
+        json_schema_extra=flag("allowed-origins"),
+    )
+    max_queued_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 40,
+        description="Most prompt tokens of all requests that run or wait; beyond it a request gets 429. 8 times the "
+        "KV cache if not given.",
+        json_schema_extra=flag(),
+    )
+    max_queued_bytes: int = Field(
+        256 << 20,
+        ge=1024,
+        le=1 << 40,
+        description="Most bytes of the bodies of all requests that run or wait; beyond it a request gets 429.",
+        json_schema_extra=flag(),
+    )
+    metrics_style: Literal["dovetail", "vllm", "sglang"] = Field(
+        "dovetail",
+        description="Whose names GET /metrics uses beside Dovetail's own, for dashboards that know them.",
+        json_schema_extra=flag(),
+    )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, le=1 << 34, description="Largest request body.", json_schema_extra=flag()
     )
@@ -252,6 +328,13 @@ class ServeSettings(EngineSettings, BaseSettings):
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
+    @model_validator(mode="after")
+    def tell_admin_from_users(self) -> ServeSettings:
+        """Refuse an admin's key that is also a user's: it would protect nothing."""
+        if self.admin_api_key is not None and self.admin_api_key in self.api_key:
+            raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
+        return self
+
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail_server import errors
+from dovetail_server.auth import CALLER
+from dovetail_server.heartbeat import Heartbeat, has_no_work
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.lazy import LazyStorage
@@ -20,8 +23,16 @@ if TYPE_CHECKING:
     from dovetail.plugins import Registry
     from dovetail_server.serving.text import TextTools
 
-HANG_S = 30.0
-"""A busy engine whose step counter stands still for so long is not ready."""
+POOLS_QUEUED = 8
+"""Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An engine request that has not finished: whose it is, and the prompt tokens it counts for."""
+
+    owner: str
+    num_tokens: int
 
 
 class ServerState:
@@ -38,13 +49,16 @@ class ServerState:
         self.is_draining = False
         self.num_live = 0
         """Engine requests submitted and not yet finished."""
-        self.live_rids: set[str] = set()
-        """Identifiers that clients chose, or that replies carry: what `/abort_request` may name."""
+        self.num_live_tokens = 0
+        """Prompt tokens of these."""
+        self.num_held_bytes = 0
+        """Bytes of request bodies in memory."""
+        self.live_rids: dict[str, Live] = {}
+        """By identifiers that clients chose, or that replies carry: what `/abort_request` may name."""
         self.storage = LazyStorage(self)
         """Files and batches, opened when first needed."""
         self._text: TextTools | None = None
-        self._last_step = -1
-        self._last_advance = time.monotonic()
+        self._heartbeat = Heartbeat()
 
     def ready_with(self, text: TextTools) -> None:
         """Take requests from now on; the engine has started."""
@@ -84,6 +98,11 @@ class ServerState:
         """Most engine requests held at once, running and waiting."""
         return self.settings.max_running_requests + self.settings.max_queued_requests
 
+    @property
+    def max_live_tokens(self) -> int:
+        """Most prompt tokens held at once."""
+        return self.settings.max_queued_tokens or POOLS_QUEUED * self.info.max_total_tokens
+
     def check_model(self, name: str | None) -> str:
         """Return the name a reply carries, or raise a 404 that lists the served names."""
         if name is None:
@@ -106,55 +125,86 @@ class ServerState:
         if self.engine.dead is not None:
             raise EngineDeadError(self.engine.dead)
 
-    def admit(self, rids: Sequence[str]) -> None:
-        """Count new engine requests; each must be given back with `release`.
+    def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
+        """Raise where so much more does not fit. A request that is alone always fits.
+
+        Raises:
+            ServiceError: 429, the queue is full.
+        """
+        if self.num_live + num_requests > self.max_live:
+            raise errors.queue_full(self.max_live)
+        if self.num_live and self.num_live_tokens + num_tokens > self.max_live_tokens:
+            raise errors.queue_full_tokens(self.max_live_tokens)
+
+    def admit(self, rids: Sequence[str], num_tokens: int = 0) -> None:
+        """Count new engine requests of the present caller; each must be given back with `release`.
+
+        Args:
+            rids: Their identifiers.
+            num_tokens: Prompt tokens of all of them.
 
         Raises:
             ServiceError: 429, the queue is full.
             RequestError: An identifier is in use.
         """
-        if self.num_live + len(rids) > self.max_live:
-            raise errors.queue_full(self.max_live)
+        self.check_room(len(rids), num_tokens)
         taken = next((rid for rid in rids if rid in self.live_rids), None)
         if taken is not None:
             text = f"rid {taken!r} belongs to a running request; choose another or leave it out"
             raise RequestError(text, param="rid", code="duplicate_rid", status=409)
         if self.num_live == 0:
-            self._last_advance = time.monotonic()
+            self._heartbeat.restart()
+        owner = CALLER.get().owner
         self.num_live += len(rids)
-        self.live_rids.update(rids)
+        self.num_live_tokens += num_tokens
+        for rid in rids:
+            self.live_rids[rid] = Live(owner, num_tokens)
+            num_tokens = 0  # counted once, with the first
 
     def release(self, rids: Sequence[str]) -> None:
         """Undo `admit`."""
         self.num_live -= len(rids)
-        self.live_rids.difference_update(rids)
+        for rid in rids:
+            self.num_live_tokens -= self.live_rids.pop(rid).num_tokens
+
+    async def health(self) -> str | None:
+        """Say why the server should get no traffic, or None."""
+        if self._heartbeat.late_s(self.engine.step, is_busy=self.num_live > 0) and await has_no_work(self.engine):
+            self._heartbeat.restart()
+        await self.storage.retry()
+        return self.why_not_ready()
 
     def why_not_ready(self) -> str | None:
-        """Say why the server should get no traffic, or None."""
+        """As `health`, without asking anybody."""
         if not self.has_started:
             return "starting"
         if self.is_draining:
             return "draining"
         if self.engine.dead is not None:
             return f"engine dead: {self.engine.dead}"
-        step, now = self.engine.step, time.monotonic()
-        if step != self._last_step or self.num_live == 0:
-            self._last_step, self._last_advance = step, now
-        if now - self._last_advance > HANG_S:
-            return f"engine stuck: no step for {now - self._last_advance:.0f} s"
+        late_s = self._heartbeat.late_s(self.engine.step, is_busy=self.num_live > 0)
+        if late_s is not None:
+            return f"engine stuck: no step for {late_s:.0f} s"
         if self.storage.problem is not None:
             return f"files and batches: {self.storage.problem}"
         return self.hooks.why_not_healthy()
 
 
-def get_state(request: Request) -> ServerState:
-    """FastAPI dependency: the server's state."""
+async def get_state(request: Request) -> ServerState:
+    """FastAPI dependency: the server's state. `async`, as all of these, because FastAPI gives others a thread each."""
     state: ServerState = request.app.state.server
     return state
 
 
-def get_ready_state(request: Request) -> ServerState:
+async def get_ready_state(request: Request) -> ServerState:
     """FastAPI dependency: the state, for routes that need a working engine."""
-    state = get_state(request)
+    state = await get_state(request)
     state.check_ready()
+    return state
+
+
+async def get_free_state(request: Request) -> ServerState:
+    """FastAPI dependency: as `get_ready_state`, and there is room for a request."""
+    state = await get_ready_state(request)
+    state.check_room()
     return state

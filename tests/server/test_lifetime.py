@@ -15,6 +15,7 @@ from exchanges import error_of
 
 from conftest import Harness
 from dovetail.engine.messages import Finish
+from dovetail_server.heartbeat import Heartbeat
 
 USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -181,7 +182,7 @@ def test_starting_server_says_so(make_harness: Callable[..., Harness]) -> None:
 
 def test_a_stuck_engine_is_not_ready(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy engine whose step counter stands still fails the probes; an idle one does not."""
-    monkeypatch.setattr("dovetail_server.state.HANG_S", 0.05)
+    monkeypatch.setattr("dovetail_server.heartbeat.HANG_S", 0.05)
     time.sleep(0.1)
     assert harness.get("/readyz").status_code == 200
     harness.engine.hold.clear()
@@ -190,6 +191,37 @@ def test_a_stuck_engine_is_not_ready(harness: Harness, monkeypatch: pytest.Monke
     assert "stuck" in harness.get("/readyz").json()["reason"]
     client.close()
     harness.eventually(lambda: harness.get("/readyz").status_code == 200)
+
+
+def test_an_engine_that_waits_for_a_reader_is_ready(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that the engine has finished, and whose client reads slowly, is no sign of a hang."""
+    monkeypatch.setattr("dovetail_server.heartbeat.HANG_S", 0.05)
+    harness.state.admit(["read-slowly"])
+    try:
+        for _ in range(4):
+            time.sleep(0.1)
+            assert harness.get("/readyz").status_code == 200
+    finally:
+        harness.state.release(["read-slowly"])
+
+
+def test_a_slow_engine_has_more_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may stand still for ten times as long as a recent step took, thirty seconds at least."""
+    now = 100.0
+    monkeypatch.setattr("dovetail_server.heartbeat.time.monotonic", lambda: now)
+    heart = Heartbeat()
+    assert heart.late_s(0, is_busy=True) is None
+    now += 29
+    assert heart.late_s(0, is_busy=True) is None
+    now += 2
+    assert heart.late_s(0, is_busy=True) == 31
+    assert heart.late_s(1, is_busy=True) is None  # the step took 31 s
+    now += 309
+    assert heart.late_s(1, is_busy=True) is None
+    now += 2
+    assert heart.late_s(1, is_busy=True) == 311
+    now += 100
+    assert heart.late_s(1, is_busy=False) is None
 
 
 def drain(harness: Harness) -> None:

@@ -37,7 +37,15 @@ if TYPE_CHECKING:
         RopeConfig,
         WeightRule,
     )
-    from dovetail.contracts.observers import LoadStats, RequestEnd, RequestObserver, RequestStart, StatLogger
+    from dovetail.contracts.observers import (
+        HttpEnd,
+        LoadStats,
+        RequestEnd,
+        RequestObserver,
+        RequestProgress,
+        RequestStart,
+        StatLogger,
+    )
     from dovetail.contracts.options import Configurable
     from dovetail.contracts.reasoning import (
         ContentDelta,
@@ -82,6 +90,7 @@ __all__ = [
     "GrammarMatcher",
     "GrammarSpec",
     "KVPool",
+    "HttpEnd",
     "Kind",
     "LoadStats",
     "Malformed",
@@ -100,6 +109,7 @@ __all__ = [
     "RequestObserver",
     "RequestStart",
     "RopeConfig",
+    "RequestProgress",
     "StatLogger",
     "State",
     "Support",
@@ -132,9 +142,11 @@ _HOME = {
     "Phase": "attention",
     "LoadStats": "observers",
     "RequestEnd": "observers",
+    "HttpEnd": "observers",
     "RequestObserver": "observers",
     "RequestStart": "observers",
     "StatLogger": "observers",
+    "RequestProgress": "observers",
     "Configurable": "options",
     "ContentDelta": "reasoning",
     "Event": "reasoning",

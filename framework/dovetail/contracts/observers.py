@@ -1,12 +1,14 @@
 """What hook plugins return to be told about requests and load: `RequestObserver` and `StatLogger`.
 
 Both are called directly in the `api` process, never per token, and must not block: hand work to a thread of your own.
-One that raises five times in a row is removed, which the log and `GET /health` say. Importing this takes no torch.
+One that raises five times in a row is removed, which the log and `GET /health` say. The server's own `GET /metrics` is
+made of these two and of nothing else. Importing this takes no torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,6 +22,23 @@ class RequestStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProgress:
+    """Tokens have come: the first of a request, or what came in about a second since it was last told of.
+
+    Attributes:
+        request_id: As in `RequestStart`.
+        num_tokens: Generated tokens of all choices since the last time.
+        first_token_s: From submission to the first token; given once, with the first progress.
+        gaps_s: One entry per token but each choice's first: the time since the one before. Do not keep it.
+    """
+
+    request_id: str
+    num_tokens: int
+    first_token_s: float | None
+    gaps_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnd:
     """It is over, whatever ended it.
 
@@ -29,6 +48,8 @@ class RequestEnd:
         num_completion_tokens: Generated tokens that count, of all choices.
         finish_reasons: One per choice; "" for a choice that was cut off (the client left, or an error).
         seconds: From submission to the end.
+        num_cached_tokens: Of the prompts' tokens, those that the prefix cache held.
+        num_retractions: How often choices gave their pages up and waited again.
     """
 
     request_id: str
@@ -36,16 +57,43 @@ class RequestEnd:
     num_completion_tokens: int
     finish_reasons: tuple[str, ...]
     seconds: float
+    num_cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpEnd:
+    """An HTTP request is over.
+
+    Attributes:
+        request_id: What its reply carries as `x-request-id`.
+        method: "GET", "POST", …; "other" for what no route takes.
+        route: The route's path with its parameters as in the OpenAPI document; "" where there is none.
+        status: Of the reply; None where the client left before one began.
+        seconds: From its headers to the end of the reply.
+    """
+
+    request_id: str
+    method: str
+    route: str
+    status: int | None
+    seconds: float
 
 
 class RequestObserver:
-    """Is told when requests begin and end. Override what you need; new methods arrive with defaults."""
+    """Is told when requests begin, go on and end. Override what you need; new methods arrive with defaults."""
 
     def request_started(self, request: RequestStart) -> None:
         """A request was admitted; runs on the server's event loop."""
 
+    def request_progressed(self, request: RequestProgress) -> None:
+        """Its first token came, or about a second has passed with new ones; the rest comes before `request_ended`."""
+
     def request_ended(self, request: RequestEnd) -> None:
         """It is over; called once for each `request_started`."""
+
+    def http_ended(self, request: HttpEnd) -> None:
+        """An HTTP request is over, of any route, one that was refused too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,12 @@ class RouteSet:
 
     Attributes:
         routes: ASGI application by path; a path starts with `/` and may hold `{parameters}`.
+        admin: Those of the paths that need the admin's key where the server has one (`--admin-api-key`). Every route
+            needs a key where it has any; `scope["state"]["owner"]` then tells keys apart.
     """
 
     routes: Mapping[str, AsgiApp]
+    admin: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

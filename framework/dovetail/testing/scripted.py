@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
+import msgspec
+
 from dovetail.engine.messages import (
     EngineInfo,
     Finish,
+    Stats,
     Submit,
     TokenDelta,
     TokenLogprob,
@@ -153,7 +156,18 @@ class ScriptedEngine:
     async def control(self, op: str) -> dict[str, Any]:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
-        return {"ok": True} if op == "flush_cache" else {"step": self.step, "num_running": len(self.live)}
+        if op == "flush_cache":
+            return {"ok": True}
+        stats = Stats(
+            step=self.step,
+            num_running=len(self.live),
+            num_queued=0,
+            num_used_tokens=0,
+            num_cached_tokens=0,
+            max_total_tokens=self.info.max_total_tokens,
+            gen_throughput=0.0,
+        )
+        return msgspec.structs.asdict(stats)
 
     async def close(self) -> None:
         self.is_closed = True

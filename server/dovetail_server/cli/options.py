@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from dovetail.errors import ConfigError
@@ -27,7 +27,6 @@ REFUSED = {
     "trust-remote-code": "code from a model folder is never run; models are plugins (see `dovetail plugin list`)",
     "tp-size": ONE_DEVICE,
     "tensor-parallel-size": ONE_DEVICE,
-    "api-key": "this version has no keys yet; keep --host 127.0.0.1, or put a proxy that asks for one in front",
     "quantization": "weights are served as they are; see --dtype",
 }
 """Flags of the peers that are known and not supported, and why: a better answer than the nearest name."""
@@ -46,20 +45,26 @@ class Parser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """Stores a value, and refuses a second name of the same setting."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, is_flag: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, is_flag: bool = False, is_list: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(option_strings, dest, nargs=0 if is_flag else kwargs.pop("nargs", None), **kwargs)
         self.is_flag = is_flag
+        self.is_list = is_list
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Store the value under the field's name."""
+        """Store the value under the field's name; a list grows each time it is given."""
         if option is None and values is None:
             return  # the positional model path, left out
         used: dict[str, str] = namespace.__dict__.setdefault("_used", {})
         shown = option or "the model path"
         if self.dest in used and used[self.dest] != shown:
             raise ConfigError(f"{used[self.dest]} and {shown} are the same setting; give one of them")
+        if self.is_list:
+            values = values if isinstance(values, list) else [values]
+            values = [*(getattr(namespace, self.dest) if self.dest in used else []), *values]
         used[self.dest] = shown
         setattr(namespace, self.dest, True if self.is_flag else values)
 
@@ -74,6 +79,11 @@ def flag_names(name: str, field: FieldInfo) -> list[str]:
 def has_flag(field: FieldInfo) -> bool:
     """Tell whether the setting has a flag of its own; the options of plugins have one each."""
     return not (isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("flag") is False)
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Tell whether the setting holds what nobody may read off a message."""
+    return SecretStr in {field.annotation, *get_args(field.annotation)}
 
 
 def is_common(field: FieldInfo) -> bool:
@@ -113,7 +123,9 @@ def build_parser(show_all: bool) -> Parser:
         if field.annotation is bool:
             parser.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
         elif get_origin(field.annotation) is list:
-            parser.add_argument(*names, dest=name, action=Once, nargs="+", metavar="NAME", help=shown)
+            # A key takes one word: what follows is more likely the model, and a model taken for a key would be silent.
+            nargs, metavar = (None, "KEY") if is_secret(field) else ("+", "NAME")
+            parser.add_argument(*names, dest=name, action=Once, is_list=True, nargs=nargs, metavar=metavar, help=shown)
         else:
             metavar = name.rsplit("_", 1)[-1].upper()
             parser.add_argument(*names, dest=name, action=Once, metavar=metavar, help=shown)
@@ -191,7 +203,10 @@ def check_environment() -> None:
 def explain(error: ValidationError, flags: dict[str, Any]) -> str:
     """Say in one line what is wrong with the first bad setting and where it was given."""
     first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
+    reason = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return reason  # about several settings, which it names
+    name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, field_aliases(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "`dovetail serve --help=all` lists the settings"
@@ -202,5 +217,5 @@ def explain(error: ValidationError, flags: dict[str, Any]) -> str:
         where = f"environment variable {ENV_PREFIX}{name.upper()}"
     else:
         where = f"{name!r} in the configuration file"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where} {first['input']!r}: {reason[0].lower()}{reason[1:]}"
+    given = "" if is_secret(ServeSettings.model_fields[name]) else f" {first['input']!r}"
+    return f"{where}{given}: {reason[0].lower()}{reason[1:]}"

@@ -10,12 +10,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
+from dovetail_server.auth import CALLER, admin_only
 from dovetail_server.body import json_body
 from dovetail_server.openai.common import RequestModel, Rid
 from dovetail_server.openapi import json_route
 from dovetail_server.state import ServerState, get_ready_state
 
-router = APIRouter(tags=["server"])
+router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
@@ -36,10 +37,12 @@ async def flush_cache(state: State) -> Response:
 
 @json_route(router, "/abort_request", body=AbortRequest)
 async def abort_request(body: Annotated[AbortRequest, Depends(json_body(AbortRequest))], state: State) -> Response:
-    """Abort one request with all its choices, or all requests."""
+    """Abort one request with all its choices, or all requests. Without the admin's key, the caller's own ones only."""
     if body.rid is None and not body.abort_all:
         raise RequestError("rid is required, or abort_all: true", param="rid", code="missing_required_parameter")
-    doomed = [rid for rid in state.live_rids if body.abort_all or rid == body.rid or is_part_of(rid, body.rid)]
+    caller = CALLER.get()
+    reachable = [rid for rid, live in state.live_rids.items() if caller.is_admin or live.owner == caller.owner]
+    doomed = [rid for rid in reachable if body.abort_all or rid == body.rid or is_part_of(rid, body.rid)]
     for rid in doomed:
         state.engine.abort(rid)
     return Response(msgspec.json.encode({"aborted": len(doomed)}), media_type="application/json")

@@ -32,16 +32,16 @@ async def livez() -> Response:
 @router.get("/readyz", response_model=None)
 async def readyz(state: State) -> Response:
     """Whether requests would be served now: started, not draining, engine alive and stepping."""
-    return answer(state.why_not_ready(), state.hooks.observers.removed)
+    return answer(await state.health(), state.hooks.observers.removed)
 
 
 @router.get("/health", response_model=None)
 async def health(state: State) -> Response:
     """The same as `/readyz`, under the peers' name."""
-    return answer(state.why_not_ready(), state.hooks.observers.removed)
+    return answer(await state.health(), state.hooks.observers.removed)
 
 
 @router.get("/health_generate", response_model=None)
 async def health_generate(state: State) -> Response:
     """Whether the engine's step counter moves while there is work; no synthetic request is made."""
-    return answer(state.why_not_ready(), state.hooks.observers.removed)
+    return answer(await state.health(), state.hooks.observers.removed)

@@ -20,6 +20,7 @@ from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.text.stream import OutputStream
+from dovetail_server.pace import Pace
 
 if TYPE_CHECKING:
     from dovetail_server.state import ServerState
@@ -147,6 +148,8 @@ class Generation:
     request_id: str
     choices: Sequence[Choice]
     began: float = field(default_factory=time.perf_counter)
+    pace: Pace | None = None
+    """Set where somebody observes."""
 
     async def steps(self) -> AsyncGenerator[list[Step], None]:
         """Submit everything and yield what comes, several choices' steps together where they come together.
@@ -156,7 +159,7 @@ class Generation:
             EngineDeadError: The engine died.
         """
         rids = [choice.submit.rid for choice in self.choices]
-        self.state.admit(rids)
+        self.state.admit(rids, self._num_prompt())
         try:
             self._tell_start()
             source = self._one() if len(self.choices) == 1 else self._many()
@@ -208,6 +211,8 @@ class Generation:
         try:
             async for delta in deltas:
                 step = choice.accept(delta)
+                if self.pace is not None:
+                    self.pace.took(choice.index, len(step.ids))
                 if step.is_last and choice.route is not None:
                     await choice.judge(self.state.text.grammar)
                 yield step
@@ -217,6 +222,8 @@ class Generation:
             await close(deltas)
 
     def _tell_end(self) -> None:
+        if self.pace is not None:
+            self.pace.tell()
         if self.state.hooks.observers:
             self.state.hooks.observers.ended(
                 RequestEnd(
@@ -225,6 +232,8 @@ class Generation:
                     num_completion_tokens=sum(choice.num_completion for choice in self.choices),
                     finish_reasons=tuple(choice.finish_reason for choice in self.choices),
                     seconds=time.perf_counter() - self.began,
+                    num_cached_tokens=sum({c.prompt_index: c.num_cached for c in self.choices}.values()),
+                    num_retractions=sum(choice.num_retractions for choice in self.choices),
                 )
             )
 
@@ -233,6 +242,7 @@ class Generation:
 
     def _tell_start(self) -> None:
         if self.state.hooks.observers:
+            self.pace = Pace(self.state.hooks.observers, self.request_id, self.began)
             self.state.hooks.observers.started(
                 RequestStart(
                     request_id=self.request_id,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from dovetail_server.storage.paths import storage_folder
@@ -26,6 +28,7 @@ class LazyStorage:
         self._lock = asyncio.Lock()
         self._is_closed = False
         self._open_problem: str | None = None
+        self._tried = 0.0
 
     @property
     def problem(self) -> str | None:
@@ -46,6 +49,7 @@ class LazyStorage:
         """
         async with self._lock:
             if self._service is None:
+                self._tried = time.monotonic()
                 try:
                     self._service = await self._open()
                 except Exception as error:
@@ -77,6 +81,13 @@ class LazyStorage:
             except Exception:
                 logger.warning("Files and batches cannot be opened, they are tried again: %s", self.problem)
                 await asyncio.sleep(RETRY_S)
+
+    async def retry(self) -> None:
+        """Try again what could not be opened, so that health tells what holds now; at most every few seconds."""
+        if self._open_problem is None or self._service is not None or time.monotonic() - self._tried < RETRY_S:
+            return
+        with contextlib.suppress(Exception):  # the new problem is kept, as `problem`
+            await self.get()
 
     async def close(self) -> None:
         """Stop batches and close the database; what is running is given back."""

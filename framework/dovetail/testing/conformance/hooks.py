@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.contracts.observers import LoadStats, RequestEnd, RequestObserver, RequestStart, StatLogger
+from dovetail.contracts.observers import (
+    HttpEnd,
+    LoadStats,
+    RequestEnd,
+    RequestObserver,
+    RequestProgress,
+    RequestStart,
+    StatLogger,
+)
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, CliCommands, ConfigDraft, HealthCheck, HookManager, Registry, RouteSet, hookspecs
 from dovetail.plugins.manager import REGISTRATION_HOOKS
@@ -157,7 +165,7 @@ class HooksConformance(Conformance):
                 )
 
     def test_request_observers(self) -> None:
-        """Observers are RequestObservers, and take a request's start and end."""
+        """Observers are RequestObservers, and take a request's start, progress and end, and that of HTTP requests."""
         self._need("dovetail_request_observers")
         for value in self._values("dovetail_request_observers"):
             for observer in value if isinstance(value, list | tuple) else [value]:
@@ -167,8 +175,16 @@ class HooksConformance(Conformance):
                 end = RequestEnd(
                     request_id="r1", num_prompt_tokens=3, num_completion_tokens=2, finish_reasons=("stop",), seconds=0.1
                 )
+                first = RequestProgress(request_id="r1", num_tokens=1, first_token_s=0.05, gaps_s=[])
+                more = RequestProgress(request_id="r1", num_tokens=1, first_token_s=None, gaps_s=[0.05])
+                left = HttpEnd(request_id="q", method="POST", route="", status=None, seconds=0.1)
+                http = HttpEnd(request_id="q", method="POST", route="/generate", status=200, seconds=0.1)
                 _calls(observer.request_started, start)
+                _calls(observer.request_progressed, first)
+                _calls(observer.request_progressed, more)
                 _calls(observer.request_ended, end)
+                _calls(observer.http_ended, http)
+                _calls(observer.http_ended, left)
 
     def test_stat_loggers(self) -> None:
         """Loggers are StatLoggers with an interval, and take a snapshot."""

@@ -1,0 +1,56 @@
+"""When the tokens of a request came, for observers: noted per token, told about once a second."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from dovetail.contracts.observers import RequestProgress
+from dovetail_server.observers import Observers
+
+TELL_S = 1.0
+
+
+class Pace:
+    """One per request. `took` runs for every token: it reads the clock and appends a number."""
+
+    __slots__ = ("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_observers", "_request_id")
+
+    def __init__(self, observers: Observers, request_id: str, began: float) -> None:
+        """Start; `began` is the `perf_counter` at submission."""
+        self._observers = observers
+        self._request_id = request_id
+        self._began = began
+        self._due = 0.0
+        self._first_s: float | None = None
+        self._last: dict[int, float] = {}
+        self._gaps: list[float] = []
+        self._num = 0
+
+    def took(self, index: int, num_tokens: int) -> None:
+        """Note that a choice got tokens, which came together."""
+        if not num_tokens:
+            return
+        now = perf_counter()
+        last = self._last.get(index)
+        self._last[index] = now
+        self._num += num_tokens
+        if last is None:
+            if self._due == 0.0:
+                self._first_s = now - self._began
+        elif num_tokens == 1:
+            self._gaps.append(now - last)
+        else:
+            self._gaps.extend([(now - last) / num_tokens] * num_tokens)
+        if now >= self._due:
+            self._due = now + TELL_S
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the observers what has come since the last time, if anything has."""
+        if not self._num:
+            return
+        news = RequestProgress(
+            request_id=self._request_id, num_tokens=self._num, first_token_s=self._first_s, gaps_s=self._gaps
+        )
+        self._num, self._first_s, self._gaps = 0, None, []
+        self._observers.progressed(news)
