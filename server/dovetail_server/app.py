@@ -31,6 +31,7 @@ from dovetail_server.routes import (
     info,
     models,
     parsing,
+    responses,
     tokens,
 )
 from dovetail_server.state import ServerState
@@ -52,7 +53,20 @@ def create_app(state: ServerState) -> FastAPI:
         title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None, lifespan=lifespan
     )
     app.state.server = state
-    for family in (chat, completions, models, generate, tokens, parsing, files, batches, info, health, admin):
+    for family in (
+        chat,
+        completions,
+        responses,
+        models,
+        generate,
+        tokens,
+        parsing,
+        files,
+        batches,
+        info,
+        health,
+        admin,
+    ):
         app.include_router(family.router)
     state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
     for path, endpoint in state.hooks.routes.items():

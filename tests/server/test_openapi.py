@@ -36,6 +36,10 @@ ROUTES = {
     "/v1/models": {"get"},
     "/v1/models/{model_id}": {"get"},
     "/v1/plugins": {"get"},
+    "/v1/responses": {"post"},
+    "/v1/responses/{response_id}": {"get", "delete"},
+    "/v1/responses/{response_id}/cancel": {"post"},
+    "/v1/responses/{response_id}/input_items": {"get"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Files and batches of one server: everything put together, started, kept in order and stopped."""
+"""Files, batches and stored responses of one server: put together, started, kept in order and stopped."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
 from dovetail_server.openai.batches import Batch, BatchRequest
+from dovetail_server.responses.background import Background
+from dovetail_server.responses.store import ResponseStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
 from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import Layout, storage_folder
@@ -49,6 +51,8 @@ class BatchService:
             self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
         )
         self.runner = Runner(state, self.batches, self.lines, self.settler, self.writer, layout)
+        self.responses = ResponseStore(settings, database, self.owner.name)
+        self.background = Background()
         self._tasks: list[asyncio.Task[None]] = []
         self._tend_problem: str | None = None
 
@@ -119,10 +123,12 @@ class BatchService:
         while True:
             try:
                 await self.lines.renew()
+                await self.responses.renew()
                 await self._recover()
                 if time.monotonic() - swept >= SWEEP_S:
                     swept = time.monotonic()
                     await self.files.sweep()
+                    await self.responses.trim()
                 self._tend_problem = None
             except (ServiceError, OSError) as error:
                 self._tend_problem = str(error)
@@ -130,7 +136,7 @@ class BatchService:
 
     async def _recover(self) -> None:
         """Free what processes of this machine held that are gone, and cut their segments to what counts."""
-        for other in await self.lines.owners():
+        for other in await self.lines.owners() | await self.responses.processes():
             lock = await asyncio.to_thread(self.owner.bury, other)
             if lock is None:
                 continue
@@ -138,6 +144,7 @@ class BatchService:
                 lengths = await self.lines.segment_lengths(other)
                 await asyncio.to_thread(self._truncate, other, lengths)
                 num = await self.lines.free_owner(other)
+                await self.responses.end_of(other)
                 await asyncio.to_thread(self.owner.forget, other)
                 logger.info("Batches: %d requests of a server that is gone are run again.", num)
                 self.runner.wake()
@@ -151,6 +158,7 @@ class BatchService:
 
     async def close(self) -> None:
         """Stop everything, in the order in which it depends."""
+        await self.background.close()
         writer, others = self._tasks[:1], self._tasks[1:]
         for task in others:
             task.cancel()

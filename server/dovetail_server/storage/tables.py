@@ -2,7 +2,7 @@
 
 A line goes `pending` -> `leased` -> `done`; a batch that is cancelled or expires turns what is left into `dropped`.
 `offset` and `length` say where the request stands in the batch's input, `segment`, `result_offset` and `result_length`
-where its result stands.
+where its result stands. A response holds its JSON text and that of its own input items.
 """
 
 from __future__ import annotations
@@ -80,4 +80,23 @@ batch_lines = sa.Table(
     sa.Column("is_error", sa.Boolean),
     sa.Index("batch_lines_by_state", "batch_id", "state", "line_no"),
     sa.Index("batch_lines_by_lease", "lease_owner", "state"),
+)
+
+responses = sa.Table(
+    "responses",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("previous_id", sa.String(128)),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("is_background", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("process", sa.String(128)),  # who generates it, while it is not finished
+    sa.Column("lease_until", sa.Float),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("items", sa.LargeBinary, nullable=False),
+    sa.Index("responses_by_age", "created_at", "id", "bytes"),
+    sa.Index("responses_by_process", "process"),
 )

@@ -1,0 +1,160 @@
+"""Responses that are generated while nobody waits, and whoever follows their events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from dovetail.errors import RequestError
+from dovetail_server.openai import response_objects as ro
+from dovetail_server.serving.responses import ResponsesJob, failing, guarded, kept, opening, written
+
+LOG_S = 300.0
+MAX_LOGS = 256
+"""Events of finished responses are kept for so long, for so many responses."""
+
+
+@dataclass(slots=True)
+class Live:
+    """A response in the background. Its events stay until some time after its end."""
+
+    owner: str
+    job: ResponsesJob
+    response: ro.ResponseObject
+    log: list[bytes] = field(default_factory=list)
+    is_ended: bool = False
+    is_cancelled: bool = False
+    ended_at: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def tell(self, batch: list[ro.StreamEvent]) -> None:
+        """Add events and wake whoever follows."""
+        for event in batch:
+            self.log.append(written(event, len(self.log)))
+            if isinstance(event, ro.LifeEvent):
+                self.response = event.response
+        self.wake()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Yield the events behind `after`, and those that come, to the last."""
+        at = after + 1
+        while True:
+            changed = self.changed
+            if at < len(self.log):
+                chunk, at = b"".join(self.log[at:]), len(self.log)
+                yield chunk
+            elif self.is_ended:
+                return
+            else:
+                await changed.wait()
+
+
+class Background:
+    """All background responses of one server process."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._live: dict[str, Live] = {}
+
+    async def start(self, owner: str, job: ResponsesJob) -> Live:
+        """Write the response down and begin to generate.
+
+        Raises:
+            ServiceError: It cannot be stored.
+        """
+        if job.keeper is None:
+            raise RuntimeError("a background response needs a store")
+        await job.keeper.finish(job.head, job.items)
+        self._forget()
+        live = Live(owner, job, job.head)
+        self._live[job.head.id] = live
+        live.task = asyncio.create_task(self._run(live))
+        return live
+
+    async def _run(self, live: Live) -> None:
+        try:
+            async with aclosing(guarded(live.job)) as events:
+                async for batch in events:
+                    live.tell(list(batch))
+        except asyncio.CancelledError:
+            live.tell([await self._cut_off(live)])
+        except Exception as error:
+            live.tell([*opening(live.job), await failing(live.job, error)])
+        finally:
+            live.is_ended, live.ended_at = True, time.monotonic()
+            live.wake()
+
+    @staticmethod
+    async def _cut_off(live: Live) -> ro.StreamEvent:
+        if live.is_cancelled:
+            response = replace(live.job.head, status="cancelled")
+        else:
+            error = ro.ResponseError(code="server_error", message="the server was stopped")
+            response = replace(live.job.head, status="failed", error=error)
+        return ro.Failed(response=await kept(live.job, response))
+
+    def get(self, owner: str, response_id: str) -> Live | None:
+        """Return a response that runs, or that ended a short while ago."""
+        live = self._live.get(response_id)
+        return live if live is not None and live.owner == owner else None
+
+    async def cancel(self, live: Live) -> ro.ResponseObject:
+        """End a response, and return it as it is now."""
+        if not live.is_ended:
+            live.is_cancelled = True
+            await self._stop(live)
+        return live.response
+
+    async def _stop(self, live: Live) -> None:
+        if live.task is not None:
+            live.task.cancel()
+            await asyncio.gather(live.task, return_exceptions=True)
+        if not live.is_ended:  # the task had not begun
+            live.tell([await self._cut_off(live)])
+            live.is_ended = True
+            live.wake()
+
+    async def drop(self, owner: str, response_id: str) -> None:
+        """Cancel and forget a response that is about to be deleted."""
+        live = self.get(owner, response_id)
+        if live is not None:
+            await self.cancel(live)
+            self._live.pop(response_id, None)
+
+    def _forget(self) -> None:
+        """Forget the events of responses that ended a while ago."""
+        ended = [key for key, live in self._live.items() if live.is_ended]
+        oldest = time.monotonic() - LOG_S
+        for at, key in enumerate(ended):
+            if self._live[key].ended_at < oldest or at < len(ended) - MAX_LOGS:
+                del self._live[key]
+
+    async def close(self) -> None:
+        """End everything."""
+        await asyncio.gather(*(self._stop(live) for live in self._live.values() if not live.is_ended))
+
+
+def check_log(live: Live | None, response_id: str) -> Live:
+    """Return the response whose events are wanted.
+
+    Raises:
+        RequestError: They are not there.
+    """
+    if live is None:
+        text = (
+            f"the events of {response_id!r} are not kept: only those of background responses are, until "
+            f"{LOG_S:.0f} s after the end; leave stream out"
+        )
+        raise RequestError(text, param="stream", code="invalid_value")
+    return live

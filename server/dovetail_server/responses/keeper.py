@@ -1,0 +1,26 @@
+"""Who keeps a response when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail_server.openai import response_objects as ro
+from dovetail_server.responses.items import Item
+from dovetail_server.responses.store import ResponseStore
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Writes one owner's response."""
+
+    store: ResponseStore
+    owner: str
+
+    async def finish(self, response: ro.ResponseObject, items: Sequence[Item]) -> None:
+        """Write it.
+
+        Raises:
+            ServiceError: The database cannot be used now.
+        """
+        await self.store.put(self.owner, response, items)

@@ -1,0 +1,212 @@
+"""Responses in the database: kept for a time, up to a number and a size, the oldest given up first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.engine import RowMapping
+
+from dovetail.errors import RequestError
+from dovetail_server.openai import response_objects as ro
+from dovetail_server.responses.items import Item, response_of_item
+from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.database import Database
+from dovetail_server.storage.tables import responses as table
+
+LEASE_S = 60.0
+MAX_TURNS = 10_000
+"""Longest chain of `previous_response_id`."""
+OPEN = ("queued", "in_progress")
+SLACK = 1.05
+"""How far the limits may be passed before the oldest responses go."""
+
+encode = msgspec.json.Encoder().encode
+decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
+decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+class ResponseStore:
+    """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
+
+    def __init__(self, settings: ServeSettings, database: Database, me: str) -> None:
+        """Wrap an open database; `me` is this process."""
+        self.database = database
+        self.me = me
+        self.max_num = settings.max_stored_responses
+        self.max_bytes = settings.max_stored_response_bytes
+        self.ttl_s = settings.stored_response_ttl
+        self._num = 0
+        self._bytes = 0
+
+    async def put(self, owner: str, response: ro.ResponseObject, items: Sequence[Item]) -> None:
+        """Write a response, or what has become of it.
+
+        Raises:
+            ServiceError: The database cannot be used now.
+        """
+        body, own = encode(response), encode(items)
+        is_open = response.status in OPEN
+        values: dict[str, Any] = {
+            "owner": owner,
+            "previous_id": response.previous_response_id,
+            "status": response.status,
+            "is_background": response.background,
+            "process": self.me if is_open else None,
+            "lease_until": time.time() + LEASE_S if is_open else None,
+            "bytes": len(body) + len(own),
+            "body": body,
+            "items": own,
+        }
+        async with self.database.write() as db:
+            changed = await db.execute(sa.update(table).where(table.c.id == response.id).values(values))
+            if changed.rowcount == 0:
+                now = time.time()
+                values |= {"id": response.id, "created_at": now, "expires_at": now + self.ttl_s}
+                await db.execute(sa.insert(table).values(values))
+        self._num, self._bytes = self._num + 1, self._bytes + len(body) + len(own)
+        if self._num > self.max_num * SLACK or self._bytes > self.max_bytes * SLACK:
+            await self.trim()
+
+    async def get(self, owner: str, response_id: str) -> RowMapping:
+        """Return a response's row.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.read() as db:
+            query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
+            row = (await db.execute(query)).mappings().one_or_none()
+        if row is None:
+            raise missing(response_id)
+        return row
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Delete a response; those that continue it cannot be continued any more.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.write() as db:
+            query = sa.delete(table).where(table.c.id == response_id, *self._visible(owner))
+            if (await db.execute(query)).rowcount != 1:
+                raise missing(response_id)
+
+    async def chain(self, owner: str, response_id: str) -> list[Item]:
+        """Return all items up to and including a response's output: what a response that continues it begins with.
+
+        Raises:
+            RequestError: It, or one that it continues, is not there or has no output.
+        """
+        turns = sa.select(table.c.id, table.c.previous_id, sa.literal(0).label("depth"))
+        turns = turns.where(table.c.id == response_id, *self._visible(owner))
+        found = turns.cte("turns", recursive=True)
+        more = sa.select(table.c.id, table.c.previous_id, found.c.depth + 1).where(
+            table.c.id == found.c.previous_id, found.c.depth < MAX_TURNS, *self._visible(owner)
+        )
+        found = found.union_all(more)
+        query = sa.select(table, found.c.depth).join(found, table.c.id == found.c.id).order_by(found.c.depth.desc())
+        async with self.database.read() as db:
+            rows = list((await db.execute(query)).mappings())
+        if not rows or rows[0]["previous_id"] is not None:
+            raise missing(response_id if not rows else rows[0]["previous_id"], "previous_response_id")
+        items: list[Item] = []
+        for row in rows:
+            items += row_items(row)
+        return items
+
+    async def item(self, owner: str, identifier: str, param: str) -> Item:
+        """Return an item of a stored response.
+
+        Raises:
+            RequestError: There is none of this id.
+        """
+        response_id = response_of_item(identifier)
+        row = None
+        if response_id is not None:
+            async with self.database.read() as db:
+                query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
+                row = (await db.execute(query)).mappings().one_or_none()
+        for item in [] if row is None else row_items(row):
+            if item["id"] == identifier:
+                return item
+        text = f"{param}: no item {identifier!r} in a stored response; send the item itself"
+        raise RequestError(text, param=param, code="item_not_found", status=404)
+
+    async def trim(self) -> int:
+        """Delete what has expired, and the oldest responses beyond the limits.
+
+        Returns:
+            How many went.
+        """
+        newest = (table.c.created_at.desc(), table.c.id.desc())
+        rank = sa.func.row_number().over(order_by=newest).label("rank")
+        total = sa.func.sum(table.c.bytes).over(order_by=newest).label("total")
+        ranked = sa.select(table.c.id, rank, total).subquery()
+        beyond = sa.select(ranked.c.id).where(sa.or_(ranked.c.rank > self.max_num, ranked.c.total > self.max_bytes))
+        expired = table.c.expires_at <= time.time()
+        async with self.database.write() as db:
+            query = sa.delete(table).where(sa.or_(expired, table.c.id.in_(beyond)))
+            num = (await db.execute(query)).rowcount
+            count = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).select_from(table)
+            self._num, self._bytes = map(int, (await db.execute(count)).one())
+        return int(num)
+
+    async def renew(self) -> None:
+        """Keep what this process generates, and end what nobody generates any more."""
+        now = time.time()
+        mine = sa.update(table).where(table.c.process == self.me)
+        async with self.database.read() as db:
+            query = sa.select(table.c.process).where(table.c.process.is_not(None)).limit(1)
+            if (await db.execute(query)).first() is None:
+                return
+        async with self.database.write() as db:
+            await db.execute(mine.values(lease_until=now + LEASE_S))
+        await self._end(table.c.lease_until < now)
+
+    async def processes(self) -> set[str]:
+        """Return the processes that are on record as generating."""
+        async with self.database.read() as db:
+            query = sa.select(table.c.process).where(table.c.process.is_not(None)).distinct()
+            return {str(row[0]) for row in await db.execute(query)}
+
+    async def end_of(self, process: str) -> None:
+        """End the responses of a process that is gone."""
+        await self._end(table.c.process == process)
+
+    async def _end(self, which: sa.ColumnElement[bool]) -> None:
+        error = ro.ResponseError(code="server_error", message="the server stopped before the response was complete")
+        async with self.database.write() as db:
+            query = sa.select(table.c.id, table.c.body).where(table.c.process.is_not(None), which)
+            for row in (await db.execute(query)).all():
+                body = encode(replace(decode_response(row.body), status="failed", error=error))
+                values = {"body": body, "status": "failed", "process": None, "lease_until": None}
+                await db.execute(sa.update(table).where(table.c.id == row.id).values(values))
+
+    @staticmethod
+    def _visible(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return table.c.owner == owner, table.c.expires_at > time.time()
+
+
+def row_items(row: RowMapping) -> list[Item]:
+    """Return a response's own input and its output.
+
+    Raises:
+        RequestError: It is not complete.
+    """
+    if row["status"] not in ("completed", "incomplete"):
+        text = f"the response {row['id']!r} is {row['status']}; only a complete one can be continued"
+        raise RequestError(text, param="previous_response_id", code="invalid_value")
+    output = msgspec.json.decode(row["body"])["output"]
+    return [*decode_items(row["items"]), *output]
+
+
+def missing(response_id: str, param: str = "response_id") -> RequestError:
+    """Return the 404 of a response."""
+    text = f"no response {response_id!r} here: it was not stored, was deleted, or has been given up as too old"
+    code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
+    return RequestError(text, param=param, code=code, status=404)

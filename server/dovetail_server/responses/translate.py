@@ -1,0 +1,201 @@
+"""From a Responses request to a chat request, and to the fields that the response echoes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import RequestError
+from dovetail_server import errors
+from dovetail_server.openai import response_objects as ro
+from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.responses import ResponsesRequest, ResponseTool, TextFormat
+from dovetail_server.serving.params import same_field
+from dovetail_server.serving.translate import chat_request
+
+if TYPE_CHECKING:
+    from dovetail.engine.messages import SamplingParams
+
+NAMES = {
+    r"messages(?:\[\d+\][\w.\[\]]*)?": "input",
+    "max_completion_tokens": "max_output_tokens",
+    r"response_format\.json_schema": "text.format",
+    "response_format": "text.format",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+SAME = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop"),
+    *("repetition_penalty", "seed", "logit_bias", "thinking_budget", "chat_template_kwargs", "parallel_tool_calls"),
+    *("priority", "cache_salt", "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"),
+)
+"""Fields that a chat request has, too, with the same meaning."""
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+def check(request: ResponsesRequest) -> None:
+    """Refuse what would change the output and is not implemented, and fields that contradict each other.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if request.conversation is not None:
+        raise errors.unsupported("conversation", "there are no conversation objects here; use previous_response_id")
+    if request.prompt is not None:
+        raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
+    if request.context_management is not None:
+        raise errors.unsupported("context_management", "nothing is compacted; truncation: auto drops old turns")
+    if request.moderation is not None:
+        raise errors.unsupported("moderation", "this server judges no content")
+    if request.reasoning is not None and request.reasoning.context not in (None, "auto"):
+        why = "the chat template decides which reasoning the model sees again; leave it out"
+        raise errors.unsupported("reasoning.context", why)
+    if summary_of(request) == "concise":
+        why = "nothing here shortens reasoning; ask for auto or detailed, which give it out whole"
+        raise errors.unsupported("reasoning.summary", why)
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+    if request.top_logprobs is not None and not wants_logprobs(request):
+        text = f"top_logprobs needs {LOGPROBS!r} in include"
+        raise RequestError(text, param="top_logprobs", code="invalid_value")
+    if request.background and request.store is False:
+        text = "background needs store: the reply is fetched later; leave store out"
+        raise RequestError(text, param="background", code="invalid_value")
+
+
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    """Whether text carries the log probabilities of its tokens."""
+    return LOGPROBS in (request.include or ())
+
+
+def summary_of(request: ResponsesRequest) -> str | None:
+    """Return the summary of the reasoning that is asked for."""
+    if request.reasoning is None:
+        return None
+    return same_field(request.reasoning, "summary", "generate_summary")  # type: ignore[no-any-return]
+
+
+def to_chat(request: ResponsesRequest, messages: Sequence[dict[str, Any]], response_id: str) -> ChatRequest:
+    """Return the chat request that gives this response.
+
+    Raises:
+        RequestError: A field has no meaning here.
+    """
+    fields: dict[str, Any] = {name: getattr(request, name) for name in SAME}
+    text, reasoning = request.text, request.reasoning
+    fields |= {
+        "messages": list(messages),
+        "max_completion_tokens": request.max_output_tokens,
+        "tools": [chat_tool(tool, at) for at, tool in enumerate(request.tools or ())] or None,
+        "tool_choice": chat_choice(request.tool_choice),
+        "response_format": None if text is None or text.format is None else response_format(text.format),
+        "verbosity": None if text is None else text.verbosity,
+        "reasoning_effort": None if reasoning is None else reasoning.effort,
+        "logprobs": wants_logprobs(request) or None,
+        "top_logprobs": request.top_logprobs,
+        "rid": same_field(request, "rid", "request_id") or response_id,
+    }
+    return chat_request(fields)
+
+
+def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:
+    """Return a function tool in the chat API's form.
+
+    Raises:
+        RequestError: It is none.
+    """
+    param = f"tools[{at}]"
+    if tool.type != "function":
+        why = "this server runs no tools of its own; possible: function"
+        raise errors.unsupported(f"{param}.type {tool.type!r}", why)
+    if tool.name is None:
+        raise RequestError(f"{param}.name is required", param=f"{param}.name", code="missing_required_parameter")
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def chat_choice(choice: Any) -> Any:
+    """Return `tool_choice` in the chat API's form.
+
+    Raises:
+        RequestError: It names a tool that is no function.
+    """
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return choice
+    if kind != "function" or not isinstance(choice.get("name"), str):
+        text = 'tool_choice must be "none", "auto", "required", {"type": "function", "name": …} or allowed_tools'
+        raise RequestError(text, param="tool_choice", code="invalid_value")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def response_format(given: TextFormat) -> dict[str, Any]:
+    """Return `text.format` as the chat API's `response_format`.
+
+    Raises:
+        RequestError: A schema without name or schema.
+    """
+    if given.type != "json_schema":
+        return {"type": given.type}
+    for name, value in (("name", given.name), ("schema", given.schema_)):
+        if value is None:
+            param = f"text.format.{name}"
+            raise RequestError(f"{param} is required", param=param, code="missing_required_parameter")
+    inner: dict[str, Any] = {"name": given.name, "schema": given.schema_, "strict": given.strict}
+    return {"type": "json_schema", "json_schema": {k: v for k, v in inner.items() if v is not None}}
+
+
+def echo(
+    request: ResponsesRequest, response_id: str, model: str, params: SamplingParams, *, stores: bool
+) -> ro.ResponseObject:
+    """Return the response before anything was generated."""
+    return ro.ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=dict(request.metadata or {}),
+        model=model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning={
+            "effort": None if request.reasoning is None else request.reasoning.effort,
+            "summary": summary_of(request),
+        },
+        safety_identifier=request.safety_identifier,
+        service_tier="default" if request.service_tier is not None else None,
+        store=stores,
+        temperature=params.temperature,
+        text=text_config(request),
+        tool_choice=request.tool_choice if request.tool_choice is not None else "auto",
+        tools=[tool_echo(tool) for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=request.truncation or "disabled",
+        user=request.user,
+    )
+
+
+def text_config(request: ResponsesRequest) -> dict[str, Any]:
+    """Return `text` as the response shows it."""
+    given = None if request.text is None else request.text.format
+    if given is None:
+        return {"format": {"type": "text"}, "verbosity": "medium"}
+    shown = given.model_dump(by_alias=True, exclude_none=True)
+    if given.type == "json_schema":
+        shown = {"description": None, "strict": False, **shown}
+    return {"format": shown, "verbosity": "medium"}
+
+
+def tool_echo(tool: ResponseTool) -> dict[str, Any]:
+    """Return a tool as the response shows it, `strict` as it was taken."""
+    shown = {"type": "function", "name": tool.name, "description": tool.description}
+    return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}

@@ -1,0 +1,269 @@
+"""`/v1/responses`: from a request to the chat job that answers it, and its events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.errors import RequestError
+from dovetail_server import errors
+from dovetail_server.openai import response_objects as ro
+from dovetail_server.openai.responses import ResponsesRequest
+from dovetail_server.responses import translate
+from dovetail_server.responses.builder import OutputBuilder
+from dovetail_server.responses.items import Item, messages_of
+from dovetail_server.serving import chat
+from dovetail_server.serving.common import check_not_aborted, report_field, usage_of
+from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.sse import Chunks
+from dovetail_server.serving.translate import OVERFLOW, fields_named
+
+if TYPE_CHECKING:
+    from dovetail_server.responses.keeper import Keeper
+    from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
+encode = msgspec.json.Encoder().encode
+Events = AsyncGenerator[Sequence[ro.StreamEvent], None]
+ENDS: dict[str, type[ro.LifeEvent]] = {
+    "completed": ro.Completed,
+    "incomplete": ro.Incomplete,
+    "failed": ro.Failed,
+    "cancelled": ro.Failed,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponsesJob:
+    """A prepared request.
+
+    Attributes:
+        chat: The job that generates.
+        head: The response before it began.
+        items: The request's own input.
+        keeper: Keeps the response when it has ended, or None.
+    """
+
+    request: ResponsesRequest
+    chat: chat.ChatJob
+    head: ro.ResponseObject
+    items: list[Item]
+    keeper: Keeper | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """The only choice."""
+        return self.chat.generation.choices[0]
+
+    def builder(self) -> OutputBuilder:
+        """Make what writes the output."""
+        state = self.chat.generation.state
+        return OutputBuilder(
+            response_id=self.head.id,
+            tokenizer=state.text.tokenizer,
+            summarises=translate.summary_of(self.request) is not None,
+            encrypts=translate.ENCRYPTED in (self.request.include or ()),
+            num_top=self.chat.num_top if translate.wants_logprobs(self.request) else None,
+        )
+
+
+def prepare(
+    state: ServerState,
+    request: ResponsesRequest,
+    model: str,
+    *,
+    response_id: str,
+    items: list[Item],
+    before: Sequence[Item] = (),
+    keeper: Keeper | None = None,
+) -> ResponsesJob:
+    """Check, translate, render and tokenize; CPU work, called in a worker thread.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema and `translate.check`.
+        model: The name that the reply carries.
+        response_id: The response's.
+        items: The request's input, references resolved.
+        before: The items of the responses that this one continues.
+        keeper: See `ResponsesJob`.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    messages = messages_of([*before, *items], request.instructions)
+
+    def attempt(part: Sequence[dict[str, Any]]) -> chat.ChatJob:
+        with fields_named(translate.NAMES):
+            return chat.prepare(state, translate.to_chat(request, part, response_id), model)
+
+    job = fit(attempt, messages) if request.truncation == "auto" else attempt(messages)
+    params = job.generation.choices[0].submit.params
+    head = translate.echo(request, response_id, model, params, stores=keeper is not None)
+    return ResponsesJob(request=request, chat=job, head=head, items=items, keeper=keeper)
+
+
+def fit(attempt: Callable[[Sequence[dict[str, Any]]], chat.ChatJob], messages: list[dict[str, Any]]) -> chat.ChatJob:
+    """Leave out as few of the oldest turns as let the rest fit the context.
+
+    A turn begins with a user's message; system messages before the first one stay.
+
+    Raises:
+        RequestError: Not even the last turn fits.
+    """
+    starts = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    try:
+        return attempt(messages)
+    except RequestError as error:
+        if error.code != OVERFLOW or len(starts) < 2:
+            raise
+    kept = messages[: starts[0]]
+    low, high = 1, len(starts) - 1
+    best: chat.ChatJob | None = None
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            best, high = attempt([*kept, *messages[starts[middle] :]]), middle
+        except RequestError as error:
+            if error.code != OVERFLOW:
+                raise
+            best, low = None, middle + 1
+    return best if best is not None else attempt([*kept, *messages[starts[low] :]])
+
+
+async def events(job: ResponsesJob) -> Events:
+    """Run and yield what a stream tells, that of one engine step together; the last event has the whole response.
+
+    Raises:
+        RequestError: Somebody aborted it.
+        ServiceError: The queue is full, or the engine gave it up.
+    """
+    builder = job.builder()
+    source = job.chat.generation.steps()
+    is_first = True
+    async with aclosing(source) as batches:
+        async for steps in batches:
+            told = opening(job) if is_first else []
+            is_first = False
+            for step in steps:
+                if step.is_last:
+                    check_not_aborted(job.choice)
+                told += builder.take(job.chat.view.events(step.events), job.choice.visible(step))
+            if told:
+                yield told
+    is_cut = job.choice.finish_reason == "length"
+    yield [*builder.finish("incomplete" if is_cut else "completed"), await ending(job, builder, is_cut=is_cut)]
+
+
+def opening(job: ResponsesJob) -> list[ro.StreamEvent]:
+    """Return the first events."""
+    told: list[ro.StreamEvent] = [ro.Created(response=job.head)]
+    if job.head.status == "queued":
+        told.append(ro.Queued(response=job.head))
+    return [*told, ro.LifeEvent(response=replace(job.head, status="in_progress"))]
+
+
+async def ending(job: ResponsesJob, builder: OutputBuilder, *, is_cut: bool) -> ro.StreamEvent:
+    """Put the response together, keep it, and return the last event."""
+    response = replace(
+        job.head,
+        status="incomplete" if is_cut else "completed",
+        completed_at=None if is_cut else int(time.time()),
+        incomplete_details=ro.IncompleteDetails("max_output_tokens") if is_cut else None,
+        output=builder.items,
+        usage=response_usage(job),
+        structured_output=report_field(job.choice),
+    )
+    return ENDS[response.status](response=await kept(job, response))
+
+
+async def kept(job: ResponsesJob, response: ro.ResponseObject) -> ro.ResponseObject:
+    """Keep a response that has ended; one that cannot be kept is given out all the same, and says `store: false`."""
+    if job.keeper is None:
+        return response
+    try:
+        await job.keeper.finish(response, job.items)
+    except errors.ServiceError as error:
+        logger.warning("Response %s could not be stored: %s", response.id, error)
+        return replace(response, store=False)
+    return response
+
+
+def response_usage(job: ResponsesJob) -> ro.ResponseUsage:
+    """Return the tokens of a response."""
+    usage = usage_of([job.choice])
+    return ro.ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=ro.InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ro.OutputDetails(usage.reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+async def reply(job: ResponsesJob) -> bytes:
+    """Run to the end and return the response."""
+    last: ro.StreamEvent | None = None
+    async with aclosing(events(job)) as told:
+        async for batch in told:
+            last = batch[-1]
+    if not isinstance(last, ro.LifeEvent):
+        raise RuntimeError("a response ended without its last event")
+    return encode(last.response)
+
+
+async def stream(job: ResponsesJob) -> Chunks:
+    """Yield the stream's events. What goes wrong after the first is told by `response.failed`."""
+    number = 0
+    source = guarded(job)
+    try:
+        async for batch in source:
+            yield b"".join([written(event, number + at) for at, event in enumerate(batch)])
+            number += len(batch)
+    finally:
+        await source.aclose()
+
+
+async def guarded(job: ResponsesJob) -> Events:
+    """Pass events on; an error after the first becomes the last event."""
+    started = False
+    source = events(job)
+    try:
+        async for batch in source:
+            started = True
+            yield batch
+    except Exception as error:
+        if not started:
+            raise
+        yield [await failing(job, error)]
+    finally:
+        await source.aclose()
+
+
+async def failing(job: ResponsesJob, error: Exception) -> ro.StreamEvent:
+    """Return the event of a response that failed, after keeping it."""
+    status, detail, _ = errors.describe(error)
+    found = ro.ResponseError(code=error_code(status), message=detail.message)
+    response = replace(job.head, status="failed", error=found, usage=response_usage(job))
+    return ro.Failed(response=await kept(job, response))
+
+
+def error_code(status: int) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+    """Return OpenAI's word for an error of this HTTP status."""
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= 500 else "invalid_prompt"
+
+
+def written(event: ro.StreamEvent, number: int) -> bytes:
+    """Return an event as it is sent."""
+    event.sequence_number = number
+    kind = event.__struct_config__.tag
+    return b"event: %b\ndata: %b\n\n" % (str(kind).encode(), encode(event))

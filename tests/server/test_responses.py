@@ -1,0 +1,432 @@
+"""`/v1/responses` over a real HTTP server whose model says what it is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exchanges import error_of
+from replies import fold_response, response_events, strict_response, text_of
+
+from conftest import Harness
+
+TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ALL = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}\n{CALL.replace('Paris', 'Rome')}"
+
+
+def ask(harness: Harness, given: Any = "hi", **fields: Any) -> dict[str, Any]:
+    reply = harness.post("/v1/responses", {"model": "tiny", "input": given, **fields})
+    assert reply.status_code == 200, reply.text
+    return strict_response(reply.json())
+
+
+def refused(harness: Harness, status: int = 400, given: Any = "hi", **fields: Any) -> dict[str, Any]:
+    reply = harness.post("/v1/responses", {"model": "tiny", "input": given, **fields})
+    assert reply.status_code == status, reply.text
+    return error_of(reply)
+
+
+def prompt_of(harness: Harness) -> str:
+    return harness.tokenizer.decode(harness.engine.submits[-1].prompt_ids, skip_special_tokens=False)
+
+
+def test_a_plain_answer(harness: Harness) -> None:
+    """A text gives one message, and the response echoes what was used."""
+    found = ask(harness, "Say hello", instructions="Be brief.", metadata={"k": "v"}, max_output_tokens=50)
+    (message,) = found["output"]
+    assert (message["type"], message["status"], text_of(message)) == ("message", "completed", "Hello, world")
+    assert (found["status"], found["temperature"], found["max_output_tokens"]) == ("completed", 0.6, 50)
+    assert found["metadata"] == {"k": "v"}
+    assert found["usage"]["input_tokens_details"]["cached_tokens"] == 3
+    assert found["usage"]["total_tokens"] == found["usage"]["input_tokens"] + 13
+    assert prompt_of(harness).startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSay hello<|im_end|>"
+    )
+
+
+def test_reasoning_text_and_calls_are_items_in_order(thinking: Harness) -> None:
+    """The output is reasoning, message and calls; a stream tells the same items, and its deltas add up to them."""
+    thinking.text = ALL
+    found = ask(thinking, tools=[TOOL])
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    texts = ["Where is it?", "Let me look.", '{"city": "Paris"}', '{"city": "Rome"}']
+    assert [item["type"] for item in found["output"]] == kinds
+    assert [text_of(item) for item in found["output"]] == texts
+    assert found["usage"]["output_tokens_details"]["reasoning_tokens"] == 14
+    assert found["tools"][0]["strict"] is False
+    events = response_events(
+        thinking.post("/v1/responses", {"model": "tiny", "input": "hi", "tools": [TOOL], "stream": True})
+    )
+    assert [item["type"] for item in fold_response(events)] == kinds
+    assert [item["text"] for item in fold_response(events)] == texts
+    last = events[-1]["response"]
+    assert [text_of(item) for item in last["output"]] == texts
+    assert last["usage"] == found["usage"]
+
+
+def test_the_order_of_a_streams_events(thinking: Harness) -> None:
+    """Each item begins, has its parts and deltas, and ends before the next begins."""
+    thinking.text = ALL
+    thinking.engine.per_delta = 1000
+    body = {"model": "tiny", "input": "hi", "tools": [TOOL], "stream": True, "parallel_tool_calls": False}
+    told = [event["type"].removeprefix("response.") for event in response_events(thinking.post("/v1/responses", body))]
+    assert [kind for kind, _ in itertools.groupby(told)] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+
+
+def test_a_summary_is_the_reasoning_itself(thinking: Harness) -> None:
+    """`summary: auto` moves the reasoning into the summary, with the summary's events; `concise` is refused."""
+    thinking.text = "<think>\nlong thoughts\n</think>\n\nyes"
+    found = ask(thinking, reasoning={"summary": "auto"})
+    assert found["output"][0]["summary"] == [{"type": "summary_text", "text": "long thoughts"}]
+    assert found["output"][0]["content"] is None
+    assert found["reasoning"] == {"effort": None, "summary": "auto"}
+    body = {"model": "tiny", "input": "hi", "reasoning": {"summary": "detailed"}, "stream": True}
+    kinds = [event["type"] for event in response_events(thinking.post("/v1/responses", body))]
+    assert "response.reasoning_summary_part.added" in kinds
+    assert "response.reasoning_summary_text.done" in kinds
+    assert "response.content_part.added" in kinds  # the message's
+    assert refused(thinking, reasoning={"summary": "concise"})["param"].startswith("reasoning.summary")
+
+
+def test_a_reply_can_be_continued_by_id_by_items_and_by_reference(thinking: Harness) -> None:
+    """All three ways give the model the same prompt, with its call and the call's result."""
+    thinking.text = ALL
+    first = ask(thinking, "weather?", tools=[TOOL])
+    calls = [item for item in first["output"] if item["type"] == "function_call"]
+    results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"} for call in calls]
+    thinking.text = "Sunny."
+    second = ask(thinking, results, tools=[TOOL], previous_response_id=first["id"])
+    prompts = [prompt_of(thinking)]
+    assert prompts[0].count("<|im_start|>tool\nsunny") == 2
+    ask(thinking, [{"role": "user", "content": "weather?"}, *first["output"], *results], tools=[TOOL])
+    prompts.append(prompt_of(thinking))
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    ask(thinking, [{"role": "user", "content": "weather?"}, *references, *results], tools=[TOOL])
+    prompts.append(prompt_of(thinking))
+    assert len(set(prompts)) == 1
+    ask(thinking, "thanks", tools=[TOOL], previous_response_id=second["id"])
+    assert prompt_of(thinking).startswith(prompts[0].removesuffix("<|im_start|>assistant\n"))
+    assert "Sunny." in prompt_of(thinking)
+
+
+def test_reasoning_comes_back_from_what_was_encoded(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """A client that keeps only `encrypted_content` gives the model its reasoning back; anything else is refused."""
+    from dovetail_parsers.reasoning.qwen3 import Qwen3
+
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}({{ m.reasoning_content }})"
+        "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    server = make_harness(reasoning=Qwen3(), chat_template=str(template))
+    server.text = "<think>\nhm\n</think>\n\nyes"
+    found = ask(server, store=False, include=["reasoning.encrypted_content"])
+    item = {**found["output"][0], "content": None}
+    assert item["encrypted_content"]
+    ask(server, [{"role": "user", "content": "hi"}, item, found["output"][1], {"role": "user", "content": "so?"}])
+    assert prompt_of(server) == "[user]hi[assistant](hm)yes[user]so?[assistant]"
+    bad = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA!"}
+    assert refused(server, given=[bad])["param"] == "input[0].encrypted_content"
+
+
+def test_stored_responses_are_fetched_listed_and_deleted(harness: Harness) -> None:
+    """A response is there as it was returned, with its input, until it is deleted."""
+    first = ask(harness, "one")
+    found = ask(harness, "two", previous_response_id=first["id"])
+    assert harness.get(f"/v1/responses/{found['id']}").json() == found
+    page = harness.get(f"/v1/responses/{found['id']}/input_items", params={"limit": 2}).json()
+    assert [item["content"][0]["text"] for item in page["data"]] == ["two", "Hello, world"]
+    assert page["has_more"] is True
+    rest = harness.get(f"/v1/responses/{found['id']}/input_items", params={"after": page["last_id"]}).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["one"]
+    assert rest["has_more"] is False
+    assert harness.http.delete(f"{harness.base}/v1/responses/{found['id']}").json()["deleted"] is True
+    gone = harness.get(f"/v1/responses/{found['id']}")
+    assert (gone.status_code, error_of(gone)["code"]) == (404, "response_not_found")
+    assert refused(harness, 404, previous_response_id=found["id"])["code"] == "previous_response_not_found"
+    assert refused(harness, 404, given=[{"type": "item_reference", "id": "msg_1"}])["param"] == "input[0].id"
+    bad = harness.get(f"/v1/responses/{first['id']}/input_items", params={"after": "zz"})
+    assert error_of(bad)["param"] == "after"
+
+
+def test_what_is_not_to_be_stored_is_not(harness: Harness) -> None:
+    """`store: false` leaves nothing behind, also of a stream."""
+    found = ask(harness, store=False)
+    assert found["store"] is False
+    assert harness.get(f"/v1/responses/{found['id']}").status_code == 404
+    body = {"model": "tiny", "input": "hi", "store": False, "stream": True}
+    last = response_events(harness.post("/v1/responses", body))[-1]["response"]
+    assert harness.get(f"/v1/responses/{last['id']}").status_code == 404
+
+
+def test_a_server_can_store_nothing(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """With `--max-stored-responses 0` replies say so, no database is made, and asking for it is refused."""
+    server = make_harness(max_stored_responses=0, file_storage_path=tmp_path / "none")
+    assert ask(server)["store"] is False
+    assert not (tmp_path / "none").exists()
+    assert refused(server, store=True)["code"] == "unsupported_parameter"
+    assert refused(server, background=True)["param"] == "background"
+
+
+def test_the_oldest_responses_go_first(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """Number and age of stored responses are bounded."""
+    server = make_harness(max_stored_responses=5, file_storage_path=tmp_path)
+    ids = [ask(server, str(i))["id"] for i in range(12)]
+    statuses = [server.get(f"/v1/responses/{each}").status_code for each in ids]
+    assert statuses[-5:] == [200] * 5
+    assert statuses[0] == 404
+    with sqlite3.connect(tmp_path / "dovetail.db") as db:
+        assert db.execute("select count(*) from responses").fetchone()[0] <= 6
+        db.execute("update responses set expires_at = 1")
+    assert server.get(f"/v1/responses/{ids[-1]}").status_code == 404
+
+
+def test_responses_survive_a_restart(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """Another server on the same folder continues a conversation; what its server left half done failed."""
+    first = make_harness(file_storage_path=tmp_path)
+    found = ask(first, "remember me")
+    left = ask(first, "x")
+    first.close()
+    with sqlite3.connect(tmp_path / "dovetail.db") as db:
+        change = "update responses set status = 'in_progress', process = 'gone-1-2', lease_until = 1 where id = ?"
+        db.execute(change, (left["id"],))
+    second = make_harness(file_storage_path=tmp_path)
+    ask(second, "go on", previous_response_id=found["id"])
+    assert "remember me" in prompt_of(second)
+    second.eventually(lambda: second.get(f"/v1/responses/{left['id']}").json()["status"] == "failed")
+
+
+def test_owners_do_not_see_each_other(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
+    """A response is its owner's: others cannot read, continue, delete or cancel it."""
+    server = make_harness(file_storage_path=tmp_path)
+    found = ask(server, background=True)
+    server.eventually(lambda: server.get(f"/v1/responses/{found['id']}").json()["status"] == "completed")
+    with sqlite3.connect(tmp_path / "dovetail.db") as db:
+        db.execute("update responses set owner = 'somebody'")
+    service = server.state.storage._service
+    assert service is not None
+    for live in service.background._live.values():
+        live.owner = "somebody"
+    path = f"/v1/responses/{found['id']}"
+    replies = [
+        server.get(path),
+        server.get(f"{path}/input_items"),
+        server.get(path, params={"stream": "true"}),
+        server.post(f"{path}/cancel"),
+        server.http.delete(server.base + path),
+    ]
+    assert [reply.status_code for reply in replies] == [404] * 5
+    assert refused(server, 404, previous_response_id=found["id"])["code"] == "previous_response_not_found"
+
+
+def test_background_responses_are_followed_and_cancelled(harness: Harness) -> None:
+    """One that runs shows its state, gives its events from any place on, and ends when it is cancelled."""
+    harness.engine.hold.clear()
+    found = ask(harness, background=True)
+    assert found["status"] == "queued"
+    path = f"/v1/responses/{found['id']}"
+    assert harness.get(path).json()["status"] in ("queued", "in_progress")
+    assert refused(harness, previous_response_id=found["id"])["param"] == "previous_response_id"
+    harness.engine.hold.set()
+    events = response_events(harness.get(path, params={"stream": "true"}))
+    assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert "".join(item["text"] for item in fold_response(events)) == "Hello, world"
+    rest = harness.get(path, params={"stream": "true", "starting_after": 4})
+    assert rest.text.count("event: ") == len(events) - 5
+    assert '"sequence_number":5' in rest.text.split("\n\n")[0]
+    assert harness.get(path).json()["status"] == "completed"
+    assert harness.post(f"{path}/cancel").json()["status"] == "completed"
+    harness.engine.hold.clear()
+    second = ask(harness, background=True)
+    cancelled = harness.post(f"/v1/responses/{second['id']}/cancel")
+    assert strict_response(cancelled.json())["status"] == "cancelled"
+    assert harness.get(f"/v1/responses/{second['id']}").json()["status"] == "cancelled"
+    harness.eventually(lambda: harness.state.num_live == 0)
+    harness.engine.hold.set()
+    third = ask(harness)
+    assert harness.post(f"/v1/responses/{third['id']}/cancel").status_code == 400
+    assert harness.get(f"/v1/responses/{third['id']}", params={"stream": "true"}).status_code == 400
+
+
+def test_a_background_stream_outlives_its_reader(harness: Harness) -> None:
+    """With `background` and `stream`, the response goes on when the client leaves."""
+    harness.engine.delay_s = 0.02
+    body = {"model": "tiny", "input": "hi", "background": True, "stream": True}
+    reply = harness.http.post(f"{harness.base}/v1/responses", json=body, stream=True, timeout=20)
+    first = next(line for line in reply.iter_lines() if line.startswith(b"data: "))
+    reply.close()
+    path = f"/v1/responses/{json.loads(first[6:])['response']['id']}"
+    harness.eventually(lambda: harness.get(path).json()["status"] == "completed")
+    assert text_of(harness.get(path).json()["output"][0]) == "Hello, world"
+
+
+def test_a_background_response_that_fails_says_why(harness: Harness) -> None:
+    """The engine's death is a failed response with an error, not a lost one."""
+    harness.engine.die_after = 2
+    found = ask(harness, background=True)
+    path = f"/v1/responses/{found['id']}"
+    harness.eventually(lambda: harness.get(path).json()["status"] == "failed")
+    assert harness.get(path).json()["error"]["code"] == "server_error"
+
+
+def test_cut_off_is_incomplete(thinking: Harness) -> None:
+    """At `max_output_tokens` the last item and the response are incomplete, whatever was being written."""
+    thinking.text = ALL
+    for limit, kind in ((5, "reasoning"), (24, "message"), (70, "function_call")):
+        found = ask(thinking, tools=[TOOL], max_output_tokens=limit)
+        assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert (found["output"][-1]["type"], found["output"][-1]["status"]) == (kind, "incomplete")
+        assert [item["status"] for item in found["output"][:-1]] == ["completed"] * (len(found["output"]) - 1)
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 5, "stream": True}
+    assert response_events(thinking.post("/v1/responses", body))[-1]["type"] == "response.incomplete"
+
+
+def test_errors_before_and_in_a_stream(harness: Harness) -> None:
+    """Before the first token an error is a status; later it is `response.failed`, and the stream ends."""
+    assert refused(harness, 404, model="nope")["code"] == "model_not_found"
+    harness.engine.die_after = 3
+    events = response_events(harness.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True}))
+    assert events[-1]["type"] == "response.failed"
+    assert "engine is gone" in events[-1]["response"]["error"]["message"]
+
+
+def test_log_probabilities_belong_to_the_text(thinking: Harness) -> None:
+    """Each token of the text has its row, whole or streamed; reasoning, markers and calls have none."""
+    thinking.text = ALL
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [TOOL]}
+    part = ask(thinking, **fields)["output"][1]["content"][0]
+    assert "".join(row["token"] for row in part["logprobs"]) == part["text"] == "Let me look."
+    assert all(len(row["top_logprobs"]) == 2 for row in part["logprobs"])
+    events = response_events(thinking.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True, **fields}))
+    rows = [row for event in events if event["type"] == "response.output_text.delta" for row in event["logprobs"]]
+    assert rows == part["logprobs"]
+
+
+def test_truncation_leaves_out_the_oldest_turns(harness: Harness) -> None:
+    """With `auto` as few old turns go as let the rest fit; system messages stay; without it the request is refused."""
+    harness.engine.context_len = 300
+    harness.make_ready()
+    turns: list[dict[str, Any]] = [{"role": "system", "content": "KEEP"}]
+    for i in range(12):
+        turns += [{"role": "user", "content": f"question-{i:02}"}, {"role": "assistant", "content": "answer"}]
+    turns.append({"role": "user", "content": "last"})
+    try:
+        error = refused(harness, given=turns)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+        ask(harness, turns, truncation="auto", max_output_tokens=20)
+        prompt = prompt_of(harness)
+        assert "KEEP" in prompt
+        assert "last" in prompt
+        assert "question-00" not in prompt
+        first = prompt.index("question-")
+        number = int(prompt[first + 9 : first + 11])
+        turn = len("<|im_start|>user\nquestion-00<|im_end|>\n<|im_start|>assistant\nanswer<|im_end|>\n") - 2 * 18
+        assert len(harness.engine.submits[-1].prompt_ids) + 20 + turn > 300
+        assert f"question-{number - 1:02}" not in prompt
+        assert refused(harness, given=[{"role": "user", "content": "x" * 400}], truncation="auto")["param"] == "input"
+    finally:
+        harness.engine.context_len = 512
+        harness.make_ready()
+
+
+def test_sampling_and_service_fields_reach_the_engine(harness: Harness) -> None:
+    """Fields mean what they mean in chat requests."""
+    found = ask(
+        harness,
+        temperature=0.3,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        seed=5,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.1,
+        logit_bias={"3": 1},
+        stop=[", w"],
+        priority=2,
+        cache_salt="s",
+        rid="mine",
+        user="u",
+        service_tier="auto",
+        prompt_cache_key="k",
+        safety_identifier="i",
+    )
+    submit = harness.engine.submits[-1]
+    params = submit.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0.3, 0.9, 7, 0.1, 5)
+    assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert (submit.priority, submit.cache_salt, submit.rid) == (2, "s", "mine")
+    assert text_of(found["output"][0]) == "Hello"
+    assert (found["temperature"], found["top_p"], found["user"]) == (0.3, 0.9, "u")
+    ask(harness)
+    assert harness.engine.submits[-1].rid.startswith("resp_")
+
+
+def test_effort_sets_the_templates_switches(thinking: Harness) -> None:
+    """`reasoning.effort: none` turns thinking off, as in chat requests."""
+    ask(thinking, reasoning={"effort": "none"})
+    assert prompt_of(thinking).endswith("<think>\n\n</think>\n\n")
+    ask(thinking, reasoning={"effort": "high"})
+    assert prompt_of(thinking).endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type 'web_search'"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 3}}]}, "tools[0].parameters"),
+        ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["nothing"]}, "include[0]"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"background": True, "store": False}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"temprature": 1}, "temprature"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any], param: str) -> None:
+    """Each field that is wrong or not supported is a 400 that names it as the client wrote it."""
+    error = refused(thinking, **({"given": fields.pop("input")} if "input" in fields else {}), **fields)
+    assert error["param"] == param
+    assert "messages" not in error["message"]
+    assert "response_format" not in error["message"]
