@@ -30,9 +30,10 @@ from dovetail.engine import messages
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.fields import NAMES, read_grammar
-from dovetail.grammar.front import GrammarFront, thinking_of
+from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.route import GrammarReport, Route
+from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.seeds import derive_seed
@@ -438,9 +439,8 @@ class LLM:
             spec = parsing["tools"].extend(spec, parsing["tool_schemas"])
         param = "thinking_budget" if route is None or params.thinking_budget is not None else route.param
         budget = params.thinking_budget
-        return thinking_of(
-            spec, self.tokenizer, parsing.get("prompt_tail"), budget=budget, calls_tools=calls_tools, param=param
-        )
+        use = Use(constrained=route is not None, calls=calls_tools, budget=budget, param=param)
+        return thinking_of(spec, self.tokenizer, parsing.get("prompt_tail"), use)
 
     async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
         with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.inprocess import InProcessClient
-from dovetail.engine.messages import Finish, GrammarStep, Marker, SamplingParams, Submit, Thinking, TokenDelta
+from dovetail.engine.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate
@@ -63,9 +63,9 @@ class Demo:
         """A marker that is one token."""
         return Marker(text, (self.tokenizer.added_tokens[text],))
 
-    def thinking(self, state: Any, budget: int | None = None) -> Thinking:
+    def thinking(self, state: Any, budget: int | None = None) -> MarkedThinking:
         """What the engine is told of thinking."""
-        return Thinking(state=state, start=self.marker("<think>"), end=self.marker("</think>"), budget=budget)
+        return MarkedThinking(state=state, start=self.marker("<think>"), end=self.marker("</think>"), budget=budget)
 
     async def one(self, *steps: GrammarStep, prompt: list[int] | None = None, **options: Any) -> Result:
         """Submit a request and collect it."""

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine.messages import Marker, Thinking
+from dovetail.engine.messages import MarkedThinking, Marker
 from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.gate import ThinkingGate
+from dovetail.grammar.gate import make_gate
 from dovetail.grammar.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.grammar.masks import MaskBuffer
 
@@ -101,7 +101,7 @@ def row_of(constraint: Constraint, small: Vocabulary) -> set[int] | None:
 def test_a_gate_follows_a_marker_spelled_in_any_tokens(small: Vocabulary, sets: TokenSets) -> None:
     """Thinking that ends with a marker of text ends however tokens cut it, and rolls back."""
     end = Marker("[/T]", tuple(small.tokens.index(bytes([b])) for b in b"[/T]"))
-    gate = ThinkingGate(Thinking(state="in", start=Marker("[T]", ()), end=end), small.tokens)
+    gate = make_gate(MarkedThinking(state="in", start=Marker("[T]", ()), end=end), small.tokens, constrained=False)
     ids = [small.tokens.index(bytes([b])) for b in b"a[/x[/T]"]
     assert all(gate.accept(token) for token in ids)
     assert gate.state == "out"
@@ -114,7 +114,7 @@ def test_a_gate_follows_a_marker_spelled_in_any_tokens(small: Vocabulary, sets: 
 def test_a_budget_forces_the_end_marker(small: Vocabulary, sets: TokenSets) -> None:
     """Past the budget the only token allowed is the end marker's next one; before it nothing is masked."""
     end = Marker("[/T]", tuple(small.tokens.index(bytes([b])) for b in b"[/T]"))
-    gate = ThinkingGate(Thinking(state="in", start=START, end=end, budget=2), small.tokens)
+    gate = make_gate(MarkedThinking(state="in", start=START, end=end, budget=2), small.tokens, constrained=False)
     constraint = Constraint(sets, gate, None)
     a = small.tokens.index(b"a")
     for _ in range(2):
@@ -130,9 +130,11 @@ def test_a_budget_forces_the_end_marker(small: Vocabulary, sets: TokenSets) -> N
 def test_masks_of_a_step_are_packed(small: Vocabulary, sets: TokenSets) -> None:
     """Rows without a constraint, and those that may say anything, take no place in the step's mask."""
     buffer = MaskBuffer(small.mask_words, torch.device("cpu"))
-    thinking = Thinking(state="in", start=START, end=END, budget=0)
-    forced = Constraint(sets, ThinkingGate(thinking, small.tokens), None)
-    free = Constraint(sets, ThinkingGate(Thinking(state="in", start=START, end=END), small.tokens), None)
+    thinking = MarkedThinking(state="in", start=START, end=END, budget=0)
+    forced = Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None)
+    free = Constraint(
+        sets, make_gate(MarkedThinking(state="in", start=START, end=END), small.tokens, constrained=False), None
+    )
     mask = buffer.fill([None, free, forced, None], [False] * 4)
     assert mask is not None
     assert mask.rows.tolist() == [2]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, Vocabulary
+from dovetail.contracts.grammar import CompiledGrammar, GrammarLimits, GrammarMatcher, Vocabulary
 from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.limits import check_spec
 from dovetail.grammar.vocabulary import make_vocabulary
@@ -37,9 +40,28 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 NAMES = [record.name for record in Registry.scan().of_kind("tool_parser") if record.distribution == "dovetail"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
+MARKERS = (
+    *("<tool_call>", "</tool_call>", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    *("<|return|>", "｜DSML｜", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<seed:tool_call>"),
+)
+ANSWERS = {"gpt-oss": "<|channel|>final<|message|>"}
+"""What begins an answer, in formats where something does."""
+CALLS = {"gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"}
+"""What begins a call: random thoughts before it would hardly come to an end."""
+
+
+@pytest.fixture(scope="module", params=["tokens", "text"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Markers are tokens, or text."""
+    return byte_level(MARKERS) if request.param == "tokens" else byte_level()
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +69,22 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return make_vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
 
 
-def walk(matcher: GrammarMatcher, vocabulary: Vocabulary, rng: random.Random, most: int = 400) -> list[int] | None:
-    """Random tokens to the end of the grammar; None where it gets long."""
-    import numpy as np
-
-    taken: list[int] = []
+def walk(
+    matcher: GrammarMatcher, vocabulary: Vocabulary, rng: random.Random, begin: Sequence[int] = (), most: int = 400
+) -> list[int] | None:
+    """Random tokens to the end of the grammar, markers taken gladly; None where it gets long."""
+    taken = [*begin]
+    assert matcher.accept(taken) == len(taken)
     row = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
     for _ in range(most):
         matcher.fill(row, 0)
         allowed = ids_of(row[0])
         ends = vocabulary.eos_ids & set(allowed)
-        if ends:
+        if ends and (len(ends) == len(allowed) or rng.random() < 0.5):
             return taken
-        spaces = [t for t in allowed if not vocabulary.tokens[t].isspace()]
-        token = rng.choice(spaces or allowed)
+        marks = [t for t in allowed if t in vocabulary.special_ids]
+        visible = [t for t in allowed if not vocabulary.tokens[t].isspace()]
+        token = rng.choice(marks if marks and rng.random() < 0.5 else visible or allowed)
         assert matcher.accept([token]) == 1
         taken.append(token)
     return None
@@ -72,39 +96,68 @@ def test_what_a_tool_grammar_allows_is_read_back(
     name: str, choice: Any, tokenizer: Tokenizer, vocabulary: Vocabulary
 ) -> None:
     """Random texts of the grammar are calls of the tools allowed, with conforming arguments."""
-    plan = make_plan(Registry.scan(), tool_parser=name, grammar_backend="llguidance")
-    parser = load(plan, "api").get("tool_parser", name)()
-    spec = parser.grammar(TOOLS, choice, True, False)
-    if spec is None:
-        pytest.skip(f"{name} has no grammar")
-    check_spec(spec)
-    backend = load(plan, "engine").get("grammar_backend", "llguidance")(vocabulary)
-    grammar = backend.compile(spec, GrammarLimits())
+    parser, grammar = compiled(name, choice, vocabulary)
     num_read = 0
-    for seed in range(6):
-        ids = walk(grammar.matcher(), vocabulary, random.Random(seed))
+    begin = tokenizer.encode(CALLS.get(name, ""), add_special_tokens=False)
+    for seed in range(4):
+        ids = walk(grammar.matcher(), vocabulary, random.Random(seed), begin)
         if ids is None:
             continue
         folded = parse_full(make_parser(parser.extend(FormatSpec(), TOOLS), tokenizer), ids)
         [call] = folded.tool_calls
         assert call.name == "get_weather" or choice == "required"
-        arguments = json.loads(call.arguments)
-        assert arguments["unit"] in ("c", "f")
-        assert 1 <= arguments["days"] <= 9
+        check_arguments(call.arguments)
         num_read += 1
     assert num_read
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_free_text_may_hold_calls(name: str, vocabulary: Vocabulary) -> None:
-    """With `auto` the grammar compiles and allows plain text."""
+def compiled(name: str, choice: Any, vocabulary: Vocabulary) -> tuple[ToolParser, CompiledGrammar]:
+    """Return a format's parser, and the grammar of its calls."""
     plan = make_plan(Registry.scan(), tool_parser=name, grammar_backend="llguidance")
-    spec = load(plan, "api").get("tool_parser", name)().grammar(TOOLS, "auto", True, True)
-    if spec is None:
-        pytest.skip(f"{name} has no grammar")
+    parser: ToolParser = load(plan, "api").get("tool_parser", name)()
+    spec = parser.grammar(TOOLS, choice, True, choice == "auto")
+    assert spec is not None
     check_spec(spec)
     backend = load(plan, "engine").get("grammar_backend", "llguidance")(vocabulary)
-    matcher = backend.compile(spec, GrammarLimits()).matcher()
-    ids = [vocabulary.tokens.index(bytes([byte])) for byte in b"Hello, no call"]
+    return parser, backend.compile(spec, GrammarLimits())
+
+
+def check_arguments(text: str) -> None:
+    """Check that the arguments are what `TOOLS` wants."""
+    arguments = json.loads(text)
+    assert arguments["unit"] in ("c", "f")
+    assert 1 <= arguments["days"] <= 9
+    assert len(arguments) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_free_text_may_hold_calls(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """With `auto` plain text is allowed, and what the format's parser reads as a call in random texts conforms."""
+    parser, grammar = compiled(name, "auto", vocabulary)
+    matcher = grammar.matcher()
+    ids = tokenizer.encode(ANSWERS.get(name, "") + "Hello, no call", add_special_tokens=False)
     assert matcher.accept(ids) == len(ids)
     assert matcher.accepting
+    for seed in range(3):
+        taken = walk(grammar.matcher(), vocabulary, random.Random(seed))
+        if taken is not None:
+            folded = parse_full(make_parser(parser.extend(FormatSpec(), TOOLS), tokenizer), taken)
+            for call in folded.tool_calls:
+                check_arguments(call.arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strict_call_cannot_be_anything_else(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """With `auto`, a right call is allowed and one with a wrong argument is not, in every format."""
+    _, required = compiled(name, NAMED, vocabulary)
+    begin = tokenizer.encode(CALLS.get(name, ""), add_special_tokens=False)
+    walks = (walk(required.matcher(), vocabulary, random.Random(seed), begin) for seed in range(30))
+    ids = next(found for found in walks if found)
+    right = compiled(name, "auto", vocabulary)[1].matcher()
+    assert right.accept(ids) == len(ids)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    for unit in ("c", "f"):
+        text = text.replace(f'"{unit}"', '"k"').replace(f">{unit}<", ">k<").replace(f">\n{unit}\n<", ">\nk\n<")
+    wrong = tokenizer.encode(text, add_special_tokens=False)
+    matcher = compiled(name, "auto", vocabulary)[1].matcher()
+    assert matcher.accept(wrong) < len(wrong), text

@@ -80,6 +80,40 @@ class Markers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """How thinking is told apart in a reply of messages with headers, for a format with a machine of its own.
+
+    The engine follows it token by token: a grammar holds for the answer's message, a budget for thinking's. Every
+    marker is an added token of the vocabulary, or grammars and budgets are refused.
+
+    Attributes:
+        start: Begins a message, and its header.
+        role: What the model's messages have behind `start`.
+        parts: Markers that begin a part of a header, and a header without `start` where they stand in a message.
+        inner: Markers that mean something in headers only.
+        body: Ends the header.
+        ends: End a message; the first of them ends one that another follows.
+        thinking: The header of thinking as the model writes it: what stands between `role` and `body`.
+        answer: The same for the answer.
+        thinks: Regular expression, found in each header of a message of thinking; headers are searched from `start` to
+            before `body`, markers included.
+        answers: Regular expression, found in each header of a message that is the answer, among those where `thinks`
+            is not. All others are free text, such as a preamble.
+    """
+
+    start: str
+    role: str
+    parts: tuple[str, ...]
+    inner: tuple[str, ...] = ()
+    body: str
+    ends: tuple[str, ...]
+    thinking: str
+    answer: str
+    thinks: str
+    answers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FormatSpec:
     """A model's output format.
 
@@ -89,12 +123,15 @@ class FormatSpec:
         initial: The state for text that comes without a prompt to read it from.
         machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
             called as `dovetail.text.output.FormatParser` is. None: the machine of the markers above.
+        messages: Beside `machine`: what the engine must know of the format for grammars and thinking budgets. None:
+            requests with either are refused.
     """
 
     reasoning: Markers | None = None
     tools: ToolFormat | None = None
     initial: State = State.OPEN
     machine: Callable[..., OutputParser] | None = None
+    messages: Messages | None = None
 
 
 class TokenizerView(Protocol):
@@ -173,10 +210,9 @@ class OutputParser(Protocol):
 
 
 class ReasoningGate(Protocol):
-    """Follows one choice's thinking on token ids, in the engine. Made of the same `FormatSpec` as the parser.
+    """Follows one choice's thinking on token ids, in the engine. Made by the core of what a `FormatSpec` declares.
 
-    The gate and the parser agree after each token. A grammar holds for the answer, not for the thinking before it:
-    `accept` says where it starts.
+    The gate and the parser agree after each token. A grammar holds for the answer, not for the thinking before it.
     """
 
     reasoning_tokens: int
@@ -187,15 +223,10 @@ class ReasoningGate(Protocol):
         """Whether the next token continues the thinking, as far as known."""
         ...
 
-    @property
-    def may_think(self) -> bool:
-        """Whether nothing but whitespace was written yet and the model may open its thinking with the next token."""
-        ...
-
     def accept(self, token_id: int) -> bool:
-        """Take one token. True where a grammar starts to hold behind it: once, unless that is rolled back."""
+        """Take one token. True: it belongs to thinking, its markers or headers; False: it is the answer's."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens, at most `MAX_ROLLBACK` of `dovetail.text.gate`."""
+        """Take back the last tokens, at most `MAX_ROLLBACK` of `dovetail.grammar.gate`."""
         ...

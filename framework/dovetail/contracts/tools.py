@@ -137,7 +137,10 @@ class ToolParser(Configurable, ABC):
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
-        """Describe the calls that `tool_choice` allows, in the model's own format, or None: not constrained."""
+        """Describe the calls that `tool_choice` allows, in the model's own format, or None: not constrained.
+
+        Beside a `FormatSpec.machine` it describes the whole reply, thinking included; else what follows the thinking.
+        """
         return None
 
     def detect(self, template: TemplateView) -> float:

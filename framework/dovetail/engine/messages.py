@@ -57,18 +57,48 @@ class Marker(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
 
 
-class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the engine must know of the model's thinking to start the grammar after it.
+class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What the engine must know of thinking between two markers, to start the grammar after it.
 
-    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that end thinking and
-    begin the answer; `budget` is the most tokens of thinking, after which the end marker is forced.
+    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call,
+    which ends thinking if `ended_by_tools`; with `calls`, the grammar describes calls, too; `budget` is the most tokens
+    of thinking, after which the end is forced.
     """
 
     state: Literal["open", "in", "out"]
     start: Marker
     end: Marker
     tools: tuple[int, ...] = ()
+    ended_by_tools: bool = False
+    calls: bool = False
     budget: int | None = None
+
+
+class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """As `MarkedThinking`, for a format of messages with headers: see `contracts.reasoning.Messages` for the names.
+
+    `header` is what of a header the prompt ends with. `first` and `next` are the tokens of the two canonical headers,
+    of thinking and of the answer: what is left of them at the prompt's end, and after a message. With `calls`, tool
+    calls may come in place of an answer; with `whole`, the grammar describes the whole reply, not the answer alone.
+    """
+
+    state: Literal["open", "in", "out"]
+    header: str
+    start: Marker
+    parts: tuple[Marker, ...]
+    inner: tuple[Marker, ...]
+    body: Marker
+    ends: tuple[int, ...]
+    thinks: str
+    answers: str
+    first: tuple[tuple[int, ...], tuple[int, ...]]
+    next: tuple[tuple[int, ...], tuple[int, ...]]
+    calls: bool = False
+    whole: bool = False
+    budget: int | None = None
+
+
+Thinking = MarkedThinking | MessageThinking
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

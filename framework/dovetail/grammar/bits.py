@@ -27,6 +27,11 @@ def set_bit(row: Words, token_id: int) -> None:
     row.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
 
+def clear_bit(row: Words, token_id: int) -> None:
+    """Forbid one token."""
+    row.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+
+
 def has_bit(row: Words, token_id: int) -> bool:
     """Whether a token is allowed."""
     return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)

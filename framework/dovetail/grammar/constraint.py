@@ -1,19 +1,12 @@
-"""`Constraint`: what one request may say next, from its thinking gate and its grammar's matcher together."""
+"""`Constraint`: what one request may say next, from its thinking's gate and its grammar's matcher together."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
-from dovetail.grammar.bits import Words, full_row, new_row, set_bit
-from dovetail.grammar.gate import ThinkingGate
-
-MAX_LEAD = 4
-"""Whitespace characters allowed between the end of thinking and the grammar's text: templates put newlines there,
-and forbidding them costs quality."""
-WHITESPACE = b" \t\r\n"
+from dovetail.grammar.bits import Words, clear_bit, full_row, new_row, set_bit
+from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
 
 
 class TokenSets:
@@ -29,8 +22,9 @@ class TokenSets:
         self.size = vocabulary.size
         self.tokens = vocabulary.tokens
         self.eos_ids = vocabulary.eos_ids
+        self.full = full_row(vocabulary.size)
         self.eos = new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
-        self.not_eos = full_row(vocabulary.size) & ~self.eos
+        self.not_eos = self.full & ~self.eos
         self.lead_len = {
             i: len(token)
             for i, token in enumerate(vocabulary.tokens)
@@ -40,6 +34,13 @@ class TokenSets:
             new_row(vocabulary.size, (i for i, length in self.lead_len.items() if length <= n + 1))
             for n in range(MAX_LEAD)
         ]
+        self._fenced: dict[frozenset[int], Words] = {}
+
+    def thinking(self, fence: frozenset[int]) -> Words:
+        """Return the row of what may be thought: anything but an end of the reply, and the ids of `fence`."""
+        if fence not in self._fenced:
+            self._fenced[fence] = self.not_eos & ~new_row(self.size, (i for i in fence if i < self.size))
+        return self._fenced[fence]
 
 
 class Constraint:
@@ -54,7 +55,7 @@ class Constraint:
     def __init__(
         self,
         sets: TokenSets,
-        gate: ThinkingGate | None,
+        gate: Gate | None,
         matcher: GrammarMatcher | None,
         backend: GrammarBackend | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class Constraint:
     def matching(self) -> GrammarMatcher | None:
         """The matcher, where its own mask is needed for the next token."""
         gate = self.gate
-        if gate is not None and (gate.in_reasoning or gate.forced is not None):
+        if gate is not None and ((gate.free and not gate.whole) or gate.only is not None):
             return None
         return self.matcher
 
@@ -91,40 +92,41 @@ class Constraint:
         """
         gate, sets = self.gate, self._sets
         if gate is not None:
-            forced = gate.forced
-            if forced is not None:
+            only = gate.only
+            if only is not None:
                 row[:] = 0
-                set_bit(row, forced)
+                for token_id in only:
+                    set_bit(row, token_id)
                 return True
-            if gate.in_reasoning:
-                if self.matcher is None:
-                    return False
-                row[:] = sets.not_eos
+            if gate.free and not gate.whole and self.matcher is not None:
+                row[:] = sets.thinking(gate.fence)
                 return True
-            if self.matcher is None:
-                return self._fill_closed(row)
             if matched and gate.offered is not None:
                 set_bit(row, gate.offered)
+            matched = self._ban(row, gate.banned, matched)
         if matched and self._lead > 0:
             np.bitwise_or(row, sets.lead[self._lead - 1], out=row)
         return matched
 
-    def _fill_closed(self, row: Words) -> bool:
-        """No grammar, and a budget of nothing: thinking must not begin."""
-        banned = None if self.gate is None else self.gate.banned
+    def _ban(self, row: Words, banned: int | None, written: bool) -> bool:
+        """Take a token out of a row, unless nothing else is allowed; returns whether the row is written."""
         if banned is None:
-            return False
-        row[:] = full_row(self._sets.size) & ~new_row(self._sets.size, [banned])
+            return written
+        if not written:
+            row[:] = self._sets.full
+        clear_bit(row, banned)
+        if not row.any():
+            set_bit(row, banned)
         return True
 
     def accept(self, token_id: int) -> str | None:
         """Take a sampled token; returns an error if it does not fit, and then the request must end."""
         gate = self.gate
-        if gate is not None and gate.accept(token_id):
-            if not gate.in_reasoning and gate.state == "out":
-                self._lead = MAX_LEAD
-                return self._take_rest(gate.rest)
-            return None
+        if gate is not None and gate.accept(token_id) and not gate.whole:
+            if gate.free:
+                return None
+            self._lead = gate.lead
+            return self._take_rest(gate.rest)
         matcher = self.matcher
         if matcher is None:
             return None
@@ -151,5 +153,5 @@ class Constraint:
         return "the answer began in the middle of the token that ended thinking, where no grammar can be enforced"
 
 
-def _is_space(token: Sequence[int]) -> bool:
+def _is_space(token: bytes) -> bool:
     return all(byte in WHITESPACE for byte in token)

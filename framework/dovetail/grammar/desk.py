@@ -12,7 +12,7 @@ from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.messages import Finish, Submit, Thinking
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.constraint import Constraint
-from dovetail.grammar.gate import ThinkingGate
+from dovetail.grammar.gate import make_gate
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.plugins import LoadedPlugins
@@ -97,7 +97,7 @@ class GrammarDesk:
 
     def _constraint(self, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
         sets = self.service.token_sets()
-        gate = None if thinking is None else ThinkingGate(thinking, sets.tokens)
+        gate = None if thinking is None else make_gate(thinking, sets.tokens, constrained=outcome is not None)
         if outcome is None:
             return Constraint(sets, gate, None)
         return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend)

@@ -15,16 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec, State
+from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.engine.messages import Marker, Thinking
 from dovetail.errors import RequestError
 from dovetail.grammar.fields import Asked
 from dovetail.grammar.limits import check_spec
 from dovetail.grammar.route import GrammarReport, Route, Router, report
+from dovetail.grammar.tools import answer_message, other_messages
 from dovetail.grammar.validate import FinalValidator
 from dovetail.plugins import LoadedPlugins
-from dovetail.text.output import make_parser
 from dovetail.text.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]]
@@ -96,21 +95,26 @@ class GrammarFront:
         weaker = _as_approximate(self._router.route(loose, param))
         return replace(route, ways=route.ways + weaker.ways)
 
-    def either(self, asked: Asked, tools: Route) -> Route:
+    def either(self, asked: Asked, tools: Route, spec: FormatSpec) -> Route:
         """Allow a text of the grammar, or the tool calls: where a request has both and `tool_choice` is auto.
+
+        Args:
+            asked: The grammar of the text.
+            tools: Of the calls, as for `tool_choice` required.
+            spec: The output format. In one of messages the text is that of the answer's message.
 
         Raises:
             RequestError: The two cannot be put together.
         """
-        if asked.spec.kind not in (Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX) or tools.spec.kind is not Kind.STRUCTURAL:
+        content = _content(asked.spec)
+        if content is None or tools.spec.kind is not Kind.STRUCTURAL:
             text = (
                 f"{asked.param} together with tools is not supported for a {asked.spec.kind}; set tool_choice to none"
             )
             raise RequestError(text, param=asked.param, code="unsupported_parameter")
-        content: dict[str, Any] = {"type": "regex", "pattern": asked.spec.source}
-        if asked.spec.kind is not Kind.REGEX:
-            schema = json.loads(asked.spec.source) if asked.spec.source else {"type": "object"}
-            content = {"type": "json_schema", "json_schema": schema}
+        if spec.messages is not None:
+            elements = [other_messages(spec.messages), answer_message(spec.messages, content)]
+            content = {"type": "sequence", "elements": elements}
         calls = json.loads(tools.spec.source)["format"]
         source = json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": [content, calls]}})
         return self._router.route(GrammarSpec(kind=Kind.STRUCTURAL, source=source), asked.param)
@@ -138,59 +142,15 @@ class GrammarFront:
         self._validator.close()
 
 
-def thinking_of(
-    spec: FormatSpec,
-    tokenizer: Tokenizer,
-    prompt_tail: str | None,
-    *,
-    budget: int | None = None,
-    calls_tools: bool = False,
-    param: str | None = None,
-) -> Thinking | None:
-    """Return what the engine must know of a choice's thinking; None where a grammar can start at once.
-
-    Args:
-        spec: The output format, as the output parser gets it.
-        tokenizer: The model's.
-        prompt_tail: What the template appended to the prompt; None where no template rendered it.
-        budget: Most tokens of thinking.
-        calls_tools: The grammar is one of tool calls, which may end thinking.
-        param: The request's field, for the error.
-
-    Raises:
-        RequestError: The format is not one of markers around thinking.
-    """
-    if spec.machine is not None and calls_tools and budget is None:
-        return None  # the format's own grammar of calls describes the thinking before them, too
-    if spec.machine is not None:
-        text = f"{param or 'a grammar'} is not supported with this model's output format, whose parts are not marked"
-        raise RequestError(text, param=param, code="unsupported_parameter")
-    markers = spec.reasoning
-    if markers is None or prompt_tail is None:
-        if budget is not None and param is not None:
-            text = f"{param} needs a model that thinks, and a reasoning parser that reads it (--reasoning-parser)"
-            raise RequestError(text, param=param, code="unsupported_parameter")
-        return None
-    state = make_parser(spec, tokenizer).prime(prompt_tail)
-    if state is State.OUT:
-        return None
-    tools: tuple[int, ...] = ()
-    if calls_tools and spec.tools is not None and markers.ended_by_tools:
-        tools = tuple(i for text, i in tokenizer.added_tokens.items() if text == spec.tools.start)
-    return Thinking(
-        state=state.value,
-        start=_marker(markers.start, tokenizer),
-        end=_marker(markers.end, tokenizer),
-        tools=tools,
-        budget=budget,
-    )
-
-
-def _marker(text: str, tokenizer: Tokenizer) -> Marker:
-    token_id = tokenizer.added_tokens.get(text)
-    return Marker(
-        text, (token_id,) if token_id is not None else tuple(tokenizer.encode(text, add_special_tokens=False))
-    )
+def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:
+    """Return a grammar as a part of a structural one, None where its kind cannot be."""
+    if spec.kind is Kind.REGEX:
+        return {"type": "regex", "pattern": spec.source}
+    if spec.kind is Kind.CHOICE:
+        return {"type": "or", "elements": [{"type": "const_string", "value": v} for v in json.loads(spec.source)]}
+    if spec.kind is Kind.JSON or spec.kind is Kind.JSON_OBJECT:
+        return {"type": "json_schema", "json_schema": json.loads(spec.source) if spec.source else {"type": "object"}}
+    return None
 
 
 def _any_arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:

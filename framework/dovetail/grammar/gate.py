@@ -1,43 +1,150 @@
-"""`ThinkingGate`: follows thinking token by token, and says which tokens are the grammar's business.
+"""`Gate`: follows thinking token by token in the engine, and says which tokens are the grammar's business.
 
-It agrees with the output parser on the text side: a marker that is one added token matches by its id, any other in the
-text, wherever tokens cut it. Where a marker of several tokens has to be forced or offered, its canonical ids are used.
+There is one for each way in which formats mark thinking: `MarkerGate` for text between two markers, `MessageGate` for
+messages with headers. Both are made of what `thinking.thinking_of` read from the request's `FormatSpec`, and agree with
+the output parser of the same format after every token: a marker that is one added token matches by its id, any other in
+the text, wherever tokens cut it. Only in counting do they differ: tokens of a marker spelled as text, and a start
+marker that is repeated, count as thinking here. A token costs about a microsecond.
 """
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
-from dovetail.engine.messages import Thinking
+from dovetail.engine.messages import MarkedThinking, MessageThinking, Thinking
+
+MAX_ROLLBACK = 256
+"""Most tokens that `rollback` takes back at once."""
+MAX_LEAD = 4
+"""Whitespace characters allowed between the end of thinking and the grammar's text: templates put newlines there,
+and forbidding them costs quality."""
+WHITESPACE = b" \t\r\n"
+MAX_HEADER = 512
+"""Characters of the longest header, as output parsers count; longer text is the answer."""
+
+Paths = tuple[tuple[int, ...], tuple[int, ...]]
+"""What is left of the canonical header of thinking, and of that of the answer."""
 
 
-class ThinkingGate:
-    """One request's. See `contracts.reasoning.State` for the states.
+class Gate(ABC):
+    """The `ReasoningGate` of one request.
 
     Attributes:
-        state: `open`, `in` or `out`.
         reasoning_tokens: Tokens accepted inside thinking, markers excluded.
         rest: After the token that ended thinking: its bytes behind the marker, where the marker is spelled as text.
+        whole: The grammar describes the whole reply, thinking included; the gate only keeps the budget.
+        fence: Tokens that must not come while the grammar does not hold: they would end thinking in another way.
+        lead: Whitespace characters that may stand before the grammar's text.
     """
 
-    def __init__(self, thinking: Thinking, tokens: Sequence[bytes]) -> None:
+    whole = False
+    fence: frozenset[int] = frozenset()
+    lead = 0
+    _SAVED: tuple[str, ...] = ()
+
+    def __init__(self, thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
         """Start at the prompt's end.
 
         Args:
             thinking: The request's.
-            tokens: Bytes by token id; only looked at where a marker is not one token.
+            tokens: Bytes by token id.
+            constrained: Whether a grammar waits for the answer.
         """
-        self.state: str = thinking.state
         self.reasoning_tokens = 0
         self.rest = b""
+        self._budget = thinking.budget
+        self._tokens = tokens
+        self._constrained = constrained
+        self._past: deque[tuple[Any, ...]] = deque(maxlen=MAX_ROLLBACK)
+
+    @property
+    @abstractmethod
+    def in_reasoning(self) -> bool:
+        """Whether the next token continues the thinking."""
+
+    @property
+    @abstractmethod
+    def free(self) -> bool:
+        """Whether the next token is not the grammar's business."""
+
+    @property
+    @abstractmethod
+    def only(self) -> tuple[int, ...] | None:
+        """The tokens of which one must come, whatever the grammar says; None for no such demand."""
+
+    @property
+    def offered(self) -> int | None:
+        """Beside what the grammar allows: the token that opens thinking."""
+        return None
+
+    @property
+    def banned(self) -> int | None:
+        """Past the budget: the token that would open thinking."""
+        return None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is used up."""
+        return self._budget is not None and self.reasoning_tokens >= self._budget
+
+    def accept(self, token_id: int) -> bool:
+        """Take a token. True: it belongs to thinking, its markers or headers; False: it is the answer's."""
+        self._past.append(tuple([getattr(self, name) for name in self._SAVED]))
+        self.rest = b""
+        return self._take(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens.
+
+        Raises:
+            ValueError: More than were accepted, or than `MAX_ROLLBACK`.
+        """
+        if num_tokens > len(self._past):
+            raise ValueError(f"cannot take back {num_tokens} tokens; the last {len(self._past)} are remembered")
+        saved = None
+        for _ in range(num_tokens):
+            saved = self._past.pop()
+        if saved is not None:
+            for name, value in zip(self._SAVED, saved, strict=True):
+                setattr(self, name, value)
+
+    @abstractmethod
+    def _take(self, token_id: int) -> bool:
+        """Move on by one token."""
+
+    def _bytes(self, token_id: int) -> bytes:
+        return self._tokens[token_id] if token_id < len(self._tokens) else b""
+
+
+class MarkerGate(Gate):
+    """Thinking between two markers. See `contracts.reasoning.State` for the states.
+
+    Where a marker of several tokens has to be forced or offered, its canonical ids are used.
+
+    Attributes:
+        state: `open`, `in` or `out`.
+    """
+
+    lead = MAX_LEAD
+    _SAVED = ("state", "reasoning_tokens", "rest", "_at", "_tail", "_begun")
+
+    def __init__(self, thinking: MarkedThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
+        """Start at the prompt's end."""
+        super().__init__(thinking, tokens, constrained=constrained)
+        self.state: str = thinking.state
         self._start, self._end = thinking.start, thinking.end
         self._end_bytes = thinking.end.text.encode()
         self._tools = frozenset(thinking.tools)
-        self._budget = thinking.budget
-        self._tokens = tokens
+        self._ended_by_tools = thinking.ended_by_tools
+        if thinking.ended_by_tools and not thinking.calls:
+            self.fence = self._tools
         self._at = 0
         self._tail = b""
-        self._past: list[tuple[str, int, bytes, int, bytes]] = []
+        self._begun = False
 
     @property
     def in_reasoning(self) -> bool:
@@ -45,55 +152,56 @@ class ThinkingGate:
         return self.state == "in"
 
     @property
-    def forced(self) -> int | None:
-        """The one token that may follow: in the middle of the start marker, or of the end marker past the budget."""
-        if self.state == "open" and self._at:
-            return self._start.ids[self._at]
-        if self.state == "in" and self._budget is not None and self.reasoning_tokens >= self._budget:
-            return self._end.ids[self._at]
+    def free(self) -> bool:
+        """Within thinking, or in the middle of the marker that opens it."""
+        return self.state == "in" or (self.state == "open" and self._at > 0)
+
+    @property
+    def only(self) -> tuple[int, ...] | None:
+        """In the middle of the start marker its next token, past the budget the end marker's."""
+        if self.state == "open" and self._at and self._constrained:
+            return (self._start.ids[self._at],)
+        if self.state == "in" and self.exhausted:
+            return (self._end.ids[self._at],)
         return None
 
     @property
     def offered(self) -> int | None:
-        """Beside what the grammar allows: the token that opens thinking."""
-        if self.state != "open" or self._at or self._budget == 0 or not self._start.ids:
+        """Until the answer begins."""
+        if self.state != "open" or self._begun or self._budget == 0 or not self._start.ids:
             return None
         return self._start.ids[0]
 
     @property
     def banned(self) -> int | None:
-        """With a budget of nothing: the token that would open thinking."""
-        if self.state == "open" and self._budget == 0 and len(self._start.ids) == 1:
-            return self._start.ids[0]
-        return None
+        """With a budget of nothing."""
+        return self._start.ids[0] if self.state == "open" and self._budget == 0 and len(self._start.ids) == 1 else None
 
-    def accept(self, token_id: int) -> bool:
-        """Take a token. True: it belongs to thinking or its markers; False: it is the answer's."""
-        self._past.append((self.state, self._at, self._tail, self.reasoning_tokens, self.rest))
-        self.rest = b""
+    def _take(self, token_id: int) -> bool:
         if self.state == "in":
             return self._think(token_id)
-        if self.state == "open":
-            if self._start.ids and token_id == self._start.ids[self._at] and self._budget != 0:
-                self._at += 1
-                if self._at == len(self._start.ids):
-                    self.state, self._at, self._tail = "in", 0, b""
-                return True
-            self.state, self._at = "out", 0
+        return self.state == "open" and self._open(token_id)
+
+    def _open(self, token_id: int) -> bool:
+        """Thinking may begin. Beside a grammar it cannot once the answer has, as nothing else is offered then."""
+        start = self._start.ids
+        if start and token_id == start[self._at] and self._budget != 0 and not (self._begun and self._constrained):
+            self._at += 1
+            if self._at == len(start):
+                self.state, self._at, self._tail = "in", 0, b""
+            return True
+        self._at = 0
+        if token_id in self._tools or (not self._begun and (token_id,) == self._end.ids):
+            self.state = "out"
+        elif self._constrained or self._bytes(token_id).strip(WHITESPACE):
+            self._begun = True
         return False
 
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens."""
-        if num_tokens:
-            self.state, self._at, self._tail, self.reasoning_tokens, self.rest = self._past[-num_tokens]
-            del self._past[-num_tokens:]
-
     def _think(self, token_id: int) -> bool:
-        if token_id in self._tools:
+        if self._ended_by_tools and token_id in self._tools:
             self.state = "out"
             return False
-        forced = self.forced
-        if forced is not None and token_id == forced:
+        if self.exhausted and token_id == self._end.ids[self._at]:
             self._at += 1
             if self._at == len(self._end.ids):
                 self.state, self._at = "out", 0
@@ -109,10 +217,128 @@ class ThinkingGate:
         return True
 
     def _ends_in_text(self, token_id: int) -> bool:
-        text = self._tail + self._tokens[token_id] if token_id < len(self._tokens) else self._tail
+        text = self._tail + self._bytes(token_id)
         place = text.find(self._end_bytes)
         if place >= 0:
             self.rest = text[place + len(self._end_bytes) :]
             return True
         self._tail = text[max(0, len(text) - len(self._end_bytes) + 1) :]
         return False
+
+
+class MessageGate(Gate):
+    """Thinking in messages with headers.
+
+    Without a grammar every header is read for what it says, as the parser reads it. Beside a grammar headers are kept
+    to those of thinking and of the answer, token by token: the only ones whose message the grammar could follow.
+
+    Attributes:
+        phase: `header` (also between messages), `think`, `preamble` or `answer`.
+    """
+
+    _SAVED = ("phase", "reasoning_tokens", "_header", "_between", "_paths")
+
+    def __init__(self, thinking: MessageThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
+        """Start at the prompt's end."""
+        super().__init__(thinking, tokens, constrained=constrained)
+        self.whole = thinking.whole
+        self._thinking = thinking
+        opens = (thinking.start, *thinking.parts)
+        self._marks = {mark.ids[0]: mark.text for mark in (*opens, *thinking.inner, thinking.body)}
+        self._ends = frozenset(thinking.ends)
+        self._breaks = self._ends | {mark.ids[0] for mark in opens}
+        self.fence = frozenset(self._marks) | self._ends - {thinking.ends[0]}
+        self._thinks, self._answers = re.compile(thinking.thinks), re.compile(thinking.answers)
+        self.phase: str = {"in": "think", "out": "answer"}.get(thinking.state, "header")
+        self._header = thinking.header
+        self._between = False
+        self._paths: Paths = thinking.first
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next token is in a message of thinking."""
+        return self.phase == "think"
+
+    @property
+    def free(self) -> bool:
+        """Anywhere but in the answer."""
+        return self.phase != "answer"
+
+    @property
+    def only(self) -> tuple[int, ...] | None:
+        """Past the budget the end of thinking and the answer's header; beside a grammar every header."""
+        if self.phase == "think" and self.exhausted:
+            return (self._thinking.ends[0],)
+        if self.phase != "header" or self.whole:
+            return None
+        if self._constrained:
+            paths = self._paths[1:] if self.exhausted else self._paths
+            found = tuple({path[0] for path in paths if path})
+            return found or self._thinking.body.ids
+        return (self._paths[1][:1] or None) if self.exhausted and not self._thinking.calls else None
+
+    @property
+    def banned(self) -> int | None:
+        """Past the budget, where calls may come: where the header of thinking parts from the answer's."""
+        if self.phase != "header" or not self.exhausted:
+            return None
+        thinking, answer = self._paths
+        return thinking[0] if thinking and answer and thinking[0] != answer[0] else None
+
+    def _take(self, token_id: int) -> bool:
+        thinking = self._thinking
+        if self.phase == "answer" and (self._constrained or token_id not in self._breaks):
+            return False
+        if self.phase != "header":
+            if token_id not in self._breaks:
+                self.reasoning_tokens += self.phase == "think"
+                return True
+            self.phase, self._header, self._between = "header", "", False
+            self._paths = thinking.next
+        if token_id in self._ends:
+            self._header, self._between = "", True
+            self._paths = thinking.next
+            return True
+        if token_id == thinking.body.ids[0]:
+            self._begin_message()
+            return True
+        if token_id == thinking.start.ids[0]:
+            self._header, self._paths = "", thinking.next
+        self._paths = _along(self._paths, token_id)
+        return self._read_header(token_id)
+
+    def _read_header(self, token_id: int) -> bool:
+        """Take a token of a header, or text where a header should be, which is the answer."""
+        mark = self._marks.get(token_id)
+        text = mark if mark is not None else self._bytes(token_id).decode(errors="replace")
+        if self._between and mark is None:
+            if not text.strip():
+                return True
+            self.phase, self._header = "answer", ""
+            return False
+        self._between = False
+        self._header += text
+        if len(self._header) > MAX_HEADER:
+            self.phase, self._header = "answer", ""
+            return False
+        return True
+
+    def _begin_message(self) -> None:
+        header, self._header, self._between = self._header, "", False
+        if self._thinks.search(header):
+            self.phase = "think"
+        else:
+            self.phase = "answer" if self._answers.search(header) else "preamble"
+
+
+def _along(paths: Paths, token_id: int) -> Paths:
+    """Keep the ways that go on with a token, what is left of them; the others are empty."""
+    thinking, answer = (path[1:] if path[:1] == (token_id,) else () for path in paths)
+    return thinking, answer
+
+
+def make_gate(thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> Gate:
+    """Return the gate of a request; see `Gate`."""
+    if isinstance(thinking, MessageThinking):
+        return MessageGate(thinking, tokens, constrained=constrained)
+    return MarkerGate(thinking, tokens, constrained=constrained)

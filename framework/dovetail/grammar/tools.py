@@ -1,4 +1,4 @@
-"""Tool calls as structural grammars: what a `ToolParser.grammar` of a format with JSON arguments returns."""
+"""Replies as structural grammars: what a `ToolParser.grammar` of a format with JSON arguments returns, and messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.contracts.reasoning import Messages
 from dovetail.errors import RequestError
 
 Tools = Sequence[Mapping[str, Any]]
@@ -65,3 +66,19 @@ def json_calls_grammar(
         tags = [{"type": "tag", **tag} for tag in tags]
         node |= {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
     return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
+
+
+def other_messages(messages: Messages, *headers: str) -> Mapping[str, Any]:
+    """Describe the messages before the last: any number of thinking and of free text under the given headers."""
+    end = messages.ends[0] + messages.start + messages.role
+    tags = [
+        {"type": "tag", "begin": header + messages.body, "content": {"type": "any_text"}, "end": end}
+        for header in (messages.thinking, *headers)
+    ]
+    return {"type": "tags_with_separator", "tags": tags, "separator": ""}
+
+
+def answer_message(messages: Messages, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe the message of the answer with the given content, up to the end of the reply."""
+    header = {"type": "const_string", "value": messages.answer + messages.body}
+    return {"type": "sequence", "elements": [header, content]}

@@ -56,6 +56,7 @@ def calls_grammar(
     separator: str = "",
     trigger: str,
     before: Node | None = None,
+    instead: Node | None = None,
 ) -> GrammarSpec:
     """Describe the calls that a `tool_choice` allows.
 
@@ -67,7 +68,9 @@ def calls_grammar(
         section: What stands around all calls together, where the format has such markers.
         separator: What stands between two calls.
         trigger: What begins a call, or the section of calls, in free text.
-        before: What stands before the first call, where `choice` is not `auto`.
+        before: What stands before the first call, where `choice` is not `auto`, or `instead` is given.
+        instead: What may stand in place of the calls where `choice` is `auto`, for formats whose calls do not stand in
+            free text.
     """
     tags = [
         {"type": "tag", "begin": begin, "content": content, "end": end}
@@ -82,7 +85,9 @@ def calls_grammar(
         "stop_after_first": only_one,
     }
     node: Node = run if section is None else {"type": "tag", "begin": section[0], "content": run, "end": section[1]}
-    if choice == "auto":
+    if choice == "auto" and instead is not None:
+        node = {"type": "or", "elements": [instead, node]}
+    elif choice == "auto":
         tags = tags if section is None else [dict(node)]
         node = {
             "type": "triggered_tags",
@@ -90,7 +95,7 @@ def calls_grammar(
             "tags": [{key: value for key, value in tag.items() if key != "type"} for tag in tags],
             "stop_after_first": only_one or section is not None,
         }
-    elif before is not None:
+    if before is not None and (choice != "auto" or instead is not None):
         node = sequence(before, node)
     return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
 

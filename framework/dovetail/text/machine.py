@@ -84,21 +84,6 @@ class Machine(ABC):
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker or its newlines."""
 
-    @property
-    @abstractmethod
-    def may_think(self) -> bool:
-        """Whether nothing but whitespace was written yet and thinking may begin."""
-
-    @property
-    @abstractmethod
-    def answering(self) -> bool:
-        """Whether the answer has begun: what a grammar of the request describes."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether thinking can no longer begin or go on, whatever comes."""
-        return False
-
     @abstractmethod
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended to the prompt, before anything is fed."""
@@ -129,20 +114,6 @@ class Machine(ABC):
                 self._starts.append(self._seen)
                 self._push(piece)
         return self._drain()
-
-    def forget(self) -> None:
-        """Drop text that is held only to be given out later, for callers that want to know the state alone."""
-        self._events.clear()
-
-    @property
-    def undecoded(self) -> bytes:
-        """Bytes of a character whose other bytes are still to come."""
-        return b"" if self._decoder is None else self._decoder.pending
-
-    @undecoded.setter
-    def undecoded(self, value: bytes) -> None:
-        if self._decoder is not None:
-            self._decoder.pending = value
 
     def finish(self, reason: str) -> list[Event]:
         """Give out what was held back. A tool call that was open is complete if the model stopped by itself."""

@@ -74,21 +74,6 @@ class FormatParser(Machine):
             return ""
         return self._tail + self._held
 
-    @property
-    def may_think(self) -> bool:
-        """Whether nothing but whitespace was written yet and thinking may begin."""
-        return self._phase is Phase.OPEN and self._lead is not None
-
-    @property
-    def answering(self) -> bool:
-        """Whether the answer has begun: thinking is over, or there is text without any."""
-        return self._phase in (Phase.OUT, Phase.TOOL) or (self._phase is Phase.OPEN and self._lead is None)
-
-    @property
-    def settled(self) -> bool:
-        """Whether thinking can no longer begin or go on."""
-        return self._phase in (Phase.OUT, Phase.TOOL)
-
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended to the prompt, before anything is fed. Tool markers there mean nothing."""
         if self._markers.start:
@@ -97,12 +82,6 @@ class FormatParser(Machine):
         self._prime(prompt_tail)
         self._tail, self._lead = "", self._new_lead()
         return State(self._phase.value)
-
-    def forget(self) -> None:
-        """Drop text that is held only to be given out later."""
-        self._tail, self._opening = "", ""
-        if self._lead:
-            self._lead = []
 
     def _finish(self, *, cut: bool) -> None:
         if self._phase is Phase.TOOL:

@@ -129,19 +129,24 @@ class StructuralLark:
         return self._rule(body if node.get("at_least_one") else f"({body})?")
 
     def _triggered_tags(self, node: Mapping[str, Any]) -> str:
-        """Free text in which a trigger opens one of the tags. A trigger of text ends a lazy lexeme."""
+        """Free text in which a trigger opens one of the tags.
+
+        A trigger of text ends a lazy lexeme; one with an added token ends the text, which has none.
+        """
         text = self._rule(r"/(.|\n)*/")
         tags = []
         for tag in node["tags"]:
             trigger = next((t for t in node["triggers"] if tag["begin"].startswith(t)), None)
             if trigger is None:
                 raise ValueError(f"no trigger begins the tag {tag['begin']!r}")
-            rest = {**tag, "begin": tag["begin"].removeprefix(trigger)}
-            if trigger in self._added:
-                opening = f"{text} {self._text(trigger)}"
+            parts = self._split.split(trigger) if self._split is not None else [trigger]
+            if len(parts) > 1:
+                # Text before the trigger's first added token is read as free text: without it no parser sees a call.
+                opening, begin = text, tag["begin"].removeprefix(parts[0])
             else:
                 opening = self._rule(r"/(.|\n)*/ " + quote(trigger), "[lazy]")
-            tags.append(self._rule(f"{opening} {self._tag(rest)}"))
+                begin = tag["begin"].removeprefix(trigger)
+            tags.append(self._rule(f"{opening} {self._tag({**tag, 'begin': begin})}"))
         one = self._rule(" | ".join(tags))
         if node.get("stop_after_first"):
             return self._rule(one if node.get("at_least_one") else f"{one} | {text}")

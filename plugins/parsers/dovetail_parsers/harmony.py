@@ -25,9 +25,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
-from dovetail.contracts.reasoning import ContentDelta, FormatSpec, ReasoningDelta, State
+from dovetail.contracts.reasoning import ContentDelta, FormatSpec, Messages, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd
 from dovetail.text.layout import Layout, Phase, make_layout
 from dovetail.text.machine import Machine, new_call_id
@@ -54,6 +55,24 @@ class Mark(enum.Enum):
 
 
 _ENDS = (Mark.END, Mark.RETURN, Mark.CALL)
+_LAST_CHANNEL = r"(?s:(?>\bto=[^\s<]+|.)*?%s(?>\bto=[^\s<]+|(?!analysis|commentary|final).)*\Z)"
+"""Matches a header whose last channel is the one named, whatever recipients say."""
+
+MESSAGES = Messages(
+    start=Mark.START.value,
+    role="assistant",
+    parts=(Mark.CHANNEL.value,),
+    inner=(Mark.CONSTRAIN.value,),
+    body=Mark.MESSAGE.value,
+    ends=tuple(mark.value for mark in _ENDS),
+    thinking="<|channel|>analysis",
+    answer="<|channel|>final",
+    thinks=rf"\A{_LAST_CHANNEL % 'analysis'}",
+    answers=rf"\A(?!{_LAST_CHANNEL % 'commentary'})",
+)
+"""For the engine: which messages are thinking, where no calls are looked for."""
+MESSAGES_AND_CALLS = replace(MESSAGES, thinks=rf"\A(?!(?s:.*\bto=[^\s<])){_LAST_CHANNEL % 'analysis'}")
+"""A message with a recipient is a call, on any channel."""
 
 
 class HarmonyParser(Machine):
@@ -83,7 +102,6 @@ class HarmonyParser(Machine):
         """What stands in the header, markers included; `_written` is the model's own part of it."""
         self._written = ""
         self._between = False
-        self._preamble = False
         self._call: int | None = None
         self._has_arguments = False
 
@@ -91,16 +109,6 @@ class HarmonyParser(Machine):
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be part of a marker."""
         return self._held if self._phase is Phase.OUT else ""
-
-    @property
-    def may_think(self) -> bool:
-        """Whether a message on the channel of thinking may come next."""
-        return self._phase is Phase.OPEN
-
-    @property
-    def answering(self) -> bool:
-        """Whether the answer or a call has begun; a preamble on the channel of commentary is not it."""
-        return self._phase is Phase.TOOL or (self._phase is Phase.OUT and not self._preamble)
 
     def prime(self, prompt_tail: str) -> State:
         """Take what the template appended: the beginning of a header, or of a message."""
@@ -155,7 +163,7 @@ class HarmonyParser(Machine):
                 return
             self._between = False
             self._header = self._written = ""
-            self._phase, self._preamble = Phase.OUT, False
+            self._phase = Phase.OUT
             self._text(ContentDelta, text.lstrip())
             return
         room = MAX_HEADER - len(self._header)
@@ -166,7 +174,7 @@ class HarmonyParser(Machine):
     def _give_up(self, text: str) -> None:
         """A header is too long to be one: it is content, and so is the text behind it."""
         written, self._header, self._written = self._written, "", ""
-        self._phase, self._preamble = Phase.OUT, False
+        self._phase = Phase.OUT
         self._text(ContentDelta, written + text)
 
     def _add(self, text: str) -> None:
@@ -187,7 +195,6 @@ class HarmonyParser(Machine):
             self._trim(written + marker)
         else:
             self._phase = Phase.OUT
-            self._preamble = bool(channels) and channels[-1] == "commentary"
 
     def _begin_call(self, recipient: str) -> None:
         start = self._new_call(recipient.removeprefix("functions.") or recipient)

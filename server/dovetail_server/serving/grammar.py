@@ -10,8 +10,8 @@ from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.engine.messages import GrammarStep, Thinking
 from dovetail.errors import RequestError
 from dovetail.grammar.fields import NAMES, Asked, read_grammar
-from dovetail.grammar.front import thinking_of
 from dovetail.grammar.route import Route
+from dovetail.grammar.thinking import Use, thinking_of
 from dovetail_server import errors
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def chat_constraints(
     Raises:
         RequestError: They contradict each other, or nothing here can enforce them.
     """
+    spec = _format(wish, text, template_kwargs)
     route = None if asked is None else text.grammar.route(asked)
     calls = None
     if wish is not None and (wish.needs_grammar or asked is not None):
@@ -97,20 +98,15 @@ def chat_constraints(
         if wish.choice != "auto":
             why = f"{asked.param} and {wish.param} both constrain the output; give one"
             raise RequestError(why, param=asked.param, code="invalid_value")
-        route = text.grammar.either(asked, calls)
+        route = text.grammar.either(asked, calls, spec)
     route = route or calls
     if route is None and budget is None:
         return NONE
     param = route.param if route is not None else "thinking_budget"
-    spec = _format(wish, text, template_kwargs)
-    thinking = thinking_of(
-        spec, text.tokenizer, tail, budget=budget, calls_tools=calls is not None, param=_budget_param(budget, param)
-    )
+    param = "thinking_budget" if budget is not None else param
+    use = Use(constrained=route is not None, calls=calls is not None, budget=budget, param=param)
+    thinking = thinking_of(spec, text.tokenizer, tail, use)
     return Constraints(route=route, thinking=thinking)
-
-
-def _budget_param(budget: int | None, param: str) -> str:
-    return "thinking_budget" if budget is not None else param
 
 
 def _tool_route(wish: ToolWish, text: TextTools, choice: Any) -> Route:

@@ -18,15 +18,15 @@ from dovetail.contracts.reasoning import (
     TemplateView,
     TokenizerView,
 )
-from dovetail_parsers.harmony import HarmonyParser
+from dovetail_parsers.harmony import MESSAGES, HarmonyParser
 
 
 class GptOss(ReasoningParser):
     """Reasoning on harmony's analysis channel."""
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
-        """Declare the machine."""
-        return FormatSpec(machine=HarmonyParser)
+        """Declare the machine, and its messages for the engine."""
+        return FormatSpec(machine=HarmonyParser, messages=MESSAGES)
 
     def detect(self, template: TemplateView) -> float:
         """Harmony's markers."""

@@ -70,12 +70,7 @@ class DeepSeekV32(ToolParser):
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
-        """Calls as the encoding writes them, in one section.
-
-        `auto` is free: the section's marker is text around a token, which nothing can wait for in free text.
-        """
-        if choice == "auto":
-            return None
+        """Calls as the encoding writes them, in one section."""
 
         def key(name: str, is_string: bool) -> str:
             return f'{name}" string="{"true" if is_string else "false"}"'

@@ -18,9 +18,10 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of, optional
+from dovetail.grammar.tools import answer_message, other_messages
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.json_calls import JsonCalls
-from dovetail_parsers.harmony import HarmonyParser, Mark
+from dovetail_parsers.harmony import MESSAGES_AND_CALLS, HarmonyParser, Mark
 
 
 class GptOss(ToolParser):
@@ -29,24 +30,19 @@ class GptOss(ToolParser):
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Say that calls are looked for; the machine knows how."""
         return replace(
-            spec, machine=HarmonyParser, tools=ToolFormat(Mark.CHANNEL.value, Mark.CALL.value, body=JsonCalls)
+            spec,
+            machine=HarmonyParser,
+            messages=MESSAGES_AND_CALLS,
+            tools=ToolFormat(Mark.CHANNEL.value, Mark.CALL.value, body=JsonCalls),
         )
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
-        """One call on the channel of commentary, thinking before it as the model likes: `<|call|>` ends the reply.
+        """The whole reply: thinking and preambles as the model likes, then one call, or with `auto` an answer.
 
-        `auto` is free: no single text tells a call's header from another message's.
+        A call stands on the channel of commentary, and its `<|call|>` ends the reply.
         """
-        if choice == "auto":
-            return None
-        thinking = {
-            "type": "tag",
-            "begin": "<|channel|>analysis<|message|>",
-            "content": {"type": "any_text"},
-            "end": "<|end|><|start|>assistant",
-        }
         return calls_grammar(
             tools,
             choice,
@@ -57,7 +53,8 @@ class GptOss(ToolParser):
                 "<|call|>",
             ),
             trigger="<|channel|>commentary to=functions.",
-            before=optional(thinking),
+            before=other_messages(MESSAGES_AND_CALLS, "<|channel|>commentary"),
+            instead=answer_message(MESSAGES_AND_CALLS, {"type": "any_text"}),
         )
 
     def detect(self, template: TemplateView) -> float:

@@ -22,6 +22,9 @@ from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
 from dovetail.text.call_grammar import calls_grammar, keyword_arguments, name_of
 from dovetail.text.pythonic_calls import PythonicCalls
 
+TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
+"""An answer that is no list."""
+
 
 class Pythonic(ToolParser):
     """Calls as a list of Python calls."""
@@ -39,9 +42,7 @@ class Pythonic(ToolParser):
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
-        """A list of calls with keywords. `auto` is free: a list is one of calls only where it begins the answer."""
-        if choice == "auto":
-            return None
+        """A list of calls with keywords. With `auto`, an answer that begins with a bracket is such a list."""
         return calls_grammar(
             tools,
             choice,
@@ -50,6 +51,7 @@ class Pythonic(ToolParser):
             section=("[", "]"),
             separator=", ",
             trigger="[",
+            instead={"type": "regex", "pattern": TEXT},
         )
 
     def detect(self, template: TemplateView) -> float:
