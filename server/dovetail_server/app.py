@@ -16,8 +16,10 @@ from starlette.routing import Route
 import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
+from dovetail_server.anthropic.errors import Dialect
 from dovetail_server.asgi import Edge, Guard
 from dovetail_server.auth import Auth, Keys
+from dovetail_server.hooks import PluginRoute
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.routes import (
@@ -25,10 +27,12 @@ from dovetail_server.routes import (
     batches,
     chat,
     completions,
+    embeddings,
     files,
     generate,
     health,
     info,
+    messages,
     models,
     parsing,
     responses,
@@ -57,6 +61,8 @@ def create_app(state: ServerState) -> FastAPI:
         chat,
         completions,
         responses,
+        messages,
+        embeddings,
         models,
         generate,
         tokens,
@@ -68,11 +74,12 @@ def create_app(state: ServerState) -> FastAPI:
         admin,
     ):
         app.include_router(family.router)
-    state.hooks.check_free(r.path_regex for r in app.router.routes if isinstance(r, Route))
+        state.hooks.check_free(route.path_regex for route in family.router.routes if isinstance(route, Route))
     for path, endpoint in state.hooks.routes.items():
-        app.router.routes.append(Route(path, endpoint, include_in_schema=False))
+        app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
     add_layers(app, state, {"/v1/files": upload_bytes})
+    app.add_middleware(Dialect)
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)
     app.add_exception_handler(HTTPException, handle_http)
@@ -88,20 +95,6 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
-async def handle_error(request: Request, error: Exception) -> Response:
-    """Answer an error of ours."""
-    return errors.to_reply(error)
-
-
-async def handle_http(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or a wrong method."""
-    status = getattr(error, "status_code", 500)
-    headers = getattr(error, "headers", None)
-    path = request.url.path
-    if status == 404:
-        text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
-    elif status == 405:
-        allowed = (headers or {}).get("Allow", "another method")
 def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> None:
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
@@ -120,6 +113,20 @@ def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> No
     app.add_middleware(Edge, observers=state.hooks.observers)
 
 
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Answer an error of ours."""
+    return errors.to_reply(error)
+
+
+async def handle_http(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or a wrong method."""
+    status = getattr(error, "status_code", 500)
+    headers = getattr(error, "headers", None)
+    path = request.url.path
+    if status == 404:
+        text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
+    elif status == 405:
+        allowed = (headers or {}).get("Allow", "another method")
         text, code = f"{path} takes {allowed}, not {request.method}", "method_not_allowed"
     else:
         text, code = str(getattr(error, "detail", "bad request")), "bad_request"

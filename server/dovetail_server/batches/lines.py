@@ -26,6 +26,7 @@ class Leased:
     """A line that this process may run."""
 
     batch_id: str
+    owner: str
     endpoint: str
     line_no: int
     custom_id: str
@@ -86,7 +87,16 @@ class LineStore:
                 values = {"state": "leased", "lease_owner": self.me, "lease_until": time.time() + LEASE_S}
                 await db.execute(query.values(attempt=lines.c.attempt + 1, **values))
         return [
-            Leased(batch["id"], batch["endpoint"], row.line_no, row.custom_id, row[2], row[3], row.attempt + 1)
+            Leased(
+                batch["id"],
+                batch["owner"],
+                batch["endpoint"],
+                row.line_no,
+                row.custom_id,
+                row[2],
+                row[3],
+                row.attempt + 1,
+            )
             for row in rows
         ]
 

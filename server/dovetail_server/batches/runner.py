@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import EngineDeadError
+from dovetail_server.auth import work_for
 from dovetail_server.batches.execute import Result, lost_line, refusal, run_line
 from dovetail_server.batches.lines import Leased, LineStore
 from dovetail_server.batches.settle import Settler
@@ -182,6 +183,7 @@ class Runner:
 
     async def _run(self, line: Leased) -> None:
         """Run one line to its durable result, or give it back."""
+        work_for(line.owner)
         try:
             result = await self._result(line)
             await self.writer.save(line, result)
