@@ -199,6 +199,8 @@ class LLM:
             registry,
             model=architecture(read_config(folder), folder),
             attention_backend=engine.attention_backend,
+            prefill_attention_backend=engine.prefill_attention_backend,
+            decode_attention_backend=engine.decode_attention_backend,
             reasoning_parser=found.reasoning_parser,
             tool_parser=found.tool_parser,
             grammar_backend=grammar_backend,

@@ -69,6 +69,18 @@ class EngineSettings(BaseModel):
     attention_backend: str = Field(
         "auto", description="Attention backend by plugin name.", json_schema_extra=flag(common=True)
     )
+    prefill_attention_backend: str | None = Field(
+        None,
+        min_length=1,
+        description="Attention backend for prompts alone; that of --attention-backend if not given.",
+        json_schema_extra=flag(),
+    )
+    decode_attention_backend: str | None = Field(
+        None,
+        min_length=1,
+        description="Attention backend for the tokens after the prompt; that of --attention-backend if not given.",
+        json_schema_extra=flag(),
+    )
     grammar_compile_timeout: float = Field(
         5.0,
         gt=0,

@@ -49,6 +49,8 @@ def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSetti
             registry,
             model=architecture,
             **{kind: getattr(settings, name) for kind, name in NAMED.items()},
+            prefill_attention_backend=settings.prefill_attention_backend,
+            decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],
             device=settings.device,
             select=manager.select,
@@ -201,7 +203,8 @@ def help_text(settings: ServeSettings) -> Iterator[str]:
     registry, manager = scan(settings)
     named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
     named = {kind: name for kind, name in named.items() if name not in (None, "auto")}
-    plan = make_plan(registry, **named, hooks=[planned.qualified for planned in manager.planned])
+    halves = {name: getattr(settings, name) for name in ("prefill_attention_backend", "decode_attention_backend")}
+    plan = make_plan(registry, **named, **halves, hooks=[planned.qualified for planned in manager.planned])
     for plugin in plan.plugins:
         declared = options_class(plugin, manager, settings.plugin_timeout)
         if declared is None:

@@ -130,7 +130,7 @@ def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
     for record in info.plugins:
         registry.mark(*record)
     for planned in plan.plugins:
-        is_chosen = planned.kind != "attention_backend" or planned.name == info.attention_backend
+        is_chosen = planned.kind != "attention_backend" or planned.name in info.attention_backend.split("+")
         loaded = {r.qualified for r in registry.of_kind(planned.kind) if r.state == "loaded"}
         if is_chosen and planned.qualified in loaded:
             registry.mark(planned.kind, planned.qualified, "active")

@@ -26,7 +26,7 @@ decode-log-interval device disable-access-log disable-cuda-graph disable-overlap
 disable-radix-cache disable-uvicorn-access-log
 drain-timeout dtype
 enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager file-storage-path
-gpu-memory-utilization
+decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format
 log-level log-requests
 max-batch-lines max-batch-requests max-body-bytes max-file-bytes max-model-len max-num-batched-tokens max-num-seqs

@@ -40,6 +40,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
         options: Its settings, plain values.
         requested: Asked for by name. False for a candidate of `auto`, whose failure passes to the next one.
         file: Path of the `--plugin-file` that holds it, whose digest is then the version; "" for an installed one.
+        use: What it is for where several of its kind share the work: `prefill` or `decode`; "" for everything.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class PlannedPlugin(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     requested: bool = True
     file: str = ""
+    use: str = ""
 
     @property
     def qualified(self) -> str:
@@ -98,6 +100,8 @@ def make_plan(
     *,
     model: str | None = None,
     attention_backend: str | None = None,
+    prefill_attention_backend: str | None = None,
+    decode_attention_backend: str | None = None,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
     grammar_backend: str | None = None,
@@ -112,7 +116,9 @@ def make_plan(
     Args:
         registry: What is installed.
         model: Hugging Face architecture string.
-        attention_backend: A name, or `auto`; None selects none. The same holds for the next three.
+        attention_backend: A name, or `auto`; None selects none. The same holds for the three parsers and backends.
+        prefill_attention_backend: Name of the one that computes prompts; None for `attention_backend`.
+        decode_attention_backend: Name of the one that computes the other tokens; None for `attention_backend`.
         reasoning_parser: As above.
         tool_parser: As above.
         grammar_backend: As above.
@@ -139,6 +145,9 @@ def make_plan(
             planned += _answer_auto(registry, kind, facts, select, options or {})
         elif name is not None:
             planned.append(_by_name(registry, kind, name, device, options or {}))
+    for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
+        if half is not None:
+            planned.append(_half(registry, use, half, device, options or {}))
     for name in dict.fromkeys(hooks):
         planned.append(_by_name(registry, "hooks", name, device, options or {}))
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
@@ -191,6 +200,18 @@ def _by_name(
             f"cannot be used: {why_not}"
         )
     return _planned(registry, record, options, requested=True)
+
+
+def _half(
+    registry: Registry, use: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
+) -> PlannedPlugin:
+    """Plan the attention backend of one half of the work; errors name that half's flag."""
+    try:
+        found = _by_name(registry, "attention_backend", name, device, options)
+    except PluginError as error:
+        label = KINDS["attention_backend"].label
+        raise PluginError(str(error).replace(label, label.replace("--", f"--{use}-"), 1)) from None
+    return msgspec.structs.replace(found, use=use)
 
 
 def _planned(

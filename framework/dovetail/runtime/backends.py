@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
+from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import ModelConfig
-from dovetail.errors import ConfigError, PluginError
-from dovetail.plugins import LoadedPlugins
+from dovetail.errors import ConfigError, DovetailError, PluginError
+from dovetail.plugins import LoadedPlugins, PlannedPlugin
+from dovetail.plugins.loader import describe
+from dovetail.runtime.hybrid import hybrid
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+KIND = "attention_backend"
+Backend = type[AttentionBackend]
 
 
 def find_device(name: str) -> torch.device:
@@ -21,30 +29,102 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfigError: It is not there.
     """
+    found = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
+        name = "cuda" if found else "cpu"
+    if name == "cuda" and not found:
+        built = torch.version.cuda
+        cause = (
+            f"torch {torch.__version__} is built without CUDA; install a build with it"
+            if built is None
+            else f"torch finds no CUDA device here (its CUDA is {built}); `nvidia-smi` shows driver and devices"
+        )
+        raise ConfigError(f"--device cuda: {cause}, or use --device cpu")
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a backend has to serve."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int
+
+    def why_not(self, backend: Backend) -> str | None:
+        """Say why a backend cannot serve it, or None."""
+        return backend.why_not(self.config, self.device, self.dtype, self.page_size)
+
+    def why_not_made(self, backend: Backend) -> str | None:
+        """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
+        try:
+            backend(self.config, PagedKVPool(self.config, 2, self.page_size, self.dtype, self.device), self.device)
+        except DovetailError as error:
+            return f"it cannot be made: {error}"
+        except Exception as error:  # a stranger's constructor may raise anything; what it raised is told
+            logger.debug("making %s failed", backend.__name__, exc_info=True)
+            return f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return None
 
 
 def choose_backend(
     plugins: LoadedPlugins, config: ModelConfig, device: torch.device, dtype: torch.dtype, settings: EngineSettings
-) -> tuple[type[AttentionBackend], str]:
-    """Return the first planned backend that can serve the model here, and its name.
+) -> tuple[Backend, str]:
+    """Return the backend class that serves the model here, and its name; `a+b` for prefill by a and decode by b.
 
     Raises:
         PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
     """
+    wanted = Wanted(config, device, dtype, settings.page_size)
+    asked = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
+    if asked["prefill"] is None and asked["decode"] is None:
+        return _pick(plugins, "", settings.attention_backend, wanted)
+    picked = [
+        _pick(plugins, "" if name is None else use, name or settings.attention_backend, wanted)
+        for use, name in asked.items()
+    ]
+    (prefill, prefill_name), (decode, decode_name) = picked
+    if prefill is decode:
+        return prefill, prefill_name
+    both = hybrid(prefill, decode, (prefill_name, decode_name))
+    reason = wanted.why_not(both) or wanted.why_not_made(both)
+    if reason is not None:
+        raise PluginError(
+            f"--prefill-attention-backend {prefill_name} with --decode-attention-backend {decode_name}: {reason}"
+        )
+    return both, f"{prefill_name}+{decode_name}"
+
+
+def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Wanted) -> tuple[Backend, str]:
+    """Return the first backend planned for `use` that serves; what `auto` chose is logged with the reasons."""
+    flag = f"--{use}-attention-backend" if use else "--attention-backend"
     reasons: list[str] = []
-    for planned, backend in plugins.candidates("attention_backend"):
-        reason = backend.why_not(config, device, dtype, settings.page_size)
+    names = [planned.name for planned in plugins.plan.of_kind(KIND) if planned.use == use]
+    for planned, backend in _planned(plugins, use):
+        reason = wanted.why_not(backend) or wanted.why_not_made(backend)
         if reason is None:
             if not planned.requested:
-                refused = f" ({'; '.join(reasons)})" if reasons else ""
-                logger.info("Attention backend not given; using %s.%s", planned.name, refused)
+                later = [f"{n}: comes after it" for n in names[names.index(planned.name) + 1 :]]
+                others = "; ".join([*reasons, *later]) or "no other candidate"
+                logger.info("Attention backend: auto chose %s (%s).", planned.name, others)
             return backend, planned.name
-        reasons.append(f"{planned.name}: {reason}")
-    raise PluginError(
-        f"--attention-backend {settings.attention_backend!r} cannot serve this model: {'; '.join(reasons)}"
-    )
+        reasons.append(f"{planned.name}: {reason}" if not planned.requested else f"{describe(planned)}: {reason}")
+    if not reasons:
+        raise PluginError(f"{flag} {name!r}: not in the plugin plan of this process; plan it by that name")
+    raise PluginError(f"{flag} {name!r} cannot serve this model: {'; '.join(reasons)}; {_way_out(plugins, use, name)}")
+
+
+def _planned(plugins: LoadedPlugins, use: str) -> Iterator[tuple[PlannedPlugin, Backend]]:
+    for planned, backend in plugins.candidates(KIND):
+        if planned.use == use:
+            yield planned, backend
+
+
+def _way_out(plugins: LoadedPlugins, use: str, name: str) -> str:
+    if name == "auto":
+        return "`dovetail plugin list` shows what else is installed; --device, --dtype or --page-size may help"
+    return "leave the flag out for a backend that can" if use else "use --attention-backend auto for one that can"

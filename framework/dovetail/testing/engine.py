@@ -22,6 +22,8 @@ def make_client(folder: Path, **changes: Any) -> InProcessClient:
         Registry.scan(),
         model=architecture(read_config(folder), folder),
         attention_backend=settings.attention_backend,
+        prefill_attention_backend=settings.prefill_attention_backend,
+        decode_attention_backend=settings.decode_attention_backend,
         device=settings.device,
     )
     return InProcessClient(settings, plan)

@@ -1,0 +1,140 @@
+"""One attention backend for prompts and another one for decoding, over the same KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.model import ModelConfig
+
+Backend = type[AttentionBackend]
+
+
+class HybridBackend(AttentionBackend):
+    """Two backends as one; made by `hybrid`, which fills in the classes.
+
+    The KV pool has one layout by contract (`KVPool.layer`), so each half reads what the other one wrote. A half takes
+    part in a step only if the step has rows for it.
+    """
+
+    prefill_class: ClassVar[Backend]
+    decode_class: ClassVar[Backend]
+    names: ClassVar[tuple[str, str]]
+    """Of the prefill half and of the decode half."""
+
+    @classmethod
+    def why_not(cls, config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:
+        """Say which half refuses, and why."""
+        uses = (("prefill", cls.prefill_class), ("decode", cls.decode_class))
+        for (use, half), name in zip(uses, cls.names, strict=True):
+            reason = half.why_not(config, device, dtype, page_size)
+            if reason is not None:
+                return f"{use} by {name}: {reason}"
+        prefill, decode = cls.prefill_class.caps, cls.decode_class.caps
+        if prefill.mla != decode.mla:
+            latent, plain = cls.names if prefill.mla else cls.names[::-1]
+            return f"one KV cache cannot serve both: {latent} keeps latent vectors (MLA) in it, {plain} keys and values"
+        return super().why_not(config, device, dtype, page_size)
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+        self.prefill = self.prefill_class(config, kv_pool, device)
+        self.decode = self.decode_class(config, kv_pool, device)
+
+    def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
+        """Both halves may be captured."""
+        for half, caps in ((self.prefill, self.prefill_class.caps), (self.decode, self.decode_class.caps)):
+            if caps.graph != "none":
+                half.init_graph_state(max_batch, max_tokens)
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        for half in self._halves(batch):
+            half.plan(batch, phase)
+
+    def plan_in_graph(self, batch: ForwardBatch) -> None:
+        for half in self._halves(batch):
+            half.plan_in_graph(batch)
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """The first half that takes part in the step writes for both."""
+        next(self._halves(batch)).write_kv(layer, k, v, batch)
+
+    def forward_decode_qkv(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        rope: tuple[Tensor, Tensor],
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+    ) -> bool:
+        return self.decode.forward_decode_qkv(qkv, norm, rope, layer, batch, out)
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        self.prefill.forward_extend(q, k, v, layer, batch, out)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        self.decode.forward_decode(q, k, v, layer, batch, out)
+
+    def _halves(self, batch: ForwardBatch) -> Iterator[AttentionBackend]:
+        if batch.num_decode:
+            yield self.decode
+        if batch.num_decode < batch.num_requests:
+            yield self.prefill
+
+
+def hybrid(prefill: Backend, decode: Backend, names: tuple[str, str] | None = None) -> Backend:
+    """Compose two backend classes into one.
+
+    Args:
+        prefill: Computes prompts.
+        decode: Computes the other tokens.
+        names: What messages call the two; their classes' names if not given.
+    """
+    shown = names or (prefill.__name__, decode.__name__)
+    members = {
+        "__doc__": f"Prefill by {shown[0]}, decode by {shown[1]}.",
+        "prefill_class": prefill,
+        "decode_class": decode,
+        "names": shown,
+        "caps": common_caps(prefill.caps, decode.caps),
+    }
+    return type("Hybrid", (HybridBackend,), members)
+
+
+def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
+    """Return what two backends can do together."""
+    return AttentionCaps(
+        devices=prefill.devices & decode.devices,
+        dtypes=prefill.dtypes & decode.dtypes,
+        head_dims=_both(prefill.head_dims, decode.head_dims),
+        page_sizes=_both(prefill.page_sizes, decode.page_sizes),
+        graph=_graph(prefill, decode),
+        batch_invariant=prefill.batch_invariant and decode.batch_invariant,
+        sliding_window=prefill.sliding_window and decode.sliding_window,
+        sinks=prefill.sinks and decode.sinks,
+        mla=prefill.mla and decode.mla,
+        needs_cpu_lens=prefill.needs_cpu_lens or decode.needs_cpu_lens,
+    )
+
+
+def _both(one: frozenset[int] | None, other: frozenset[int] | None) -> frozenset[int] | None:
+    """Intersect two sets of which None stands for everything."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one & other
+
+
+def _graph(prefill: AttentionCaps, decode: AttentionCaps) -> Literal["none", "decode", "mixed"]:
+    """Decode steps are captured if the decode half can be, prefill chunks if the prefill half can be as well."""
+    if decode.graph == "none":
+        return "none"
+    return "mixed" if prefill.graph == "mixed" else "decode"
