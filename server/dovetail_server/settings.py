@@ -328,6 +328,13 @@ class ServeSettings(EngineSettings, BaseSettings):
 
     _auto_notes: tuple[str, ...] = PrivateAttr(())
 
+    @model_validator(mode="after")
+    def tell_admin_from_users(self) -> ServeSettings:
+        """Refuse an admin's key that is also a user's: it would protect nothing."""
+        if self.admin_api_key is not None and self.admin_api_key in self.api_key:
+            raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
+        return self
+
     @property
     def auto_notes(self) -> tuple[str, ...]:
         """Lines for the log about what `auto` chose; known once plugins are planned."""
@@ -341,13 +348,6 @@ class ServeSettings(EngineSettings, BaseSettings):
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
-    @model_validator(mode="after")
-    def tell_admin_from_users(self) -> ServeSettings:
-        """Refuse an admin's key that is also a user's: it would protect nothing."""
-        if self.admin_api_key is not None and self.admin_api_key in self.api_key:
-            raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
-        return self
-
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,
