@@ -1,0 +1,1 @@
+"""The Anthropic Messages API: schemas, translation, events and errors."""

@@ -1,0 +1,43 @@
+"""`/v1/messages`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.anthropic.schema import CountTokensRequest, MessageReply, MessagesRequest, TokenCount
+from dovetail_server.body import json_body
+from dovetail_server.openapi import json_route
+from dovetail_server.serving import messages
+from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["messages"])
+State = Annotated[ServerState, Depends(get_ready_state)]
+
+
+@json_route(router, "/v1/messages", body=MessagesRequest, reply=MessageReply, streams=True)
+async def create_message(
+    request: Request, body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))], state: State
+) -> Response:
+    """Answer a conversation in the form of Anthropic's API, whole or as a stream."""
+    model = state.check_model(body.model)
+    job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model))
+    if body.stream:
+        return await start(request, messages.stream(job, request.scope["state"].get("request_id")))
+    return Response(await while_connected(request, messages.reply(job)), media_type="application/json")
+
+
+@json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount)
+async def count_tokens(
+    request: Request, body: Annotated[CountTokensRequest, Depends(json_body(CountTokensRequest))], state: State
+) -> Response:
+    """Count the tokens of a prompt."""
+    state.check_model(body.model)
+    num = await while_connected(request, asyncio.to_thread(messages.count, state, body))
+    return Response(msgspec.json.encode(TokenCount(num)), media_type="application/json")

@@ -1,0 +1,202 @@
+"""`/v1/messages`: from a request to the chat job that answers it, its reply, and its stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.text.chat import template_switches
+from dovetail_server import errors
+from dovetail_server.anthropic import translate
+from dovetail_server.anthropic.blocks import BlockBuilder
+from dovetail_server.anthropic.errors import error_body, status_of
+from dovetail_server.anthropic.schema import (
+    CountTokensRequest,
+    MessageReply,
+    MessagesRequest,
+    MessageUsage,
+    StopReason,
+    ThinkingTokens,
+)
+from dovetail_server.serving import chat
+from dovetail_server.serving.common import check_not_aborted, usage_of
+from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.sse import Chunks
+from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
+from dovetail_server.storage.paths import new_id
+
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True, kw_only=True)
+class MessagesJob:
+    """A prepared request.
+
+    Attributes:
+        message_id: The reply's.
+        chat: The job that generates.
+        is_clamped: The context ends before `max_tokens`.
+        omits: The thinking is sent in its signature only.
+    """
+
+    message_id: str
+    chat: chat.ChatJob
+    is_clamped: bool
+    omits: bool
+
+    @property
+    def choice(self) -> Choice:
+        """The only choice."""
+        return self.chat.generation.choices[0]
+
+    def usage(self) -> MessageUsage:
+        """Return the tokens so far."""
+        usage = usage_of([self.choice])
+        cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=ThinkingTokens(usage.reasoning_tokens),
+        )
+
+    def ending(self) -> tuple[StopReason, str | None]:
+        """Return why it ended, and at which stop sequence."""
+        reason, matched = self.choice.finish_reason, self.choice.matched_stop
+        if isinstance(matched, str):
+            return "stop_sequence", matched
+        if reason == "length":
+            return "model_context_window_exceeded" if self.is_clamped else "max_tokens", None
+        return "tool_use" if reason == "tool_calls" else "end_turn", None
+
+
+def prepare(state: ServerState, request: MessagesRequest, model: str) -> MessagesJob:
+    """Check, translate, render and tokenize; CPU work, called in a worker thread.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    translate.check_generation(request)
+    message_id = new_id("msg_")
+    can_think = state.text.reasoning is not None
+
+    def attempt(*, fills_context: bool) -> chat.ChatJob:
+        with fields_named(translate.NAMES):
+            asked = translate.to_chat(request, message_id, can_think=can_think, fills_context=fills_context)
+            return chat.prepare(state, asked, model)
+
+    is_clamped = False
+    try:
+        job = attempt(fills_context=False)
+    except RequestError as error:
+        if error.code != OVERFLOW or error.param != "max_tokens":
+            raise
+        job, is_clamped = attempt(fills_context=True), True
+    omits = request.thinking is not None and request.thinking.display == "omitted"
+    return MessagesJob(message_id=message_id, chat=job, is_clamped=is_clamped, omits=omits)
+
+
+def count(state: ServerState, request: CountTokensRequest) -> int:
+    """Return the tokens of a prompt as `prepare` would make it; one beyond the context is counted, too.
+
+    Raises:
+        RequestError: The prompt cannot be made, or is too big to look at.
+    """
+    translate.check(request)
+    text = state.text
+    with fields_named(translate.NAMES):
+        asked = chat_request(translate.prompt_fields(request, can_think=text.reasoning is not None))
+        wish = chat.tool_wish(asked, text)
+        messages = [message.model_dump(exclude_unset=True) for message in asked.messages]
+        text.check_size(messages)
+        rendered = text.template.render(
+            messages,
+            tools=None if wish is None else wish.tools,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=bool(asked.continue_final_message),
+            template_kwargs=template_switches(asked.reasoning_effort, asked.chat_template_kwargs),
+        )
+        return len(text.encode(rendered.text, "messages", add_special_tokens=False))
+
+
+async def reply(job: MessagesJob) -> bytes:
+    """Run to the end and return the message."""
+    builder = BlockBuilder(job.omits)
+    async with aclosing(job.chat.generation.steps()) as batches:
+        async for steps in batches:
+            for step in steps:
+                builder.take(job.chat.view.events(step.events))
+    check_not_aborted(job.choice)
+    builder.finish()
+    reason, sequence = job.ending()
+    return encode(message(job, builder.blocks, reason, sequence))
+
+
+def message(job: MessagesJob, blocks: Sequence[Any], reason: StopReason | None, sequence: str | None) -> MessageReply:
+    """Return a message as it is now."""
+    return MessageReply(
+        id=job.message_id,
+        model=job.chat.model,
+        content=list(blocks),
+        stop_reason=reason,
+        stop_sequence=sequence,
+        usage=job.usage(),
+    )
+
+
+async def stream(job: MessagesJob, request_id: str | None) -> Chunks:
+    """Yield the stream's events. What goes wrong after the first is told by an `error` event."""
+    started = False
+    source = events(job)
+    try:
+        async for batch in source:
+            started = True
+            yield b"".join([written(event) for event in batch])
+    except Exception as error:
+        if not started:
+            raise
+        status, detail, _ = errors.describe(error)
+        yield written(error_body(status_of(status, detail.code), detail, request_id))
+    finally:
+        await source.aclose()
+
+
+async def events(job: MessagesJob) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """Run and yield the stream's events, those of one engine step together."""
+    builder = BlockBuilder(job.omits)
+    is_first = True
+    async with aclosing(job.chat.generation.steps()) as batches:
+        async for steps in batches:
+            told: list[dict[str, Any]] = []
+            if is_first:
+                told = [{"type": "message_start", "message": message(job, (), None, None)}, {"type": "ping"}]
+                is_first = False
+            for step in steps:
+                if step.is_last:
+                    check_not_aborted(job.choice)
+                told += builder.take(job.chat.view.events(step.events))
+            if told:
+                yield told
+    reason, sequence = job.ending()
+    yield [
+        *builder.finish(),
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": job.usage(),
+        },
+        {"type": "message_stop"},
+    ]
+
+
+def written(event: dict[str, Any]) -> bytes:
+    """Return an event as it is sent."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
