@@ -33,6 +33,7 @@ from dovetail_server.routes import (
     health,
     info,
     messages,
+    metrics,
     models,
     parsing,
     responses,
@@ -71,6 +72,7 @@ def create_app(state: ServerState) -> FastAPI:
         batches,
         info,
         health,
+        metrics,
         admin,
     ):
         app.include_router(family.router)

@@ -16,6 +16,7 @@ from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.heartbeat import Heartbeat, has_no_work
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.lazy import LazyStorage
 
@@ -43,6 +44,9 @@ class ServerState:
         self.settings = settings
         self.engine = engine
         self.hooks = hooks or ApiHooks()
+        self.metrics = Metrics(settings.metrics_style, self.served_names[0])
+        self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
+        self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
         self.registry: Registry | None = None
         """All installed plugins with what became of them."""
         self.created = int(time.time())

@@ -19,6 +19,7 @@ ROUTES = {
     "/health": {"get"},
     "/health_generate": {"get"},
     "/livez": {"get"},
+    "/metrics": {"get"},
     "/model_info": {"get"},
     "/readyz": {"get"},
     "/server_info": {"get"},

@@ -1,0 +1,98 @@
+"""Writing: the tally under its names, through `prometheus_client` and a registry of this server's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+import dovetail
+from dovetail_server.metrics.series import OWN, STYLES, Count, Gauge, Series, Style, bounds_of
+from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
+
+
+class Metrics(Collector):
+    """All numbers of one server. `tally` and `load` are what observes; nothing here is global."""
+
+    def __init__(self, style: str, model_name: str) -> None:
+        """Count nothing yet.
+
+        Args:
+            style: Of `STYLES`: whose names are written beside Dovetail's own.
+            model_name: The label of that name.
+        """
+        self.model_name = model_name
+        self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
+        self.tally = Tally(bounds_of(self.styles))
+        self.load = LatestLoad()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the text that a scraper asked for by its `Accept` header, and its media type."""
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything; called by the registry."""
+        info = InfoMetricFamily("dovetail", "What is served.", labels=("model_name",))
+        info.add_metric((self.model_name,), {"version": dovetail.__version__})
+        yield info
+        for style in self.styles:
+            for series in style.series:
+                yield from self._family(series, style)
+        yield from self._http()
+
+    def _family(self, series: Series, style: Style) -> Iterator[Metric]:
+        names = ["model_name", *style.labels]
+        values = [self.model_name, *style.labels.values()]
+        if isinstance(series, Gauge):
+            if self.load.stats is not None:
+                yield _plain(GaugeMetricFamily, series, names, values, series.read(self.load.stats))
+        elif isinstance(series, Count):
+            kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+            yield _plain(kind, series, names, values, series.read(self.tally))
+        else:
+            family = HistogramMetricFamily(series.name, series.text, labels=names)
+            _add(family, values, self.tally.quantities[series.quantity].by_bounds[series.bounds])
+            yield family
+
+    def _http(self) -> Iterator[Metric]:
+        counts = CounterMetricFamily(
+            "dovetail_http_requests", "HTTP requests, by route and status.", labels=("method", "route", "status")
+        )
+        for labels, count in self.tally.http.items():
+            counts.add_metric(labels, count)
+        times = HistogramMetricFamily(
+            "dovetail_http_request_seconds", "From the headers to the reply's end.", labels=("method", "route")
+        )
+        for labels_of, histogram in self.tally.http_s.items():
+            _add(times, labels_of, histogram)
+        yield counts
+        yield times
+
+
+def _plain(kind: Any, series: Gauge | Count, names: Sequence[str], values: Sequence[str], found: Any) -> Metric:
+    more = series.labels if isinstance(series, Count) else ()
+    family: Metric = kind(series.name, series.text, labels=[*names, *more])
+    each: Iterable[tuple[tuple[str, ...], float]] = found.items() if more else [((), found)]
+    for own, number in each:
+        family.add_metric([*values, *own], number)  # type: ignore[attr-defined]  # every kind has it
+    return family
+
+
+def _add(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, histogram.cumulative(), strict=True)), histogram.total)

@@ -1,0 +1,210 @@
+"""Names: Dovetail's own series, and the same numbers under the names, labels and bounds of vLLM and SGLang.
+
+Sources, for the peers' names, labels and bucket bounds: vLLM's `vllm/v1/metrics/loggers.py` and
+`docs/design/metrics.md`; SGLang's `python/sglang/srt/metrics/collector.py` and its page "Production Metrics". What a
+peer counts and Dovetail has no number for (speculative decoding, LoRA, disaggregation) has no series here, rather than
+one that is always zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dovetail.contracts.observers import LoadStats
+from dovetail_server.metrics.tally import CUT_OFF, Tally
+
+Values = Mapping[tuple[str, ...], float]
+"""By the values of a series' own labels."""
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
+GAP_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5, 30)
+REQUEST_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+TOKENS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))
+
+VLLM_FIRST_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+VLLM_GAP_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+VLLM_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+SGLANG_FIRST_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+SGLANG_GAP_S = (
+    *(0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080, 0.100, 0.200, 0.400),
+    *(0.600, 0.800, 1.000, 2.000, 4.000, 6.000, 8.000),
+)
+SGLANG_REQUEST_S = (*SGLANG_FIRST_S, 600, 1200, 1800, 2400)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A number of the engine's load."""
+
+    name: str
+    text: str
+    read: Callable[[LoadStats], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number that grows, written with `_total`; or one that is made of such and does not."""
+
+    name: str
+    text: str
+    read: Callable[[Tally], float | Values]
+    labels: tuple[str, ...] = ()
+    kind: Literal["counter", "gauge"] = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A histogram of one of the tally's quantities."""
+
+    name: str
+    text: str
+    quantity: str
+    bounds: tuple[float, ...]
+
+
+Series = Gauge | Count | Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Everything that one project's dashboards look for; `labels` are on each series, beside `model_name`."""
+
+    series: tuple[Series, ...]
+    labels: Mapping[str, str]
+
+
+def usage(load: LoadStats) -> float:
+    """Return the part of the KV cache that running requests hold."""
+    return load.num_used_tokens / load.max_total_tokens if load.max_total_tokens else 0.0
+
+
+def hit_rate(tally: Tally) -> float:
+    """Return the part of all prompt tokens that the prefix cache held."""
+    return tally.num_cached_tokens / tally.num_prompt_tokens if tally.num_prompt_tokens else 0.0
+
+
+def by_reason(tally: Tally) -> Values:
+    """Return ended choices by reason; the usual ones are there from the start."""
+    return {(reason,): tally.finished[reason] for reason in {*USUAL, *tally.finished}}
+
+
+def by_vllm_reason(tally: Tally) -> Values:
+    """As `by_reason`, in vLLM's three words."""
+    found = {"stop": 0, "length": 0, "abort": 0}
+    for reason, count in tally.finished.items():
+        found[{"length": "length", "abort": "abort", CUT_OFF: "abort"}.get(reason, "stop")] += count
+    return {(reason,): count for reason, count in found.items()}
+
+
+USUAL = ("stop", "length", "tool_calls", "abort", CUT_OFF)
+_REASON = ("reason",)
+
+OWN = Style(
+    (
+        Gauge("dovetail_requests_running", "Requests that the engine computes.", lambda load: load.num_running),
+        Gauge("dovetail_requests_queued", "Requests that wait in the engine.", lambda load: load.num_queued),
+        Gauge("dovetail_kv_used_tokens", "Tokens of KV cache that requests hold.", lambda load: load.num_used_tokens),
+        Gauge(
+            "dovetail_kv_cached_tokens",
+            "Tokens of KV cache that are kept for prefixes and can be given up.",
+            lambda load: load.num_cached_tokens,
+        ),
+        Gauge("dovetail_kv_max_tokens", "Tokens that the KV cache holds.", lambda load: load.max_total_tokens),
+        Gauge("dovetail_kv_usage_ratio", "Part of the KV cache that requests hold, 0 to 1.", usage),
+        Gauge("dovetail_generation_tokens_per_second", "Recent throughput.", lambda load: load.gen_throughput),
+        Gauge("dovetail_engine_step", "The engine's step counter, its heartbeat.", lambda load: load.step),
+        Count("dovetail_requests", "Generation requests admitted.", lambda tally: tally.num_requests),
+        Count("dovetail_choices_finished", "Choices that ended, by why.", by_reason, _REASON),
+        Count("dovetail_prompt_tokens", "Prompt tokens of admitted requests.", lambda tally: tally.num_prompt_tokens),
+        Count(
+            "dovetail_cached_prompt_tokens",
+            "Prompt tokens that the prefix cache held.",
+            lambda tally: tally.num_cached_tokens,
+        ),
+        Count("dovetail_generation_tokens", "Tokens generated.", lambda tally: tally.num_generated_tokens),
+        Count(
+            "dovetail_retractions",
+            "Times that a request gave its pages up and waited again.",
+            lambda tally: tally.num_retractions,
+        ),
+        Spread("dovetail_time_to_first_token_seconds", "From submission to the first token.", "first_token", SECONDS),
+        Spread("dovetail_inter_token_seconds", "Between a choice's successive tokens.", "gap", GAP_S),
+        Spread("dovetail_request_seconds", "From submission to the end.", "request", REQUEST_S),
+        Spread("dovetail_request_prompt_tokens", "Prompt tokens per request.", "prompt", TOKENS),
+        Spread("dovetail_request_generation_tokens", "Generated tokens per request.", "output", TOKENS),
+    ),
+    {},
+)
+VLLM = Style(
+    (
+        Gauge("vllm:num_requests_running", "As dovetail_requests_running.", lambda load: load.num_running),
+        Gauge("vllm:num_requests_waiting", "As dovetail_requests_queued.", lambda load: load.num_queued),
+        Gauge("vllm:kv_cache_usage_perc", "As dovetail_kv_usage_ratio.", usage),
+        Count("vllm:prefix_cache_queries", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
+        Count("vllm:prefix_cache_hits", "As dovetail_cached_prompt_tokens.", lambda tally: tally.num_cached_tokens),
+        Count("vllm:num_preemptions", "As dovetail_retractions.", lambda tally: tally.num_retractions),
+        Count("vllm:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
+        Count("vllm:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),
+        Count("vllm:request_success", "As dovetail_choices_finished.", by_vllm_reason, ("finished_reason",)),
+        Spread(
+            "vllm:time_to_first_token_seconds", "As dovetail_time_to_first_token_seconds.", "first_token", VLLM_FIRST_S
+        ),
+        Spread("vllm:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", VLLM_GAP_S),
+        Spread("vllm:time_per_output_token_seconds", "The older name of the same.", "gap", VLLM_GAP_S),
+        Spread("vllm:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", VLLM_REQUEST_S),
+        Spread("vllm:request_prompt_tokens", "As dovetail_request_prompt_tokens.", "prompt", TOKENS),
+        Spread("vllm:request_generation_tokens", "As dovetail_request_generation_tokens.", "output", TOKENS),
+    ),
+    {"engine": "0"},
+)
+SGLANG = Style(
+    (
+        Gauge("sglang:num_running_reqs", "As dovetail_requests_running.", lambda load: load.num_running),
+        Gauge("sglang:num_queue_reqs", "As dovetail_requests_queued.", lambda load: load.num_queued),
+        Gauge("sglang:num_used_tokens", "As dovetail_kv_used_tokens.", lambda load: load.num_used_tokens),
+        Gauge("sglang:token_usage", "As dovetail_kv_usage_ratio.", usage),
+        Gauge("sglang:max_total_num_tokens", "As dovetail_kv_max_tokens.", lambda load: load.max_total_tokens),
+        Gauge("sglang:gen_throughput", "As dovetail_generation_tokens_per_second.", lambda load: load.gen_throughput),
+        Count("sglang:cache_hit_rate", "Cached part of all prompt tokens since the start.", hit_rate, kind="gauge"),
+        Count("sglang:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
+        Count("sglang:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),
+        Count("sglang:cached_tokens", "As dovetail_cached_prompt_tokens.", lambda tally: tally.num_cached_tokens),
+        Count("sglang:num_requests", "As dovetail_requests.", lambda tally: tally.num_requests),
+        Count(
+            "sglang:num_aborted_requests",
+            "Choices aborted or cut off.",
+            lambda tally: tally.finished["abort"] + tally.finished[CUT_OFF],
+        ),
+        Count("sglang:num_retracted_requests", "As dovetail_retractions.", lambda tally: tally.num_retractions),
+        Spread(
+            "sglang:time_to_first_token_seconds",
+            "As dovetail_time_to_first_token_seconds.",
+            "first_token",
+            SGLANG_FIRST_S,
+        ),
+        Spread("sglang:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", SGLANG_GAP_S),
+        Spread("sglang:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", SGLANG_REQUEST_S),
+    ),
+    {},
+)
+STYLES = {"dovetail": OWN, "vllm": VLLM, "sglang": SGLANG}
+
+
+def bounds_of(styles: list[Style]) -> dict[str, list[tuple[float, ...]]]:
+    """Return for each quantity the sets of bounds that these styles count it in."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for style in styles:
+        for series in style.series:
+            if isinstance(series, Spread) and series.bounds not in found.setdefault(series.quantity, []):
+                found[series.quantity].append(series.bounds)
+    return found
