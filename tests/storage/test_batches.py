@@ -50,6 +50,39 @@ def test_completions_too(api: Api) -> None:
     assert outputs[1]["response"]["body"]["choices"][0]["text"] == "Hello, world"
 
 
+def responses_line(custom_id: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "input": "hi", **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}
+
+
+def test_responses_too(api: Api) -> None:
+    """Whole responses stand in the output, their tokens in the batch's usage; only what asks for it is stored."""
+    lines = [responses_line("a"), responses_line("b", store=True, priority=3), responses_line("c", stream=True)]
+    more = [responses_line("d", background=True), responses_line("e", previous_response_id="resp_none")]
+    batch = api.run(*lines, *more, endpoint="/v1/responses")
+    outputs, errors = api.results(batch)
+    bodies = [o["response"]["body"] for o in outputs]
+    assert [o["custom_id"] for o in outputs] == ["a", "b"]
+    assert [body["output"][0]["content"][0]["text"] for body in bodies] == ["Hello, world"] * 2
+    assert batch["usage"]["total_tokens"] == sum(body["usage"]["total_tokens"] for body in bodies) > 0
+    assert batch["usage"]["input_tokens_details"]["cached_tokens"] == 6
+    assert [api.harness.get(f"/v1/responses/{body['id']}").status_code for body in bodies] == [404, 200]
+    assert {submit.priority for submit in api.harness.engine.submits} == {-(1 << 31)}
+    refused = [(e["custom_id"], e["response"]["status_code"], e["response"]["body"]["error"]["param"]) for e in errors]
+    assert refused == [("c", 400, "stream"), ("d", 400, "background"), ("e", 404, "previous_response_id")]
+    follow = api.run(responses_line("f", previous_response_id=bodies[1]["id"]), endpoint="/v1/responses")
+    assert follow["request_counts"]["completed"] == 1
+
+
+def test_embeddings_are_refused_line_by_line(api: Api) -> None:
+    """A batch of embeddings runs, and each line says what the model cannot do."""
+    lines = [{**responses_line(name, input=name), "url": "/v1/embeddings"} for name in "ab"]
+    batch = api.run(*lines, endpoint="/v1/embeddings")
+    outputs, errors = api.results(batch)
+    assert (batch["status"], batch["output_file_id"], outputs) == ("completed", None, [])
+    assert [e["response"]["body"]["error"]["code"] for e in errors] == ["unsupported_model"] * 2
+
+
 def test_lines_run_at_the_lowest_priority_with_the_servers_own_checks(api: Api) -> None:
     """What HTTP would refuse is refused in the error file, and a line's own priority changes nothing."""
     batch = api.run(
@@ -203,8 +236,7 @@ def test_a_missing_or_unsuitable_file_fails_the_batch_later(shared: Api) -> None
 
 
 BAD_REQUESTS = [
-    ({"endpoint": "/v1/embeddings"}, "endpoint", "unsupported_parameter"),
-    ({"endpoint": "/v1/responses"}, "endpoint", "unsupported_parameter"),
+    ({"endpoint": "/v1/moderations"}, "endpoint", "unsupported_parameter"),
     ({"endpoint": "/v1/nothing"}, "endpoint", "invalid_value"),
     ({"endpoint": 5}, "endpoint", "invalid_type"),
     ({"completion_window": "1h"}, "completion_window", "invalid_value"),

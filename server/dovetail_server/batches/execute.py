@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
+from dovetail_server.auth import CALLER
 from dovetail_server.batches.validate import decode_line
 from dovetail_server.body import parse
 from dovetail_server.openai.errors import ErrorBody
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.generation import Generation
     from dovetail_server.state import ServerState
 
 LOWEST_PRIORITY = -(1 << 31)
 """What the lines of batches run at: anything interactive goes first."""
 Counter = Callable[[int], None]
+Reply = Callable[[], Awaitable[bytes]]
 
 
 class Cached(msgspec.Struct):
@@ -30,13 +33,30 @@ class Cached(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class Reasoned(msgspec.Struct):
+    """Part of `usage`."""
+
+    reasoning_tokens: int = 0
+
+
 class ReplyUsage(msgspec.Struct):
-    """The part of a reply's `usage` that batches sum up."""
+    """The part of a reply's `usage` that batches sum up; responses have other names for it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     prompt_tokens_details: Cached | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: Cached | None = None
+    output_tokens_details: Reasoned | None = None
+
+    def as_chat(self) -> ReplyUsage:
+        """Return it under the names of chat replies."""
+        if self.input_tokens_details is None or self.output_tokens_details is None:
+            return self
+        reasoning = self.output_tokens_details.reasoning_tokens
+        return ReplyUsage(self.input_tokens, self.output_tokens, reasoning, self.input_tokens_details)
 
 
 class ReplyHead(msgspec.Struct):
@@ -102,31 +122,55 @@ async def run_line(state: ServerState, endpoint: str, custom_id: str, raw: bytes
     """
     state.check_ready()
     try:
-        generation, reply = await asyncio.to_thread(prepare, state, endpoint, raw)
+        generation, reply = await prepare(state, endpoint, raw)
     except RequestError as error:
         return refusal(custom_id, error)
     num = len(generation.choices)
     count(num)
     try:
-        body: bytes = await reply()
+        body = await reply()
     except RequestError as error:
         if error.code == "request_aborted" and state.is_draining:
             raise errors.draining() from error  # cut off by the server's end: it is run again
         return refusal(custom_id, error)
     finally:
         count(-num)
-    return Result(result_line(custom_id, 200, body), False, decode_head(body).usage)
+    return Result(result_line(custom_id, 200, body), False, decode_head(body).usage.as_chat())
 
 
-def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Any, Callable[[], Any]]:
+async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
     """Check a line as its HTTP request would be, and return the generation and what makes its reply.
 
     Raises:
         RequestError: The request cannot be served as it is.
+        ServiceError: What it refers to cannot be read now.
     """
+    if endpoint == "/v1/responses":
+        return await prepare_response(state, raw)
+    return await asyncio.to_thread(prepare_plain, state, endpoint, raw)
+
+
+async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, Reply]:
+    """As `prepare`, for a response. It is stored only where the line says so: the output file has it anyway."""
+    from dovetail_server.openai.responses import ResponsesRequest
+    from dovetail_server.responses.entry import begin
+    from dovetail_server.serving import responses
+
+    asked = await asyncio.to_thread(lambda: parse(bytes(decode_line(raw).body), ResponsesRequest))
+    refuse_stream(asked.stream)
+    if asked.background:
+        raise errors.unsupported("background", "a batch runs in the background anyway; leave it out")
+    changes = {"priority": LOWEST_PRIORITY, "store": asked.store is True}
+    job = await begin(state, asked.model_copy(update=changes), CALLER.get().owner)
+    return job.chat.generation, lambda: responses.reply(job)
+
+
+def prepare_plain(state: ServerState, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
+    """As `prepare`, for what needs nothing but the line; CPU work, called in a worker thread."""
     from dovetail_server.openai.chat import ChatRequest
     from dovetail_server.openai.completions import CompletionRequest
-    from dovetail_server.serving import chat, chat_reply, completions
+    from dovetail_server.openai.embeddings import EmbeddingRequest
+    from dovetail_server.serving import chat, chat_reply, completions, embeddings
 
     body = bytes(decode_line(raw).body)
     if endpoint == "/v1/chat/completions":
@@ -135,6 +179,8 @@ def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Any, Callabl
         model = state.check_model(asked.model)
         chat_job = chat.prepare(state, asked.model_copy(update={"priority": LOWEST_PRIORITY}), model)
         return chat_job.generation, lambda: chat_reply.reply(chat_job)
+    if endpoint == "/v1/embeddings":
+        raise embeddings.refusal(state, parse(body, EmbeddingRequest))
     wanted = parse(body, CompletionRequest)
     refuse_stream(wanted.stream)
     model = state.check_model(wanted.model)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.batches.lines import LineStore
-from dovetail_server.batches.model import ENDPOINTS, NOT_YET, to_batch
+from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
 from dovetail_server.batches.owners import Owner
 from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.settle import Settler
@@ -181,7 +181,7 @@ def check_endpoint(endpoint: str) -> None:
     """
     if endpoint in ENDPOINTS:
         return
-    if endpoint in NOT_YET:
-        raise errors.unsupported("endpoint", f"batches run {' and '.join(ENDPOINTS)}, not {endpoint!r} yet")
+    if endpoint in NOT_HERE:
+        raise errors.unsupported("endpoint", f"batches run {', '.join(ENDPOINTS)}, not {endpoint!r}")
     text = f"endpoint must be one of {', '.join(ENDPOINTS)} (given: {endpoint!r})"
     raise RequestError(text, param="endpoint", code="invalid_value")
