@@ -154,8 +154,10 @@ async def drive(
 
     `tell` is called now and then with the number of requests that have ended.
 
+    Where every request of the warm-up failed, those are the records, and the run is left out.
+
     Raises:
-        DovetailError: Every request of the warm-up failed, or a client process died.
+        DovetailError: A client process died.
     """
     warmup = shots_of(workload, run, warm_prompts, workload.num_warmup, timed=False)
     shots = shots_of(workload, run, prompts, workload.num_prompts, timed=True)
@@ -167,7 +169,7 @@ async def drive(
         warm = await asyncio.gather(*(worker.receive() for worker in workers))
         errors = [error for each in warm if isinstance(each, Warm) for error in each.errors]
         if warmup and len(errors) == len(warmup):
-            raise DovetailError(f"{workload.name}: every request of the warm-up failed; the first: {errors[0]}")
+            return Seen([Record(index=i, start=0.0, error=error) for i, error in enumerate(errors)], len(workers), 0.0)
         ticker = asyncio.create_task(_tick(workers, tell))
         start = time.monotonic() + HEAD_START_S
         await asyncio.gather(*(worker.send(start) for worker in workers))

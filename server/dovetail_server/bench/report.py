@@ -13,7 +13,7 @@ from rich.table import Table
 from dovetail.errors import ConfigError
 from dovetail_server.bench.figures import Figures
 
-WIDTH = 150
+WIDTH = 180
 DASH = "-"
 
 
@@ -37,10 +37,13 @@ def points(values: Mapping[str, float] | None, *names: str) -> str:
     """Write percentiles, with more digits where they are small."""
     if not values:
         return DASH
-    return " / ".join(number(values[name], 2 if values[name] < 10 else 1) for name in names)
+    return " / ".join(
+        number(values[name], 2 if values[name] < 10 else 1 if values[name] < 100 else 0) for name in names
+    )
 
 
-COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+Column = tuple[str, Callable[[Figures], str]]
+COLUMNS: tuple[Column, ...] = (
     ("workload", lambda f: f.workload.name),
     ("ok", lambda f: str(f.num_ok) if not f.num_failed else f"{f.num_ok}, {f.num_failed} failed"),
     ("output\ntok/s", lambda f: number(f.output_tok_s)),
@@ -57,7 +60,10 @@ COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 )
 """The compact table, a row per workload."""
 
-LINES: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+HALF = 7
+"""How many of them the first of two tables has, where one is too wide for the terminal."""
+
+LINES: tuple[Column, ...] = (
     ("requests answered", lambda f: f"{f.num_ok:,}"),
     ("requests failed", lambda f: f"{f.num_failed:,}"),
     ("duration (s)", lambda f: number(f.duration_s, 2)),
@@ -85,6 +91,12 @@ def with_floor(value: float | None, of_floor: float | None) -> str:
     return number(value) if of_floor is None else f"{number(value)}  ({share(of_floor)} of the floor)"
 
 
+def brief(figures: Figures) -> str:
+    """Say in a line how a workload went, for those who wait for the others."""
+    failed = f", {figures.num_failed} failed" if figures.num_failed else ""
+    return f"{figures.workload.name}: {number(figures.output_tok_s)} output tok/s, {figures.num_ok} answered{failed}"
+
+
 def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequence[str]) -> None:
     """Print one workload in full, several as rows; then what the floor rests on, failures and notes."""
     if len(all_figures) == 1:
@@ -95,13 +107,14 @@ def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequen
             text = write(all_figures[0])
             if text != DASH:
                 table.add_row(name, text)
+        out.print(table)
     else:
-        table = Table(title=title)
-        for name, _ in COLUMNS:
-            table.add_column(name, justify="left" if name == "workload" else "right", no_wrap=True)
-        for figures in all_figures:
-            table.add_row(*(write(figures) for _, write in COLUMNS))
-    out.print(table)
+        whole = rows(title, all_figures, COLUMNS)
+        if out.measure(whole).maximum <= out.width:
+            out.print(whole)
+        else:
+            out.print(rows(title, all_figures, COLUMNS[:HALF]))
+            out.print(rows("", all_figures, (COLUMNS[0], *COLUMNS[HALF:])))
     for line in facts:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
     for figures in all_figures:
@@ -109,6 +122,16 @@ def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequen
             out.print(f"{figures.workload.name}: {count} times: {reason}", style="red", markup=False, soft_wrap=True)
         for note in figures.notes:
             out.print(f"{figures.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
+
+
+def rows(title: str, all_figures: Sequence[Figures], columns: Sequence[Column]) -> Table:
+    """Lay out a table with a row per workload."""
+    table = Table(title=title)
+    for name, _ in columns:
+        table.add_column(name, justify="left" if name == "workload" else "right", no_wrap=True)
+    for figures in all_figures:
+        table.add_row(*(write(figures) for _, write in columns))
+    return table
 
 
 def check_json(path: Path | None) -> None:

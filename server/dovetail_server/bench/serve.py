@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -25,6 +26,9 @@ from dovetail_server.bench.target import Target, clean_url, discover, probe
 from dovetail_server.bench.wire import Prompt, Sampling
 from dovetail_server.bench.worker import open_session
 from dovetail_server.bench.workloads import Workload
+
+FIRST_PROMPT = list(range(1, 9))
+"""What a server that was just started is asked first: ids that every vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ async def run(options: ServeOptions) -> int:
         DovetailError: The server or a client process failed on the way.
     """
     out = report.console()
+    lines = prompts.read_dataset(options.dataset, options.endpoint) if options.dataset is not None else []
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(options.headers, options.timeout_s))
         server = None
@@ -70,13 +75,14 @@ async def run(options: ServeOptions) -> int:
             ready_s = await server.wait_ready(session, options.start_timeout_s)
         base_url = server.base_url if server is not None else clean_url(options.base_url or "")
         target = await discover(session, base_url, options.model)
-        facts = model_facts(options, target)
-        material = material_of(options, target, facts)
         sampling = Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
-        supports = await probe_all(session, target, options, material, sampling)
         start = None
         if server is not None:
+            await probe(session, target, "completions", FIRST_PROMPT, replace(sampling, stream=False))
             start = Start(ready_s=ready_s, first_answer_s=time.monotonic() - server.started)
+        facts = model_facts(options, target)
+        material = material_of(options, lines, target, facts)
+        supports = await probe_all(session, target, options, material, sampling)
         floor = await find_floor(options, target, facts)
         setup = Run(
             base_url=target.base_url,
@@ -88,10 +94,14 @@ async def run(options: ServeOptions) -> int:
             workers=options.workers,
             timeout_s=options.timeout_s,
         )
-        found = [await measure(workload, setup, material, floor) for workload in options.workloads]
-    lines = describe(target, floor, start, options)
-    report.show(out, f"{target.model} at {target.base_url}", found, lines)
-    report.save(options.json, as_report(target, floor, start, options, found))
+        found: list[Figures] = []
+        for workload in options.workloads:
+            found.append(await measure(workload, setup, material, floor))
+            report.save(options.json, as_report(target, floor, start, options, found))
+            if len(options.workloads) > 1:
+                print(report.brief(found[-1]), file=sys.stderr, flush=True)
+    about = describe(target, floor, start, options)
+    report.show(out, f"{target.model} at {target.base_url}", found, about)
     return 1 if any(figures.num_failed for figures in found) else 0
 
 
@@ -115,15 +125,19 @@ def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
     return facts_of(folder, target.dtype if target.dtype in {"bfloat16", "float16", "float32"} else None)
 
 
-def material_of(options: ServeOptions, target: Target, facts: ModelFacts | str) -> Material:
-    """Choose what prompts are made from.
+def material_of(
+    options: ServeOptions,
+    lines: Sequence[tuple[Prompt, int | None]],
+    target: Target,
+    facts: ModelFacts | str,
+) -> Material:
+    """Choose what prompts are made from: the lines of a file if there are any.
 
     Raises:
         ConfigError: Neither a vocabulary's size nor a tokenizer is known.
     """
     wants_text = options.endpoint == "chat"
-    if options.dataset is not None:
-        lines = prompts.read_dataset(options.dataset, options.endpoint)
+    if lines:
         return Material(vocabulary=None, lines=lines, wants_text=wants_text)
     folder = options.tokenizer
     if folder is None and wants_text:
