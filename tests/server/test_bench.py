@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from dovetail.demo import MODEL_DIR
+from dovetail.errors import ConfigError
+from dovetail_server.bench.drive import Seen, num_workers
+from dovetail_server.bench.figures import figures_of
+from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
+from dovetail_server.bench.jobs import Record
+from dovetail_server.bench.prompts import RandomIds, Vocabulary, read_dataset
+from dovetail_server.bench.stream import StreamScan
+from dovetail_server.bench.wire import Counts
+from dovetail_server.bench.workloads import STANDARD, Workload
+from dovetail_server.cli import bench
+
+Harness = Any
+LOAD = Workload(name="load", num_prompts=4, concurrency=2, input_len=(8, 8), output_len=(4, 4))
+UNKNOWN = Floor(facts=None, bandwidth=None, unknown="nobody knows")
+
+
+def event(text: str, tokens: int | None, finish: str | None = None, space: str = "") -> bytes:
+    """One event of a completion stream, with `tokens` so far in its usage."""
+    usage = f',"usage":{{"prompt_tokens":{space}3,"completion_tokens":{space}{tokens}}}' if tokens is not None else ""
+    reason = json.dumps(finish)
+    choice = f'{{"index":0,"text":{json.dumps(text)},"finish_reason":{space}{reason}}}'
+    return f'data: {{"choices":{space}[{choice}]{usage}}}\n\n'.encode()
+
+
+def ends(tokens: int) -> bytes:
+    """The last events of a stream."""
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 2}}
+    return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+def scan_all(data: bytes, cuts: list[int], *, counts: bool = True) -> StreamScan:
+    """Feed a stream cut at some places, all at different times."""
+    scan = StreamScan(counts_events=counts)
+    for now, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(data)], strict=True), 1):
+        if start < stop:
+            scan.feed(data[start:stop], float(now))
+    return scan
+
+
+@pytest.mark.parametrize("space", ["", " "])
+@pytest.mark.parametrize("newline", [b"\n\n", b"\r\n\r\n"])
+def test_a_stream_is_counted_the_same_however_it_is_cut(space: str, newline: bytes) -> None:
+    """Tokens and events come out exactly, with several tokens in an event and any cut of the bytes."""
+    data = event("a", 1, space=space) + event('"finish_reason":null}\n\n', 4, space=space) + event("c", 6, space=space)
+    data = (data + event("", 6, "length", space) + ends(6)).replace(b"\n\n", newline)
+    rng = random.Random(0)
+    for _ in range(200):
+        scan = scan_all(data, sorted(rng.sample(range(1, len(data)), rng.randrange(6))))
+        assert scan.close() is None
+        assert scan.counts == Counts(3, 6, 2)
+        assert scan.num_events == 3
+        assert scan.tokens_at_first + sum(scan.gap_tokens) == 6
+    one_by_one = scan_all(data, list(range(1, len(data))))
+    assert (one_by_one.tokens_at_first, one_by_one.gap_tokens) == (1, [3, 2])
+
+
+def test_the_role_and_the_usage_are_no_tokens() -> None:
+    """A chat's first token is its first content, and its last is not the usage that comes after."""
+    chat = [
+        b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"delta":{"reasoning_content":"x"},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"y"},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n',
+        ends(2),
+    ]
+    scan = StreamScan(counts_events=False)
+    for now, data in enumerate(chat, 1):
+        scan.feed(data, float(now))
+    assert (scan.first, scan.last, scan.num_events, scan.close()) == (2.0, 4.0, 2, None)
+
+
+def test_native_events_carry_their_counts() -> None:
+    """`/generate` streams the reply so far; its counts are the tokens."""
+    scan = StreamScan(counts_events=True)
+    for n in range(1, 4):
+        reason = {"type": "length"} if n == 3 else None
+        meta = {"finish_reason": reason, "prompt_tokens": 5, "completion_tokens": 2 * n, "cached_tokens": 1}
+        scan.feed(b"data: " + json.dumps({"text": "x" * n, "meta_info": meta}).encode() + b"\n\n", float(n))
+    scan.feed(b"data: [DONE]\n\n", 4.0)
+    assert (scan.close(), scan.counts, scan.tokens_at_first) == (None, Counts(5, 6, 1), 2)
+    assert (scan.gap_tokens, scan.last) == ([2, 2], 3.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (event("a", 1) + b'event: error\ndata: {"error":{"message":"boom"}}\n\ndata: [DONE]\n\n', "boom"),
+        (event("a", None) + b'data: {"object":"error","message":"bang"}\n\n', "bang"),
+        (event("a", None), "ended without usage"),
+        (event("a", None) + b"data: [DONE]\n\n", "reports no usage"),
+        (b"data: {oops\n\n", "no JSON object"),
+        (ends(2), "without a token"),
+    ],
+)
+def test_a_broken_stream_says_why(data: bytes, part: str) -> None:
+    """A stream that failed, or that cannot be counted, is not taken for a good one."""
+    assert part in str(scan_all(data, []).close())
+
+
+def test_figures_come_from_the_clients_records() -> None:
+    """Rates count good requests only, inter-token times weigh tokens, and several tokens in an event share its gap."""
+    records = [
+        Record(index=0, start=10.0, first=11.0, last=14.0, end=14.0, prompt_tokens=8, completion_tokens=4,
+               num_events=2, tokens_at_first=1, gaps=[3.0], gap_tokens=[3]),
+        Record(index=1, start=10.0, first=12.0, last=15.0, end=15.0, prompt_tokens=8, completion_tokens=4,
+               num_events=4, tokens_at_first=1, gaps=[1.0, 1.0, 1.0], gap_tokens=[1, 1, 1]),
+        Record(index=2, start=12.0, end=20.0, error="HTTP 429: full"),
+    ]  # fmt: skip
+    facts = ModelFacts(
+        name="x", dtype="bfloat16", weight_bytes=1000, kv_token_bytes=5, windows=(None, 4), vocab_size=10
+    )
+    floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=1000.0, origin="test"))
+    found = figures_of(LOAD, Seen(records, 1, 0.1), floor, [4, 5, 4])
+    assert (found.num_ok, found.num_failed, found.failures) == (2, 1, {"HTTP 429: full": 1})
+    assert (found.duration_s, found.output_tok_s, found.requests_s) == (10.0, 0.8, 0.2)
+    assert found.itl_ms == {"p50": 1000.0, "p99": 1000.0}
+    assert found.gap_ms is not None
+    assert found.gap_ms["p99"] > 2900
+    assert found.decode_tok_s == pytest.approx(1.0)
+    assert found.tokens_per_event == pytest.approx(8 / 6)
+    assert found.num_short == 1
+    step = (1000 + 2 * (10 * 5 + 4 * 5)) / 1000  # ten tokens of context in one layer, a window of four in the other
+    assert found.floor_tok_s == pytest.approx(2 / step)
+    assert found.of_floor == pytest.approx(0.8 * step / 2)
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    """Without facts of the model there is no floor, and requests that all failed have no rates."""
+    records = [Record(index=0, start=1.0, end=2.0, error="no")]
+    found = figures_of(LOAD, Seen(records, 1, 0.0), UNKNOWN, [4])
+    assert (found.num_ok, found.of_floor, found.ttft_ms, found.output_tok_s) == (0, None, None, 0.0)
+    assert "config.json" in str(facts_of(Path(__file__).parent))
+
+
+def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
+    """Weights of a known shape give the known floor, and a prefix that all share is read once."""
+    shape = {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    assert facts.weight_bytes == 988_065_536
+    assert facts.kv_bytes_per_token == 12_288
+    floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=4.3e12, origin="test"))
+    alone = floor.step_s(1, 0)
+    assert alone is not None
+    assert 1 / alone == pytest.approx(4352, abs=1)
+    shared, own = floor.step_s(64, 2048, 2048), floor.step_s(64, 2048)
+    assert shared is not None
+    assert own is not None
+    assert shared - alone == pytest.approx((own - alone) / 64)
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "architectures": ["SomeMoeForCausalLM"]}))
+    assert "SomeMoeForCausalLM" in str(facts_of(tmp_path))
+
+
+def test_weights_of_the_demo_model_are_counted_exactly() -> None:
+    """The count from `config.json` is the size of the checkpoint."""
+    facts = facts_of(MODEL_DIR)
+    assert isinstance(facts, ModelFacts)
+    from safetensors import safe_open
+
+    sizes = 0
+    for file in MODEL_DIR.glob("*.safetensors"):
+        with safe_open(str(file), "numpy") as tensors:
+            sizes += sum(2 * _numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    assert facts.weight_bytes == sizes
+
+
+def _numel(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def test_random_prompts_are_exact_seeded_and_share_their_prefix() -> None:
+    """Lengths are as asked for, ids avoid the ends of the vocabulary, and another seed shares nothing."""
+    load = Workload(name="x", num_prompts=5, concurrency=1, input_len=(3, 9), output_len=(2, 4), shared_prefix_len=20)
+    source = RandomIds(Vocabulary.of_size(100, "test"), "1")
+    drawn = list(source.draw(load, 5))
+    assert drawn == list(source.draw(load, 5))
+    ids = [prompt for prompt, _ in drawn if isinstance(prompt, list)]
+    assert len({tuple(prompt[:20]) for prompt in ids}) == 1
+    assert {len(prompt) - 20 for prompt in ids} <= set(range(3, 10))
+    assert all(10 <= i < 90 for prompt in ids for i in prompt if isinstance(i, int))
+    other = next(iter(RandomIds(Vocabulary.of_size(100, "test"), "2").draw(load, 1)))[0]
+    assert other[:20] != ids[0][:20]
+
+
+def test_the_standard_suite_is_the_one_that_servers_are_compared_by() -> None:
+    """Requests, places and lengths of the suite do not change unnoticed: figures would not compare any more."""
+    found = {w.name: (w.num_prompts, w.concurrency, w.input_len, w.output_len, w.shared_prefix_len) for w in STANDARD}
+    assert found == {
+        "single": (5, 1, (36, 36), (512, 512), 0),
+        "c16": (64, 16, (512, 512), (256, 256), 0),
+        "c64": (256, 64, (512, 512), (256, 256), 0),
+        "c256": (1024, 256, (512, 512), (256, 256), 0),
+        "prefix": (256, 64, (32, 32), (64, 64), 2048),
+        "many": (5000, 512, (30, 50), (128, 128), 0),
+        "long": (3, 1, (16000, 16000), (8, 8), 0),
+    }
+    assert [w.name for w in STANDARD if not w.stream] == ["many"]
+
+
+def test_client_processes_follow_the_load() -> None:
+    """One request at a time needs one process; more than that many places are never split further."""
+    assert num_workers(1, None) == 1
+    assert num_workers(4, 9) == 4
+    assert 1 <= num_workers(512, None) <= 8
+
+
+def test_lines_of_a_file_are_checked(tmp_path: Path) -> None:
+    """A file gives prompts with lengths of their own, and a bad line is named."""
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "a", "output_len": 3}\n\n{"prompt": [1, 2]}\n')
+    assert read_dataset(file, "completions") == [("a", 3), ([1, 2], None)]
+    for endpoint, line in (("chat", '{"prompt": [1]}'), ("completions", '{"messages": []}'), ("chat", "{"),
+                           ("chat", '{"prompt": "a", "output_len": 0}')):  # fmt: skip
+        file.write_text('{"prompt": "a"}\n' + line)
+        with pytest.raises(ConfigError, match="line 2"):
+            read_dataset(file, endpoint)
+
+
+def run_bench(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Run the command in this process; its clients are processes all the same."""
+    code = bench.main(list(argv))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
+def test_our_server_can_be_driven_by_every_endpoint(
+    endpoint: str, harness: Harness, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each endpoint's tokens are counted exactly, by two client processes, with failures none."""
+    file = tmp_path / "out.json"
+    argv = ["serve", "--base-url", harness.base + "/v1/", "--endpoint", endpoint, "--num-prompts", "6", "--json"]
+    argv += [str(file), "--concurrency", "2", "--input-len", "5:9", "--output-len", "12", "--no-ignore-eos"]
+    code, out, err = run_bench(capsys, *argv, "--tokenizer", str(folder), "--workers", "2", "--bandwidth", "100")
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    found = report["workloads"][0]
+    per_reply = found["completion_tokens"] / 6
+    assert (found["num_ok"], found["num_failed"], found["client_workers"]) == (6, 0, 2)
+    assert per_reply == 12
+    assert found["ttft_ms"]["p50"] > 0
+    assert report["server"]["kind"] == "dovetail"
+    assert "floor: unknown" in out
+    if endpoint != "chat":
+        assert 6 * 5 <= found["prompt_tokens"] <= 6 * 9
+
+
+def test_failures_are_counted_with_their_reasons(
+    harness: Harness, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests that the server refuses are in the table with the server's words, and the exit code is 1."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fine"}\n' + json.dumps({"prompt": [10**6]}) + "\n")
+    argv = ("serve", "--base-url", harness.base, "--num-prompts", "4", "--concurrency", "1", "--dataset", str(file))
+    code, out, _ = run_bench(capsys, *argv, "--output-len", "3", "--no-stream", "--warmup", "0", "--no-ignore-eos")
+    assert code == 1
+    assert "2 times: HTTP 400" in out
+
+
+def test_requests_come_at_a_rate(harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a rate, requests are sent when it says, whatever is still running."""
+    file = tmp_path / "out.json"
+    argv = ["serve", "--base-url", harness.base, "--num-prompts", "10", "--request-rate", "20", "--input-len", "4"]
+    code, _, err = run_bench(capsys, *argv, "--output-len", "5", "--no-ignore-eos", "--seed", "3", "--json", str(file))
+    assert code == 0, err
+    found = json.loads(file.read_text())["workloads"][0]
+    assert found["num_ok"] == 10
+    assert 0.2 < found["duration_s"] < 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["serv"], "did you mean 'serve'"),
+        (["serve"], "--base-url"),
+        (["serve", "--nim-prompts", "3"], "did you mean --num-prompts"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--num-prompts", "0"], "at least 1"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--input-len", "9:3"], "30:50"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--request-rate", "nan"], "above 0"),
+        (["serve", "--base-url", "http://127.0.0.1:9"], "nothing answers there"),
+        (["serve", "--base-url", "localhost"], "expected an address"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--suite", "standard", "--only", "c17"], "c16"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--suite", "standard", "--input-len", "3"], "set by --suite"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--only", "c16"], "--suite"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--json", "/nowhere/x"], "--json"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--dataset", "/nowhere"], "--dataset"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--", "--dtype", "auto"], "--base-url"),
+        (["serve", "--model-path", str(MODEL_DIR), "--", "--port", "1"], "--port"),
+        (["serve", "--model-path", "/nowhere"], "no folder"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the user can fix is one line on standard error, with exit code 2."""
+    code, out, err = run_bench(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert part in err
+
+
+def test_a_model_that_is_not_served_is_named(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
+    """The served names are in the message."""
+    code, _, err = run_bench(capsys, "serve", "--base-url", harness.base, "--model", "huge")
+    assert code == 2
+    assert "tiny, tiny-too" in err
+
+
+def test_help_is_quick_and_loads_no_torch() -> None:
+    """The help of the benchmarks imports neither torch nor the HTTP client."""
+    code = (
+        "import sys; from dovetail_server.cli import main\n"
+        "try: main(['bench', 'serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'aiohttp', 'numpy'} & set(sys.modules)))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--suite" in done.stdout
+    assert time.perf_counter() - started < 5  # a tenth of it on an idle machine
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server of someone else's: no counts in events, `continuous_usage_stats` refused, spaces in its JSON."""
+
+    protocol_version = "HTTP/1.1"
+    counts = True
+
+    def log_message(self, *args: Any) -> None:
+        """Stay silent."""
+
+    def do_GET(self) -> None:
+        """List one model; nothing else is there."""
+        found = self.path == "/v1/models"
+        self._send(200 if found else 404, {"data": [{"id": "m", "owned_by": "someone", "root": "hub/name"}]})
+
+    def do_POST(self) -> None:
+        """Stream four tokens, two in each event."""
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "continuous_usage_stats" in body["stream_options"]:
+            self._send(400, {"error": {"message": "unknown field continuous_usage_stats"}})
+            return
+        part = {"choices": [{"text": "ab", "finish_reason": None}]}
+        last = {"choices": [{"text": "", "finish_reason": "length"}]}
+        usage = {"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": 4}}
+        sent = [part, part, last, usage] if self.counts else [part, part, last]
+        data = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in sent) + b"data: [DONE]\n\n"
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _send(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[..., str]]:
+    """Start servers that are not ours; gives their address."""
+    running = []
+
+    def start(*, counts: bool = True) -> str:
+        handler = type("Handler", (Stranger,), {"counts": counts})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        running.append(server)
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_strangers_server_is_measured_and_its_floor_is_unknown(
+    stranger: Callable[..., str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without counts in events, usage at the end gives the tokens; what nobody told is not invented."""
+    file = tmp_path / "out.json"
+    argv = ["serve", "--base-url", stranger(), "--num-prompts", "3", "--concurrency", "1", "--input-len", "7"]
+    code, _, err = run_bench(capsys, *argv)
+    assert code == 2
+    assert "--tokenizer DIR" in err
+    code, out, err = run_bench(capsys, *argv, "--output-len", "4", "--tokenizer", str(folder), "--json", str(file))
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    found = report["workloads"][0]
+    assert (found["completion_tokens"], found["prompt_tokens"], found["tokens_per_event"]) == (12, 21, 2.0)
+    assert (found["itl_ms"], found["of_floor"], report["server"]["kind"]) == (None, None, "someone")
+    assert "floor: unknown" in out
+
+
+def test_a_server_that_does_not_count_is_refused(
+    stranger: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokens are never guessed from events."""
+    argv = ("serve", "--base-url", stranger(counts=False), "--num-prompts", "3", "--tokenizer", str(folder))
+    code, _, err = run_bench(capsys, *argv)
+    assert code == 2
+    assert "reports no usage" in err
