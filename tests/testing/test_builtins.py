@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ BUILTINS = [
 ]
 
 
+ABSENT = find_spec("flash_attn_interface") is None and os.path.exists("/dev/nvidiactl")
+MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
+    ("attention_backend", "fa3"): pytest.mark.skipif(
+        ABSENT, reason="FlashAttention-3 is not installed; tests/backends/test_fa3.py runs the kit on a stand-in"
+    ),
+}
+"""Built-ins that cannot run everywhere."""
+
+
 KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("grammar_backend", "outlines"): {
         "test_accepts_and_rejects": "outlines_core bans a byte that begins (ab|cd) behind [0-9]{2,4}",
@@ -78,7 +89,9 @@ def builtin_class(kind: str, name: str) -> type:
     """Return the conformance class of a built-in."""
     cls = conformance_class(kind, name, **ATTRS.get((kind, name), {}))
     overridden = {test: expected_to_fail(cls, test, why) for test, why in KNOWN.get((kind, name), {}).items()}
-    return type(cls.__name__, (cls,), {**overridden, "__module__": __name__})
+    made = type(cls.__name__, (cls,), {**overridden, "__module__": __name__})
+    mark = MARKS.get((kind, name))
+    return made if mark is None else mark(made)
 
 
 for kind, name in BUILTINS:
