@@ -27,6 +27,7 @@ from dovetail_server.routes import (
     batches,
     chat,
     completions,
+    docs,
     embeddings,
     files,
     generate,
@@ -55,7 +56,12 @@ def create_app(state: ServerState) -> FastAPI:
         await state.storage.close()
 
     app = FastAPI(
-        title="Dovetail", version=dovetail.__version__, description=DESCRIPTION, redoc_url=None, lifespan=lifespan
+        title="Dovetail",
+        version=dovetail.__version__,
+        description=DESCRIPTION,
+        docs_url=None,  # FastAPI's loads scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
     )
     app.state.server = state
     for family in (
@@ -74,6 +80,7 @@ def create_app(state: ServerState) -> FastAPI:
         health,
         metrics,
         admin,
+        docs,
     ):
         app.include_router(family.router)
         state.hooks.check_free(route.path_regex for route in family.router.routes if isinstance(route, Route))
@@ -90,7 +97,9 @@ def create_app(state: ServerState) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = complete(build_schema())
+            app.openapi_schema = complete(
+                build_schema(), model=state.served_names[0], needs_key=bool(state.settings.api_key)
+            )
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

@@ -14,6 +14,8 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from dovetail_server.auth import OPEN
+from dovetail_server.examples import add_examples
 from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.state import get_free_state
 
@@ -70,12 +72,29 @@ def json_route(
     return register
 
 
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Add the schemas of all registered bodies and replies."""
-    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
-    inputs: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in _bodies.values()]
+def complete(document: dict[str, Any], *, model: str, needs_key: bool) -> dict[str, Any]:
+    """Add the schemas of all registered bodies and replies, examples, and how to show a key.
+
+    Args:
+        document: FastAPI's.
+        model: What examples name.
+        needs_key: Whether the server asks for a key.
+    """
+    components: dict[str, Any] = document.setdefault("components", {})
+    schemas: dict[str, Any] = components.setdefault("schemas", {})
+    inputs: list[tuple[type[BaseModel], Any]] = [(body, "validation") for body in _bodies.values()]
     _, definitions = models_json_schema(inputs, ref_template=REF + "{model}")
     schemas |= definitions["$defs"]
-    _, components = msgspec.json.schema_components(_replies.values(), ref_template=REF + "{name}")
-    schemas |= components
+    _, found = msgspec.json.schema_components(_replies.values(), ref_template=REF + "{name}")
+    schemas |= found
+    add_examples(document, model)
+    if needs_key:
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
+        for path in OPEN & set(document["paths"]):
+            for operation in document["paths"][path].values():
+                operation["security"] = []
     return document

@@ -30,13 +30,13 @@ decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format
 log-level log-requests
 max-batch-lines max-batch-requests max-body-bytes max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
-max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens max-running-requests max-storage-bytes max-total-tokens
+max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens
+max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
 metrics-style min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout plugins-locked port
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
 strict-schema tokenizer tokenizer-path tool-call-parser tool-parser
-max-stored-responses max-stored-response-bytes stored-response-ttl
 """
 
 
