@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class PageAllocator:
@@ -17,6 +17,15 @@ class PageAllocator:
     def num_free(self) -> int:
         """Pages that nobody owns."""
         return len(self._free)
+
+    @property
+    def free_pages(self) -> Sequence[int]:
+        """Pages that nobody owns, in the order in which they would be given back."""
+        return self._free
+
+    def reset(self, free: Iterable[int]) -> None:
+        """Replace the free list: for repairs."""
+        self._free = sorted(free, reverse=True)
 
     def allocate(self, n: int) -> list[int]:
         """Take `n` pages; the caller has made sure that there are enough.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 
@@ -140,6 +140,41 @@ class RadixTree:
     def clear(self) -> list[int]:
         """Evict everything that is not locked."""
         return self.evict(self.num_evictable)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node but the roots, parents first."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def path(self, node: Node) -> list[int]:
+        """Return the pages from the root to the end of `node`; empty if it is not in the tree any more."""
+        pages: list[list[int]] = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            pages.append(at.pages)
+            at = at.parent
+        return [page for part in reversed(pages) for page in part]
+
+    def drop(self, pages: Set[int]) -> None:
+        """Forget every node that holds one of `pages`, with all below it, locked or not: for repairs."""
+        doomed = [node for node in self.nodes() if not pages.isdisjoint(node.pages)]
+        for node in doomed:
+            if node.parent is not None:
+                node.parent.children.pop(tuple(node.key[: self.page_size]), None)
+
+    def relock(self, ends: Iterable[Node]) -> None:
+        """Count locks and pages anew, with one lock on the path to each of `ends`: for repairs."""
+        self._leaves = []
+        self.num_evictable = self.num_locked = 0
+        for node in self.nodes():
+            node.num_locks = 0
+            self.num_evictable += len(node.pages)
+            self._push(node)
+        for node in ends:
+            self.lock(node)
 
     def _root(self, salt: str) -> Node:
         root = self._roots.get(salt)

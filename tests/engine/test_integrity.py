@@ -1,0 +1,201 @@
+"""The book of pages is watched: leaks and pages of two owners are repaired, counted and logged."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.engine import integrity
+from dovetail.engine.integrity import PageWatch
+from dovetail.engine.request import Request
+
+spec = importlib.util.spec_from_file_location("scheduler_world", Path(__file__).parent / "test_scheduler.py")
+assert spec is not None
+assert spec.loader is not None
+_scheduler = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_scheduler)
+World: Any = _scheduler.World
+
+
+def loaded(seed: int = 0, **options: Any) -> Any:
+    """A world in the middle of some requests, with cached prefixes."""
+    rng = random.Random(seed)
+    world = World(num_pages=60, **options)
+    for _ in range(4):
+        world.add([rng.randrange(3) for _ in range(17)], 6)
+    world.drain()
+    for _ in range(4):
+        world.add([rng.randrange(3) for _ in range(rng.randrange(5, 25))], 20)
+    for _ in range(3):
+        world.step()
+    assert world.scheduler.running
+    return world
+
+
+def end(world: Any, victims: list[Request]) -> None:
+    """What the engine does with requests whose pages were shared."""
+    for request in victims:
+        assert world.scheduler.remove(request.rid) is request
+
+
+def holder(world: Any) -> Request:
+    """A running request with pages of its own."""
+    found: Request = next(r for r in world.scheduler.running if len(r.pages) > r.num_tree_pages)
+    return found
+
+
+def leak(world: Any) -> None:
+    """A page leaves the free list and reaches nobody."""
+    world.pages.allocator.allocate(2)
+
+
+def free_twice(world: Any) -> None:
+    """A page is in the free list twice, and in place of another."""
+    [page] = world.pages.allocator.allocate(1)
+    world.pages.allocator.allocate(1)
+    world.pages.allocator.free([page, page])
+
+
+def free_while_held(world: Any) -> None:
+    """A page is in use and in the free list."""
+    world.pages.allocator.free([holder(world).pages[-1]])
+
+
+def hold_twice(world: Any) -> None:
+    """Two requests own one page."""
+    one, other = [r for r in world.scheduler.running if len(r.pages) > r.num_tree_pages][:2]
+    one.pages[-1] = other.pages[-1]
+
+
+def cache_what_is_held(world: Any) -> None:
+    """The tree and a request own one page."""
+    node = next(node for node in world.pages.tree.nodes() if node.num_locks == 0)
+    node.pages[0] = holder(world).pages[-1]
+
+
+def lock_for_nobody(world: Any) -> None:
+    """A path stays locked though its request is gone."""
+    node = next(node for node in world.pages.tree.nodes() if node.num_locks == 0)
+    world.pages.tree.lock(node)
+
+
+FAULTS: list[tuple[Callable[[Any], None], int]] = [
+    (leak, 0),
+    (free_twice, 0),
+    (free_while_held, 0),
+    (hold_twice, 2),
+    (cache_what_is_held, 1),
+    (lock_for_nobody, 0),
+]
+
+
+@pytest.mark.parametrize(("fault", "num_victims"), FAULTS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], num_victims: int) -> None:
+    """Only requests that shared a page are ended; the rest finish, and every page is free or cached in the end."""
+    world = loaded()
+    running = world.scheduler.running
+    assert world.pages.is_exact(running)
+    fault(world)
+    assert not world.pages.is_exact(running) or fault is lock_for_nobody
+    found = world.pages.repair(world.scheduler.running)
+    assert found
+    assert len(found.victims) == num_victims
+    end(world, found.victims)
+    world.pages.check(world.scheduler.running)
+    assert not world.pages.repair(world.scheduler.running)
+    world.drain()
+    assert world.pages.num_used == 0
+    world.pages.flush()
+    assert (
+        world.pages.allocator.num_free == world.pages.allocator.num_pages == len(set(world.pages.allocator.free_pages))
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([fault for fault, _ in FAULTS]), min_size=1, max_size=4))
+def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callable[[Any], None]]) -> None:
+    """After one repair the book is right, whatever was wrong with it."""
+    world = loaded(seed, page_size=random.Random(seed).randrange(1, 5))
+    for fault in faults:
+        try:
+            fault(world)
+        except (StopIteration, ValueError, IndexError):
+            continue  # nobody to do this to in this world
+    end(world, world.pages.repair(world.scheduler.running).victims)
+    world.pages.check(world.scheduler.running)
+    world.drain()
+    world.pages.flush()
+    assert sorted(world.pages.allocator.free_pages) == list(range(1, world.pages.allocator.num_pages + 1))
+
+
+def test_a_sound_book_is_left_alone() -> None:
+    """A repair of nothing changes nothing: cached prefixes and locks stay."""
+    world = loaded()
+    before = [(node.pages, node.num_locks) for node in world.pages.tree.nodes()]
+    counts = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
+    assert world.pages.is_sound(world.scheduler.running)
+    assert not world.pages.repair(world.scheduler.running)
+    assert [(node.pages, node.num_locks) for node in world.pages.tree.nodes()] == before
+    after = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
+    assert after == counts
+
+
+def test_the_watch_looks_now_and_then_counts_and_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leak is found at the next look, repaired, counted, and logged as one error."""
+    monkeypatch.setattr(integrity, "INTERVAL", 4)
+    world = loaded()
+    watch = PageWatch(world.pages)
+    for _ in range(8):
+        assert watch.look(world.scheduler.running) == []
+    leak(world)
+    with caplog.at_level(logging.ERROR, "dovetail"):
+        for _ in range(4):
+            assert watch.look(world.scheduler.running) == []
+    assert (watch.num_repairs, watch.num_repaired_pages) == (1, 2)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "Page accounting was wrong and is repaired"
+    ]
+    world.drain()
+    assert world.pages.num_used == 0
+
+
+def test_what_counts_do_not_show_is_found_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page freed twice in place of another changes no count; the look at every page waits for an idle moment."""
+    monkeypatch.setattr(integrity, "INTERVAL", 2)
+    world = loaded()
+    watch = PageWatch(world.pages)
+    free_twice(world)
+    monkeypatch.setattr(watch, "_steps_to_deep", 5)
+    for _ in range(8):
+        watch.look(world.scheduler.running)
+    assert watch.num_repairs == 0
+    for request in list(world.scheduler.running):
+        world.scheduler.remove(request.rid)
+    watch.look(world.scheduler.running)
+    assert watch.num_repairs == 1
+
+
+def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`look` returns them, and a request that is none of them keeps its pages."""
+    monkeypatch.setattr(integrity, "INTERVAL", 1)
+    world = loaded()
+    hold_twice(world)
+    world.pages.allocator.allocate(1)  # what the lost page's count would show
+    innocent = [list(r.pages) for r in world.scheduler.running]
+    victims = PageWatch(world.pages).look(world.scheduler.running)
+    assert len(victims) == 2
+    kept = [list(r.pages) for r in world.scheduler.running if r not in victims]
+    assert all(pages in innocent for pages in kept)
+    end(world, victims)
+    world.drain()
