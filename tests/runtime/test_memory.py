@@ -123,7 +123,11 @@ def test_tokens_and_concurrency_follow_from_the_pages() -> None:
     ("device", "changes", "parts"),
     [
         (gpu(8), {}, ["does not fit", "14.96 GiB in bfloat16", "8.00 GiB of 8.00 GiB", "smaller model"]),
-        (gpu(16), {}, ["no room for the KV cache", "--chunked-prefill-size", "CUDA graphs 1.38 GiB", "page of 16 tokens"]),
+        (
+            gpu(16),
+            {},
+            ["no room for the KV cache", "--chunked-prefill-size", "CUDA graphs 1.38 GiB", "page of 16 tokens"],
+        ),
         (gpu(80), {"mem_fraction_static": 0.1}, ["no room", "raise --mem-fraction-static 0.1"]),
         (gpu(80), {"gpu_memory_utilization": 0.2}, ["no room", "raise --gpu-memory-utilization 0.2"]),
         (gpu(80), {"max_total_tokens": 15}, ["--max-total-tokens 15", "page of 16", "--page-size"]),

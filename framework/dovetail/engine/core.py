@@ -87,6 +87,15 @@ class EngineCore:
         """Whether `step` has something to do or to say."""
         return self.scheduler.has_work or self._flying is not None or bool(self._ended)
 
+    @property
+    def has_chores(self) -> bool:
+        """Whether `do_chore` has something to prepare for later steps."""
+        return self.stepper.has_chores
+
+    def do_chore(self) -> None:
+        """Use a moment without work, a fraction of a second."""
+        self.stepper.do_chore()
+
     def handle(self, message: ToEngine) -> ControlReply | None:
         """Take one message."""
         if isinstance(message, Submit):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 1.0
+CHORE_POLL_S = 0.2
+"""Idle time before a chore: a client that sends one request after another must not wait for chores between them."""
 
 
 class ClosedError(Exception):
@@ -43,7 +45,9 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
     """Serve until a `shutdown` message or until the client is gone."""
     try:
         while True:
-            for message in transport.poll(0 if core.has_work else IDLE_POLL_S):
+            wait_s = 0 if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
+            messages = transport.poll(wait_s)
+            for message in messages:
                 if isinstance(message, Control) and message.op == "shutdown":
                     return
                 reply = core.handle(message)
@@ -51,6 +55,8 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
                     transport.send(reply)
             if core.has_work:
                 transport.send(core.step())
+            elif core.has_chores and not messages:
+                core.do_chore()
     except ClosedError:
         logger.debug("the engine's client is gone; stopping")
     finally:

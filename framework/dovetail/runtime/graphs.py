@@ -33,7 +33,9 @@ T = TypeVar("T")
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 AT_START = 8
-"""Buckets up to this size are captured before the engine is ready, larger ones when first needed."""
+"""Buckets up to this size are captured before the engine is ready; the others while it has nothing to do."""
+PATIENCE = 40
+"""Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
 
 class GraphPool:
@@ -102,6 +104,7 @@ class DecodeGraphs:
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
         self._captured: dict[int, Captured] = {}
+        self._missed: dict[int, int] = {}
         self._pool = pool
         attention.init_graph_state(self._buckets[-1], self._buckets[-1])
 
@@ -113,14 +116,37 @@ class DecodeGraphs:
             self._capture(bucket)
         logger.debug("captured %s in %.2f s", first, time.perf_counter() - started)
 
-    def fits(self, num_requests: int) -> bool:
-        """Whether a batch of this size has a bucket."""
-        return num_requests <= self._buckets[-1]
+    @property
+    def is_complete(self) -> bool:
+        """Whether every bucket has been captured."""
+        return len(self._captured) == len(self._buckets)
 
-    def run(self, rows: list[int]) -> Captured:
+    def capture_next(self) -> None:
+        """Capture the smallest bucket that is missing, while the engine has nothing else to do."""
+        missing = [bucket for bucket in self._buckets if bucket not in self._captured]
+        if missing:
+            self._capture(missing[0])
+
+    def bucket_for(self, num_requests: int) -> int | None:
+        """Return the bucket to replay for a batch, or None if it has to run without a graph.
+
+        A missing bucket is captured once it has been missed often; until then a larger one may stand in.
+        """
+        place = bisect_left(self._buckets, num_requests)
+        if place == len(self._buckets):
+            return None
+        bucket = self._buckets[place]
+        if bucket in self._captured:
+            return bucket
+        self._missed[bucket] = self._missed.get(bucket, 0) + 1
+        if self._missed[bucket] > PATIENCE:
+            self._capture(bucket)
+            return bucket
+        return next((b for b in self._buckets[place:] if b in self._captured), None)
+
+    def run(self, rows: list[int], bucket: int) -> Captured:
         """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs."""
-        bucket = self._buckets[bisect_left(self._buckets, len(rows))]
-        captured = self._captured.get(bucket) or self._capture(bucket)
+        captured = self._captured[bucket]
         padded = rows + [self._state.spare_row] * (bucket - len(rows))
         if padded != captured.current:
             fresh = torch.tensor(padded, dtype=torch.int64).pin_memory()

@@ -69,9 +69,8 @@ class Stepper:
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step. Its tokens are chosen too, unless a request has a constraint."""
         self._state.flush()
-        if self._graphs is not None and self._fits(plan, self._graphs):
-            launched = self._replay(plan, self._graphs)
-        else:
+        launched = self._replay(plan, self._graphs) if self._graphs is not None else None
+        if launched is None:
             launched = self._run(plan)
         if all(part.logits is None for part in launched.parts):
             launched.start_copy()
@@ -88,6 +87,17 @@ class Stepper:
         launched.parts = [other for other in launched.parts if other.logits is None] + [part]
         self._sample(part)
         launched.start_copy()
+
+    @property
+    def has_chores(self) -> bool:
+        """Whether there is something to prepare while no request is served."""
+        return self._graphs is not None and not self._graphs.decode.is_complete
+
+    @torch.inference_mode()
+    def do_chore(self) -> None:
+        """Prepare one thing: a fraction of a second."""
+        if self._graphs is not None:
+            self._graphs.decode.capture_next()
 
     def read(self, launched: Launched) -> StepResult:
         """Wait for a step's tokens. Log probabilities of prompts go to their requests."""
@@ -122,27 +132,26 @@ class Stepper:
             self._state.set_next(part.rows, sampled.ids)
             part.choose(sampled)
 
-    def _fits(self, plan: StepPlan, graphs: StepGraphs) -> bool:
-        """Whether a step can be made of one decode graph and a few prefill graphs."""
-        if not graphs.decode.fits(len(plan.decode)) or len(plan.chunks) > MAX_GRAPH_CHUNKS:
-            return False
+    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> Launched | None:
+        """A step of graphs: the decode rows, then each prefill chunk; None where graphs do not serve it."""
         prefill = graphs.prefill
-        return not plan.chunks or (prefill is not None and all(prefill.fits(chunk) for chunk in plan.chunks))
-
-    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> Launched:
-        """A step of graphs: the decode rows, then each prefill chunk."""
+        if plan.chunks and (prefill is None or not all(prefill.fits(chunk) for chunk in plan.chunks)):
+            return None
+        bucket = graphs.decode.bucket_for(len(plan.decode)) if plan.decode else 0
+        if bucket is None or len(plan.chunks) > MAX_GRAPH_CHUNKS:
+            return None
         launched = Launched(plan, [], graph=True)
         if plan.decode:
-            launched.parts.append(self._decode(plan.decode, graphs.decode))
+            launched.parts.append(self._decode(plan.decode, graphs.decode, bucket))
         for chunk in plan.chunks:
-            if graphs.prefill is not None and (part := self._prefill(chunk, graphs.prefill)) is not None:
+            if prefill is not None and (part := self._prefill(chunk, prefill)) is not None:
                 launched.parts.append(part)
         return launched
 
-    def _decode(self, requests: list[Request], graphs: DecodeGraphs) -> Part:
+    def _decode(self, requests: list[Request], graphs: DecodeGraphs, bucket: int) -> Part:
         """Replay a decode step; rows that want more than temperature and filters are sampled after it."""
         num, rows = len(requests), [r.sample for r in requests]
-        done = graphs.run([r.row for r in requests])
+        done = graphs.run([r.row for r in requests], bucket)
         part = Part(requests, done.rows[:num])
         if all(is_plain(row) for row in rows):
             ids = done.ids[:num]
