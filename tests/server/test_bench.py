@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -14,16 +15,20 @@ from typing import Any
 import pytest
 
 from dovetail.demo import MODEL_DIR
+from dovetail.engine.messages import EngineInfo
 from dovetail.errors import ConfigError
 from dovetail_server.bench.drive import Seen, num_workers
+from dovetail_server.bench.engine import Round
 from dovetail_server.bench.figures import figures_of
 from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
 from dovetail_server.bench.jobs import Record
+from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import RandomIds, Vocabulary, read_dataset
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
 from dovetail_server.bench.workloads import STANDARD, Workload
 from dovetail_server.cli import bench
+from dovetail_server.settings import ServeSettings
 
 Harness = Any
 LOAD = Workload(name="load", num_prompts=4, concurrency=2, input_len=(8, 8), output_len=(4, 4))
@@ -158,7 +163,7 @@ def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shape))
     facts = facts_of(tmp_path)
     assert isinstance(facts, ModelFacts)
-    assert facts.weight_bytes == 988_065_536
+    assert facts.weight_bytes == 988_010_240
     assert facts.kv_bytes_per_token == 12_288
     floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=4.3e12, origin="test"))
     alone = floor.step_s(1, 0)
@@ -172,24 +177,14 @@ def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
     assert "SomeMoeForCausalLM" in str(facts_of(tmp_path))
 
 
-def test_weights_of_the_demo_model_are_counted_exactly() -> None:
-    """The count from `config.json` is the size of the checkpoint."""
-    facts = facts_of(MODEL_DIR)
-    assert isinstance(facts, ModelFacts)
-    from safetensors import safe_open
-
-    sizes = 0
-    for file in MODEL_DIR.glob("*.safetensors"):
-        with safe_open(str(file), "numpy") as tensors:
-            sizes += sum(2 * _numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    assert facts.weight_bytes == sizes
-
-
-def _numel(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def test_a_checkpoint_and_its_sizes_give_the_same_floor(tmp_path: Path) -> None:
+    """Without the weights, what a step reads follows from `config.json` to a thousandth."""
+    (tmp_path / "config.json").write_text((MODEL_DIR / "config.json").read_text())
+    exact, computed = facts_of(MODEL_DIR), facts_of(tmp_path)
+    assert isinstance(exact, ModelFacts)
+    assert isinstance(computed, ModelFacts)
+    assert computed.weight_bytes == pytest.approx(exact.weight_bytes, rel=1e-3)
+    assert 2 * exact.weight_bytes > sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
 
 
 def test_random_prompts_are_exact_seeded_and_share_their_prefix() -> None:
@@ -311,6 +306,12 @@ def test_requests_come_at_a_rate(harness: Harness, tmp_path: Path, capsys: pytes
         (["serve", "--base-url", "http://127.0.0.1:9", "--", "--dtype", "auto"], "--base-url"),
         (["serve", "--model-path", str(MODEL_DIR), "--", "--port", "1"], "--port"),
         (["serve", "--model-path", "/nowhere"], "no folder"),
+        (["latency", "--batch-size", "1,0"], "at least 1"),
+        (["latency", "--port", "1"], "no option of the engine"),
+        (["latency", "--load-fromat", "dummy"], "did you mean --load-format"),
+        (["latency", "--top-p", "2"], "at most 1"),
+        (["throughput", "--dataset", "x", "--input-len", "3"], "leave out --input-len"),
+        (["throughput", "--dataset", "/nowhere"], "--dataset"),
     ],
 )
 def test_mistakes_are_one_line(argv: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,6 +342,88 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "--suite" in done.stdout
     assert time.perf_counter() - started < 5  # a tenth of it on an idle machine
+
+
+def test_a_server_is_started_measured_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a model folder alone, our own server is measured from its start to its first answer, floor included."""
+    file = tmp_path / "out.json"
+    argv = ["serve", "--model-path", str(MODEL_DIR), "--num-prompts", "4", "--concurrency", "2", "--input-len", "6"]
+    argv += ["--output-len", "8", "--bandwidth", "10", "--json", str(file), "--", "--max-total-tokens", "4096"]
+    code, out, err = run_bench(capsys, *argv)
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    found = report["workloads"][0]
+    assert (found["prompt_tokens"], found["completion_tokens"], found["num_short"]) == (24, 32, 0)
+    assert 0 < found["of_floor"] < 1
+    assert 0 < report["start"]["ready_s"] < report["start"]["first_answer_s"]
+    assert report["server"]["engine"]["max_total_tokens"] == 4096
+    assert "to the first answer" in out
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(report["server"]["base_url"].rsplit(":", 1)[1])))
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's own message is the benchmark's."""
+    code, _, err = run_bench(capsys, "serve", "--model-path", str(tmp_path))
+    assert code == 2
+    assert "no config.json" in err
+
+
+def test_latency_is_measured_by_batch_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each batch size gets a row whose steps are slower than the floor."""
+    file = tmp_path / "out.json"
+    argv = ["latency", "--batch-size", "1,3", "--input-len", "5", "--output-len", "12", "--rounds", "2"]
+    code, out, err = run_bench(capsys, *argv, "--bandwidth", "10", "--json", str(file), "--max-total-tokens", "2k")
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    rows = report["rows"]
+    assert [row["batch_size"] for row in rows] == [1, 3]
+    for row in rows:
+        assert 0 < row["floor_ms"] < row["decode_ms"]
+        assert row["decode_tok_s"] == pytest.approx(1000 * row["batch_size"] / row["decode_ms"])
+        assert row["prefill_ms"] >= row["first_ms"] > 0
+    assert report["engine"]["max_total_tokens"] == 2048
+    assert "of floor" in out
+
+
+def test_a_batch_that_cannot_run_at_once_is_refused() -> None:
+    """The message names what is too small, before anything is measured."""
+    info = EngineInfo(
+        architecture="X", dtype="bfloat16", device="cpu", vocab_size=100, context_len=64, max_total_tokens=128,
+        max_running_requests=8, page_size=16, attention_backend="x", weight_bytes=1, kv_bytes=1, load_s=0.0,
+    )  # fmt: skip
+    common: dict[str, Any] = {"rounds": 1, "seed": 1, "temperature": 0.0, "top_p": 1.0, "bandwidth": None, "json": None}
+    for sizes, input_len, output_len, part in (
+        ([1, 9], 5, 5, "--max-running-requests"), ([1], 60, 5, "context"), ([8], 16, 1, "--max-total-tokens"),
+    ):  # fmt: skip
+        options = LatencyOptions(
+            settings=ServeSettings(), batch_sizes=sizes, input_len=input_len, output_len=output_len, **common
+        )
+        with pytest.raises(ConfigError, match=part):
+            check_room(info, options)
+
+
+def test_offline_throughput_counts_every_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All requests of the batch API are answered in full and counted."""
+    file = tmp_path / "out.json"
+    argv = ["throughput", "--num-prompts", "5", "--input-len", "3:6", "--output-len", "7", "--shared-prefix-len", "32"]
+    code, _, err = run_bench(capsys, *argv, "--bandwidth", "10", "--json", str(file), "--max-total-tokens", "2k")
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    assert (report["num_requests"], report["completion_tokens"]) == (5, 35)
+    assert 5 * 35 <= report["prompt_tokens"] <= 5 * 38
+    assert report["cached_tokens"] == 4 * 32
+    assert 0 < report["of_floor"] < 1
+
+
+def test_a_round_measures_steps_in_which_all_decode() -> None:
+    """Steps count from the last first token to the first end, whatever each stream had by then."""
+    early = [(1.0, 1), (2.0, 1), (3.0, 2), (4.0, 1)]
+    late = [(2.0, 1), (3.0, 2), (4.0, 1), (9.0, 1)]
+    found = Round([early, late])
+    assert (found.firsts, found.total_s) == ([1.0, 2.0], 9.0)
+    assert found.decode_step_s == pytest.approx((4.0 - 2.0) / 3)
+    assert Round([[(1.0, 1)]]).decode_step_s is None
 
 
 class Stranger(BaseHTTPRequestHandler):

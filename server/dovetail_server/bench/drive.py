@@ -19,7 +19,7 @@ from dovetail_server.bench.prompts import Prompts
 from dovetail_server.bench.wire import PATHS, Sampling, body_of
 from dovetail_server.bench.workloads import Workload
 
-ALL_COUNTED = 16
+ALL_COUNTED, ONE_OF = 4, 16
 """Up to so many streams at once, every one is asked to count its tokens in each event; beyond, one of so many is.
 
 The counts more than double the size of a small event and cost the server work, so that a measurement of throughput must
@@ -68,7 +68,7 @@ def shots_of(workload: Workload, run: Run, prompts: Prompts, num: int, *, timed:
     shots, at, rng = [], 0.0, random.Random(run.seed)
     for index, (prompt, output_len) in enumerate(prompts.draw(workload, num)):
         counted = workload.stream and run.supports_counts
-        counted = counted and (workload.slots <= ALL_COUNTED or index % ALL_COUNTED == 0)
+        counted = counted and (workload.slots <= ALL_COUNTED or index % ONE_OF == 0)
         body = body_of(run.endpoint, prompt, output_len, sampling, counts_events=counted)
         when = None
         if timed and workload.request_rate is not None:

@@ -5,20 +5,19 @@ What cannot be known is None, with the reason in words: a figure without its flo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.runtime.hf_config import dense_config, read_config
+from dovetail.runtime.memory import ITEM_BYTES
+from dovetail.runtime.weight_size import dense_numel, headers
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
-"""Dense decoders with three matrices in their feed-forward part, whose size follows from `config.json`."""
-QKV_BIAS = frozenset(("Qwen2ForCausalLM",))
-QK_NORM = frozenset(("Qwen3ForCausalLM",))
+"""Dense decoders with gated feed-forward layers, whose size follows from `config.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +63,30 @@ class Floor:
     bandwidth: Bandwidth | None
     unknown: str | None = None
 
+    def describe(self) -> str:
+        """Say in a line what the floor is and rests on, or why there is none."""
+        facts, rate = self.facts, self.bandwidth
+        if facts is None or rate is None:
+            return f"floor: unknown: {self.unknown}"
+        step = facts.weight_bytes / rate.bytes_per_s
+        return (
+            f"floor: {facts.weight_bytes / 1e9:.3f} GB of weights ({facts.dtype}) and "
+            f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context, read at "
+            f"{rate.bytes_per_s / 1e9:,.0f} GB/s ({rate.origin}): {1000 * step:.3f} ms, {1 / step:,.0f} tok/s for one "
+            "stream without context"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return builtin types for JSON."""
+        facts, rate = self.facts, self.bandwidth
+        return {
+            "unknown": self.unknown,
+            "weight_bytes": facts.weight_bytes if facts else None,
+            "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+            "bandwidth_bytes_per_s": rate.bytes_per_s if rate else None,
+            "bandwidth_origin": rate.origin if rate else None,
+        }
+
     def step_s(self, streams: float, context: float, shared: float = 0.0) -> float | None:
         """Least seconds of a decode step.
 
@@ -89,31 +112,38 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
     try:
         hf = read_config(folder)
         config = dense_config(hf)
+        numel = num_read(folder, config)
     except (ModelError, ValueError, TypeError, IndexError) as error:
         return str(error)
-    if config.architecture not in GATED:
-        return f"the size of {config.architecture} does not follow from config.json in a way this version knows"
-    if hf.get("quantization_config"):
-        return f"{folder / 'config.json'} has a quantization_config, whose sizes this version does not know"
+    for key in hf:
+        if key == "quantization_config" or "expert" in key:
+            return f"config.json has {key!r}: how much a step reads of such weights is not known to this version"
+    if numel is None:
+        return f"without weights in its folder, the size of {config.architecture} is not known to this version"
     dtype = dtype or config.dtype
-    size = DTYPE_BYTES[dtype]
+    size = ITEM_BYTES[dtype]
     return ModelFacts(
         name=config.architecture,
         dtype=dtype,
-        weight_bytes=size * num_read(config, hf),
+        weight_bytes=size * numel,
         kv_token_bytes=2 * config.num_kv_heads * config.head_dim * size,
         windows=config.layer_windows or (None,) * config.num_layers,
         vocab_size=config.vocab_size,
     )
 
 
-def num_read(config: ModelConfig, hf: Mapping[str, Any]) -> int:
-    """Count the parameters that a decode step reads: all layers, the last norm and the output layer."""
-    hidden, q = config.hidden_size, config.num_qo_heads * config.head_dim
-    kv = config.num_kv_heads * config.head_dim
-    layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * config.intermediate_size + 2 * hidden
-    if config.architecture in QKV_BIAS or hf.get("attention_bias"):
-        layer += q + 2 * kv + (hidden if hf.get("attention_bias") else 0)
-    if config.architecture in QK_NORM:
-        layer += 2 * config.head_dim
-    return config.num_layers * layer + hidden + config.vocab_size * hidden
+def num_read(folder: Path, config: ModelConfig) -> int | None:
+    """Count the parameters that a decode step reads: all but the embedding table, unless it is the output layer too.
+
+    Returns:
+        The number, from the checkpoint if there is one, else from the sizes; None where these do not tell.
+    """
+    tied = config.tie_word_embeddings
+    table = 0 if tied else config.vocab_size * config.hidden_size
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        shapes = [
+            shape for file in files for name, shape in headers(file) if not (tied and name.startswith("lm_head."))
+        ]
+        return sum(map(prod, shapes)) - table
+    return dense_numel(config) - table if config.architecture in GATED else None

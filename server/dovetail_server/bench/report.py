@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -142,6 +143,11 @@ def check_json(path: Path | None) -> None:
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise ConfigError(f"--json {str(path)!r}: cannot be written; give a file in a folder that exists")
+
+
+def as_builtins(info: msgspec.Struct) -> Any:
+    """Return a struct as builtin types."""
+    return msgspec.to_builtins(info)
 
 
 def save(path: Path | None, report: Mapping[str, Any]) -> None:

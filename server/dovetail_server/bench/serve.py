@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import dovetail
 from dovetail.errors import ConfigError
+from dovetail.runtime.memory import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.figures import Figures, figures_of
@@ -122,7 +123,7 @@ def model_facts(options: ServeOptions, target: Target) -> ModelFacts | str:
     folder = options.model_path or target.model_folder
     if folder is None:
         return "the model's config.json is not known; give --model-path DIR"
-    return facts_of(folder, target.dtype if target.dtype in {"bfloat16", "float16", "float32"} else None)
+    return facts_of(folder, target.dtype if target.dtype in ITEM_BYTES else None)
 
 
 def material_of(
@@ -195,17 +196,7 @@ def describe(target: Target, floor: Floor, start: Start | None, options: ServeOp
     lines = [f"server: {target.kind}{version}; seed {options.seed}, temperature {options.temperature:g}"]
     if start is not None:
         lines.append(f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s")
-    if floor.facts is not None and floor.bandwidth is not None:
-        facts, rate = floor.facts, floor.bandwidth
-        step = facts.weight_bytes / rate.bytes_per_s
-        lines.append(
-            f"floor: {facts.weight_bytes / 1e9:.3f} GB of weights ({facts.dtype}) and "
-            f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context, read at "
-            f"{rate.bytes_per_s / 1e9:,.0f} GB/s ({rate.origin}): {1000 * step:.3f} ms, {1 / step:,.0f} tok/s for one "
-            "stream without context"
-        )
-    else:
-        lines.append(f"floor: unknown: {floor.unknown}")
+    lines.append(floor.describe())
     return lines
 
 
@@ -213,7 +204,6 @@ def as_report(
     target: Target, floor: Floor, start: Start | None, options: ServeOptions, found: Sequence[Figures]
 ) -> dict[str, Any]:
     """Return everything for JSON."""
-    facts, rate = floor.facts, floor.bandwidth
     return {
         "version": dovetail.__version__,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -233,13 +223,7 @@ def as_report(
             "serve_flags": list(options.serve_flags),
         },
         "start": None if start is None else {"ready_s": start.ready_s, "first_answer_s": start.first_answer_s},
-        "floor": {
-            "unknown": floor.unknown,
-            "weight_bytes": facts.weight_bytes if facts else None,
-            "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
-            "bandwidth_bytes_per_s": rate.bytes_per_s if rate else None,
-            "bandwidth_origin": rate.origin if rate else None,
-        },
+        "floor": floor.as_dict(),
         "workloads": [figures.as_dict() for figures in found],
     }
 

@@ -9,7 +9,12 @@ from importlib import import_module
 from dovetail.errors import ConfigError, DovetailError
 
 BENCHMARKS = {
-    "serve": ("dovetail_server.cli.bench_serve", "load on a server over HTTP: ours, or any that speaks OpenAI's API"),
+    "serve": (
+        "dovetail_server.cli.bench_serve:main",
+        "load on a server over HTTP: ours, or any that speaks OpenAI's API",
+    ),
+    "latency": ("dovetail_server.cli.bench_engine:latency", "the engine without HTTP, by batch size"),
+    "throughput": ("dovetail_server.cli.bench_engine:throughput", "the offline LLM with many requests"),
 }
 
 
@@ -32,7 +37,8 @@ def main(argv: list[str]) -> int:
         print(f"dovetail bench: error: {name!r} is no benchmark; {hint}", file=sys.stderr)
         return 2
     try:
-        return int(import_module(BENCHMARKS[name][0]).main(argv[1:]))
+        module, _, function = BENCHMARKS[name][0].partition(":")
+        return int(getattr(import_module(module), function)(argv[1:]))
     except ConfigError as error:
         print(f"dovetail bench {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -105,6 +105,14 @@ def temperature(text: str) -> float:
     return value
 
 
+def probability(text: str) -> float:
+    """Read a number above 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, at most 1, not {text!r}")
+    return value
+
+
 def span(text: str) -> Span:
     """Read `512`, or `30:50` for lengths between the two."""
     low, colon, high = text.partition(":")

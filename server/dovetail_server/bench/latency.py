@@ -1,0 +1,205 @@
+"""`dovetail bench latency`: how long the engine takes for batches of a size, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+import dovetail
+from dovetail.engine.messages import EngineInfo, SamplingParams
+from dovetail.errors import ConfigError
+from dovetail_server.bench import bandwidth, report
+from dovetail_server.bench.engine import BareEngine
+from dovetail_server.bench.floor import Bandwidth, Floor, facts_of
+from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.workloads import Workload
+from dovetail_server.run import engine_settings
+from dovetail_server.settings import ServeSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOptions:
+    """What the command was asked for, checked."""
+
+    settings: ServeSettings
+    batch_sizes: Sequence[int]
+    input_len: int
+    output_len: int
+    rounds: int
+    seed: int
+    temperature: float
+    top_p: float
+    bandwidth: float | None
+    json: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One batch size; medians of the rounds.
+
+    Attributes:
+        prefill_ms: From submitting all requests to the last one's first token.
+        first_ms: To the first token of the request in the middle.
+        decode_ms: Of a step in which all requests decode.
+        decode_tok_s: All requests together, while all decode.
+        output_tok_s: Over the whole round.
+    """
+
+    batch_size: int
+    prefill_ms: float
+    first_ms: float
+    prompt_tok_s: float
+    decode_ms: float | None
+    decode_tok_s: float | None
+    output_tok_s: float
+    floor_ms: float | None
+    of_floor: float | None
+
+
+def floor_for(settings: ServeSettings, info: EngineInfo, rate: float | None) -> Floor:
+    """Put the floor of an engine together; measures the bandwidth of its device unless it is given."""
+    facts = facts_of(settings.folder, info.dtype)
+    if isinstance(facts, str):
+        return Floor(facts=None, bandwidth=None, unknown=facts)
+    if rate is not None:
+        return Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=rate, origin="given by --bandwidth"))
+    found = asyncio.run(bandwidth.measure(info.device.split(":")[0]))
+    if isinstance(found, str):
+        return Floor(facts=facts, bandwidth=None, unknown=found)
+    return Floor(facts=facts, bandwidth=found)
+
+
+def main(options: LatencyOptions) -> int:
+    """Measure and print.
+
+    Raises:
+        ConfigError: The model, the settings or a batch that cannot run at once.
+        EngineError: The engine failed.
+    """
+    from dovetail_server import preflight
+    from dovetail_server.plugins import plan_plugins
+
+    settings = preflight.with_demo(options.settings)
+    settings, _, plan = plan_plugins(settings, preflight.check_model(settings))
+    engine = BareEngine(engine_settings(settings), plan)
+    info, rounds = asyncio.run(measure(engine, options))
+    floor = floor_for(settings, info, options.bandwidth)
+    rows = [row_of(size, found, options, floor) for size, found in rounds.items()]
+    show(options, info, floor, rows)
+    report.save(
+        options.json,
+        {
+            "version": dovetail.__version__,
+            "engine": report.as_builtins(info),
+            "floor": floor.as_dict(),
+            "input_len": options.input_len,
+            "output_len": options.output_len,
+            "rows": [asdict(row) for row in rows],
+        },
+    )
+    return 0
+
+
+async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineInfo, dict[int, list[Any]]]:
+    """Run every batch size, after a round that does not count."""
+    found: dict[int, list[Any]] = {}
+    try:
+        info = await engine.start()
+        check_room(info, options)
+        vocabulary = Vocabulary.of_size(info.vocab_size, "the engine's")
+        for size in options.batch_sizes:
+            params = SamplingParams(
+                max_tokens=options.output_len,
+                temperature=options.temperature,
+                top_p=options.top_p,
+                ignore_eos=True,
+            )
+            found[size] = []
+            for number in range(options.rounds + 1):
+                load = one_length(f"{size}", options.input_len, options.output_len)
+                drawn = RandomIds(vocabulary, f"{options.seed}/{number}").draw(load, size)
+                prompts = [prompt for prompt, _ in drawn if isinstance(prompt, list)]
+                result = await engine.run(prompts, params)  # type: ignore[arg-type]  # ids, not messages
+                if number:
+                    found[size].append(result)
+    finally:
+        await engine.close()
+    return info, found
+
+
+def one_length(name: str, input_len: int, output_len: int) -> Workload:
+    """Describe requests of one length."""
+    return Workload(
+        name=name, num_prompts=1, concurrency=1, input_len=(input_len, input_len), output_len=(output_len, output_len)
+    )
+
+
+def check_room(info: EngineInfo, options: LatencyOptions) -> None:
+    """Refuse what would not run as one batch.
+
+    Raises:
+        ConfigError: Naming the flag to change.
+    """
+    most, length = max(options.batch_sizes), options.input_len + options.output_len
+    if length > info.context_len:
+        raise ConfigError(
+            f"--input-len {options.input_len} and --output-len {options.output_len}: the model's context is "
+            f"{info.context_len} tokens; give less"
+        )
+    if most > info.max_running_requests:
+        raise ConfigError(f"--batch-size {most}: the engine runs {info.max_running_requests} at once; raise "
+                          "--max-running-requests")  # fmt: skip
+    pages = -(-length // info.page_size) * info.page_size
+    if most * pages > info.max_total_tokens:
+        raise ConfigError(
+            f"--batch-size {most}: needs {most * pages:,} tokens of KV cache, there are {info.max_total_tokens:,}; "
+            "give a smaller batch, or raise --max-total-tokens"
+        )
+
+
+def row_of(size: int, rounds: Sequence[Any], options: LatencyOptions, floor: Floor) -> Row:
+    """Take the medians of the rounds."""
+    prefill = statistics.median(max(each.firsts) for each in rounds)
+    steps = [each.decode_step_s for each in rounds if each.decode_step_s is not None]
+    step = statistics.median(steps) if steps else None
+    least = floor.step_s(size, options.input_len + options.output_len / 2)
+    return Row(
+        batch_size=size,
+        prefill_ms=1000 * prefill,
+        first_ms=1000 * statistics.median(statistics.median(each.firsts) for each in rounds),
+        prompt_tok_s=size * options.input_len / prefill,
+        decode_ms=1000 * step if step is not None else None,
+        decode_tok_s=size / step if step is not None else None,
+        output_tok_s=statistics.median(size * options.output_len / each.total_s for each in rounds),
+        floor_ms=1000 * least if least is not None else None,
+        of_floor=least / step if least is not None and step is not None else None,
+    )
+
+
+def show(options: LatencyOptions, info: EngineInfo, floor: Floor, rows: Sequence[Row]) -> None:
+    """Print the table."""
+    table = Table(title=f"{info.architecture} on {info.device}, {options.input_len} in, {options.output_len} out")
+    for name in ("batch", "prefill ms", "first token ms", "prompt tok/s", "decode ms", "floor ms", "of floor",
+                 "decode tok/s", "output tok/s"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row.batch_size),
+            report.number(row.prefill_ms, 1),
+            report.number(row.first_ms, 1),
+            report.number(row.prompt_tok_s),
+            report.number(row.decode_ms, 3),
+            report.number(row.floor_ms, 3),
+            report.share(row.of_floor),
+            report.number(row.decode_tok_s),
+            report.number(row.output_tok_s),
+        )
+    out = report.console()
+    out.print(table)
+    out.print(floor.describe(), highlight=False, markup=False, soft_wrap=True)
