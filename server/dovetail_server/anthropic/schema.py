@@ -230,7 +230,6 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
-    service_tier: Literal["standard"] = "standard"
 
 
 class MessageReply(msgspec.Struct, kw_only=True):

@@ -295,5 +295,4 @@ class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_argume
 class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_arguments.done"):
     """The arguments are complete."""
 
-    name: str
     arguments: str

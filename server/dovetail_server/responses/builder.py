@@ -201,5 +201,5 @@ class OutputBuilder:
             raise TypeError(f"{item.id} is no call")
         item.arguments, item.status = call.text, status
         where = call.where
-        told.append(ro.ArgumentsDone(**where, name=item.name, arguments=item.arguments))
+        told.append(ro.ArgumentsDone(**where, arguments=item.arguments))
         told.append(ro.ItemDone(output_index=call.index, item=replace(item)))

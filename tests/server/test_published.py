@@ -1,0 +1,94 @@
+"""The golden exchanges against the types that OpenAI and Anthropic publish with their clients, strictly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
+from openai.types import Batch, Completion, FileDeleted, FileObject
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from openai.types.shared import ErrorObject
+from pydantic import BaseModel, TypeAdapter
+
+GOLDEN = Path(__file__).parent / "golden"
+TYPES: dict[str, dict[str, Any]] = {
+    "openai": {"chat.completion": ChatCompletion, "chat.completion.chunk": ChatCompletionChunk},
+    "files": {"file": FileObject, "batch": Batch},
+    "responses": {"response": Response},
+    "messages": {},
+}
+TYPES["openai"]["text_completion"] = Completion
+EXTRAS = {
+    "ChatCompletionMessage": {"reasoning_content", "reasoning"},
+    "ChoiceDelta": {"reasoning_content", "reasoning"},
+    "Choice": {"matched_stop"},
+    "CompletionChoice": {"matched_stop"},
+    "CompletionUsage": {"reasoning_tokens"},
+    "Response": {"store"},
+}
+"""Fields of ours beyond the published ones."""
+
+
+def bodies(family: str) -> Iterator[tuple[str, int, Any]]:
+    """Yield every reply on record, and every event of streams, with its exchange and status."""
+    for name, exchange in json.loads((GOLDEN / f"{family}.json").read_text("utf-8")).items():
+        reply = exchange["reply"]
+        if reply["type"] == "text/event-stream":
+            for block in reply["body"]:
+                data = block.split("\n")[-1].removeprefix("data: ")
+                if data != "[DONE]":
+                    yield name, reply["status"], json.loads(data)
+        elif reply["type"] == "application/json":
+            yield name, reply["status"], reply["body"]
+
+
+def type_of(family: str, status: int, body: dict[str, Any]) -> Any:
+    """Return the published type of a reply."""
+    if family == "messages":
+        if "input_tokens" in body:
+            return MessageTokensCount
+        kinds = {"error": ErrorResponse, "message": Message}
+        return None if body["type"] == "ping" else kinds.get(body["type"], RawMessageStreamEvent)
+    if status >= 400:
+        return ErrorObject
+    if family == "responses" and "sequence_number" in body:
+        return ResponseStreamEvent
+    if "deleted" in body:
+        return FileDeleted if family == "files" else None
+    return TYPES[family].get(body.get("object", ""))
+
+
+def extras(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a validated reply that its types do not have, with the name of their type."""
+    if isinstance(value, BaseModel):
+        for name in value.__pydantic_extra__ or {}:
+            yield type(value).__name__, name
+        for name in type(value).model_fields:
+            yield from extras(getattr(value, name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from extras(item)
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_replies_have_the_published_types(family: str) -> None:
+    """Every reply and event is valid as it stands, without conversions, and has no extra field but the known ones."""
+    num = 0
+    for name, status, body in bodies(family):
+        given = body["error"] if family != "messages" and status >= 400 else body
+        is_list = given.get("object") == "list"
+        for row in given.get("data", []) if is_list else [given]:
+            kind = ResponseItem if is_list and family == "responses" else type_of(family, status, row)
+            if kind is None:
+                continue
+            checked = TypeAdapter(kind).validate_json(json.dumps(row), strict=True)
+            num += 1
+            for owner, extra in extras(checked):
+                assert extra in EXTRAS.get(owner, ()), (name, owner, extra)
+    assert num >= {"openai": 10, "files": 6, "responses": 20, "messages": 10}[family]
