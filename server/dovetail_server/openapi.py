@@ -21,6 +21,9 @@ from dovetail_server.state import get_free_state
 
 REF = "#/components/schemas/"
 F = TypeVar("F", bound=Callable[..., Any])
+FAILURE = {"description": "Error", "content": {"application/json": {"schema": {"$ref": REF + "ErrorBody"}}}}
+FAILURES: dict[int | str, dict[str, Any]] = {"4XX": FAILURE, "5XX": FAILURE}
+"""`responses` of a route that is registered without `json_route`."""
 
 _bodies: dict[str, type[BaseModel]] = {}
 _replies: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
@@ -51,10 +54,8 @@ def json_route(
         _replies[reply.__name__] = reply
         content["application/json"] = {"schema": {"$ref": REF + reply.__name__}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    failure = {"description": "Error", "content": {"application/json": {"schema": {"$ref": REF + "ErrorBody"}}}}
-    responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}}
-    responses |= {"4XX": failure, "5XX": failure}
+        content["text/event-stream"] = {}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}, **FAILURES}
 
     def register(function: F) -> F:
         router.add_api_route(

@@ -112,11 +112,13 @@ def unbounded(schema: Any, schemas: dict[str, Any], path: str, seen: frozenset[s
 
 
 def test_no_field_of_a_request_is_unbounded(document: dict[str, Any]) -> None:
-    """Every string, number, list and mapping that a client sends has a limit."""
+    """Every string, number, list and mapping that a client sends has a limit, in bodies, paths and queries."""
     schemas = document["components"]["schemas"]
     found = []
     for path, methods in document["paths"].items():
         for operation in methods.values():
+            for parameter in operation.get("parameters", []):
+                found += unbounded(parameter["schema"], schemas, f"{path}?{parameter['name']}", frozenset())
             body = operation.get("requestBody")
             if body is not None:
                 (content,) = body["content"].values()

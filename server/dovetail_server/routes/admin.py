@@ -13,7 +13,7 @@ from dovetail.errors import RequestError
 from dovetail_server.auth import CALLER, admin_only
 from dovetail_server.body import json_body
 from dovetail_server.openai.common import RequestModel, Rid
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])
@@ -28,7 +28,7 @@ class AbortRequest(RequestModel):
 
 
 @router.get("/flush_cache", response_model=None, include_in_schema=False)
-@router.post("/flush_cache", response_model=None)
+@router.post("/flush_cache", response_model=None, responses=FAILURES)
 async def flush_cache(state: State) -> Response:
     """Forget cached prefixes; running requests keep their pages."""
     result = await state.engine.control("flush_cache")

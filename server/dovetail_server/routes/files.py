@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 from dovetail.errors import RequestError
 from dovetail_server.errors import ClientGoneError, from_validation
 from dovetail_server.openai.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["files"])
@@ -144,7 +144,7 @@ async def delete_file(request: Request, file_id: FileId, state: State) -> Respon
     return json_reply(FileDeleted(id=file_id))
 
 
-@router.get("/v1/files/{file_id}/content", response_model=None, response_class=FileResponse)
+@router.get("/v1/files/{file_id}/content", response_model=None, response_class=FileResponse, responses=FAILURES)
 async def file_content(request: Request, file_id: FileId, state: State) -> Response:
     """Send a file's bytes."""
     service = await state.storage.get()

@@ -9,10 +9,12 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["health"])
 State = Annotated[ServerState, Depends(get_state)]
+RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready", "content": {"application/json": {}}}}
 
 
 def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
@@ -23,25 +25,25 @@ def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
     return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
 
 
-@router.get("/livez", response_model=None)
+@router.get("/livez", response_model=None, responses=FAILURES)
 async def livez() -> Response:
     """Whether the HTTP process answers."""
     return answer(None)
 
 
-@router.get("/readyz", response_model=None)
+@router.get("/readyz", response_model=None, responses=RESPONSES)
 async def readyz(state: State) -> Response:
     """Whether requests would be served now: started, not draining, engine alive and stepping."""
     return answer(await state.health(), state.hooks.observers.removed)
 
 
-@router.get("/health", response_model=None)
+@router.get("/health", response_model=None, responses=RESPONSES)
 async def health(state: State) -> Response:
     """The same as `/readyz`, under the peers' name."""
     return answer(await state.health(), state.hooks.observers.removed)
 
 
-@router.get("/health_generate", response_model=None)
+@router.get("/health_generate", response_model=None, responses=RESPONSES)
 async def health_generate(state: State) -> Response:
     """Whether the engine's step counter moves while there is work; no synthetic request is made."""
     return answer(await state.health(), state.hooks.observers.removed)

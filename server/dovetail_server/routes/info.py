@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 import dovetail
+from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
 router = APIRouter(tags=["server"])
@@ -20,8 +21,8 @@ def json_reply(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-@router.get("/get_model_info", response_model=None)
-@router.get("/model_info", response_model=None)
+@router.get("/get_model_info", response_model=None, responses=FAILURES)
+@router.get("/model_info", response_model=None, responses=FAILURES)
 async def model_info(state: State) -> Response:
     """Facts of the model."""
     settings, info = state.settings, state.info
@@ -42,8 +43,8 @@ async def model_info(state: State) -> Response:
     )
 
 
-@router.get("/get_server_info", response_model=None)
-@router.get("/server_info", response_model=None)
+@router.get("/get_server_info", response_model=None, responses=FAILURES)
+@router.get("/server_info", response_model=None, responses=FAILURES)
 async def server_info(state: State) -> Response:
     """Version, settings, engine and load."""
     load = await state.engine.control("stats")
@@ -61,7 +62,7 @@ async def server_info(state: State) -> Response:
     )
 
 
-@router.get("/v1/plugins", response_model=None)
+@router.get("/v1/plugins", response_model=None, responses=FAILURES)
 async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response:
     """Every plugin that is installed, with its state."""
     return json_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 from starlette.responses import Response
 
 from dovetail_server import errors
@@ -31,7 +31,7 @@ async def list_models(state: State) -> Response:
 
 
 @json_route(router, "/v1/models/{model_id:path}", reply=Model, methods=("GET",))
-async def get_model(model_id: str, state: State) -> Response:
+async def get_model(model_id: Annotated[str, Path(min_length=1, max_length=512)], state: State) -> Response:
     """Describe one served name."""
     found = next((model for model in served_models(state) if model.id == model_id), None)
     if found is None:
