@@ -109,6 +109,7 @@ def test_what_is_no_proper_json_is_a_400(harness: Harness, path: str, body: byte
         ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"rid": "has space"}, "rid", "invalid_value"),
         ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),

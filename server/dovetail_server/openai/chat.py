@@ -112,6 +112,7 @@ class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     audio: FreeForm | None = Field(None, description="Not supported.")
     verbosity: Annotated[str, Field(max_length=16)] | None = Field(None, description="Only the default, medium.")
     web_search_options: FreeForm | None = Field(None, description="Not supported.")
+    moderation: FreeForm | None = Field(None, description="Not supported.")
 
 
 class Function(msgspec.Struct, frozen=True):

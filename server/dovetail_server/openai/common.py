@@ -89,6 +89,7 @@ class ServiceFields(RequestModel):
     service_tier: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are cached by themselves.")
     safety_identifier: Name | None = None
     prediction: FreeForm | None = None
 

@@ -141,6 +141,8 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise errors.unsupported("audio", "this server generates text only")
     if request.web_search_options is not None:
         raise errors.unsupported("web_search_options", "this server searches nothing")
+    if request.moderation is not None:
+        raise errors.unsupported("moderation", "this server judges no content")
     if request.verbosity not in {None, "medium"}:
         raise errors.unsupported("verbosity", "no chat template here knows it; say it in the prompt")
     if request.modalities is not None and request.modalities != ["text"]:
