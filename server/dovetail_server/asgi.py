@@ -5,6 +5,8 @@ Between the two stand the CORS headers, so that error replies carry them too; ke
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -20,6 +22,10 @@ from dovetail_server.observers import Observers
 from dovetail_server.state import ServerState
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+HERE_S = 0.005
+"""A body that has been sent is here by now."""
+LINGER_S = 2.0
+LINGER_BYTES = 1 << 26
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 
@@ -92,60 +98,98 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state, path = self.state, scope["path"]
-        is_held = path not in self.streamed
-        limit = state.settings.max_body_bytes if is_held else self.streamed[path]
-        num_bytes = 0
-        started = False
-
-        async def send_noting(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        async def receive_bounded() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            new = len(message.get("body", b""))
-            self.check(num_bytes, new, limit, is_held=is_held)
-            num_bytes += new
-            if is_held:
-                state.num_held_bytes += new
-            return message
-
+        exchange = Exchange(self.state, self.streamed.get(scope["path"]), Headers(scope=scope), receive, send)
         try:
-            length = Headers(scope=scope).get("content-length", "")
-            if length.isdigit():
-                self.check(0, int(length), limit, is_held=is_held)
-            await self.app(scope, receive_bounded, send_noting)
+            exchange.check_length()
+            await self.app(scope, exchange.receive, exchange.send)
         except ClientGoneError:
             return
         except Exception as error:
-            if started:
+            if exchange.has_begun:
                 raise  # the reply is under way; uvicorn logs and closes the connection
-            await to_reply(error)(scope, receive, send)
+            await to_reply(error)(scope, exchange.receive, exchange.send)
         finally:
-            if is_held:
-                state.num_held_bytes -= num_bytes
+            exchange.let_go()
 
-    def check(self, had: int, new: int, limit: int, *, is_held: bool) -> None:
-        """Refuse a body that is too large, or for which there is no room now.
 
-        Args:
-            had: Bytes of it that have come.
-            new: Bytes that come now.
-            limit: Of this body.
-            is_held: Whether it is kept in memory.
+class Exchange:
+    """One request and its reply, on their way through `Guard`."""
+
+    def __init__(
+        self, state: ServerState, streamed_limit: int | None, headers: Headers, receive: Receive, send: Send
+    ) -> None:
+        """Begin; `streamed_limit` is None where the body is held in memory."""
+        self.state = state
+        self.is_held = streamed_limit is None
+        self.limit = state.settings.max_body_bytes if streamed_limit is None else streamed_limit
+        length = headers.get("content-length", "")
+        self.length = int(length) if length.isdigit() else 0
+        self.is_unread = self.length > 0 or "transfer-encoding" in headers
+        self.has_begun = False
+        self.lingers = False
+        self._num_bytes = 0
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> Message:
+        """Pass on a message of the client.
+
+        Raises:
+            RequestError: The body exceeds its limit.
+            ServiceError: There is no room for it.
         """
-        if had + new > limit:
-            raise self.too_large(limit, is_held=is_held)
-        held, most = self.state.num_held_bytes, self.state.settings.max_queued_bytes
-        if is_held and held + new > most and held > had:  # alone, any body within its own limit is served
-            raise queue_full_bytes(most)
+        message = await self._receive()
+        if message["type"] == "http.request":
+            new = len(message.get("body", b""))
+            self._check(self._num_bytes, new)
+            self._num_bytes += new
+            self.is_unread = message.get("more_body", False)
+            if self.is_held:
+                self.state.num_held_bytes += new
+        return message
 
-    @staticmethod
-    def too_large(limit: int, *, is_held: bool) -> RequestError:
-        """Return the error for a body over the limit."""
-        flag = "--max-body-bytes" if is_held else "--max-file-bytes"
-        text = f"the request body is over {limit} bytes, the limit set by {flag}"
-        return RequestError(text, code="body_too_large", status=413)
+    async def send(self, message: Message) -> None:
+        """Pass on a message of the reply. One that comes before the body has ended also ends the connection.
+
+        The reply is sent at once, and what still comes is thrown away for a while: clients that write their whole
+        body before they read would else see a broken connection in place of the reply.
+        """
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            if self.is_unread and not await self._discard(HERE_S):
+                self.lingers = True
+                MutableHeaders(scope=message)["connection"] = "close"
+        elif self.lingers and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._discard(LINGER_S)
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def _discard(self, seconds: float) -> bool:
+        """Throw away the rest of the body; false if it did not end in time, or within reason."""
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.is_unread and num_bytes < LINGER_BYTES:
+                    message = await self._receive()
+                    num_bytes += len(message.get("body", b""))
+                    self.is_unread = message.get("more_body", False)
+        return not self.is_unread
+
+    def check_length(self) -> None:
+        """Refuse a body by what it says of its length."""
+        self._check(0, self.length)
+
+    def let_go(self) -> None:
+        """The request is over: its body is not held any more."""
+        if self.is_held:
+            self.state.num_held_bytes -= self._num_bytes
+            self._num_bytes = 0
+
+    def _check(self, had: int, new: int) -> None:
+        if had + new > self.limit:
+            flag = "--max-body-bytes" if self.is_held else "--max-file-bytes"
+            text = f"the request body is over {self.limit} bytes, the limit set by {flag}"
+            raise RequestError(text, code="body_too_large", status=413)
+        held, most = self.state.num_held_bytes, self.state.settings.max_queued_bytes
+        if self.is_held and held + new > most and held > had:  # alone, any body within its own limit is served
+            raise queue_full_bytes(most)
