@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -31,10 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import SamplingParams, Submit
-from dovetail.engine.process import ProcessClient
+from dovetail.engine.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
+from dovetail_server.bench.engine import BareEngine
+from dovetail_server.bench.prompts import RandomIds, Vocabulary
+from dovetail_server.bench.workloads import Workload
 
 CONFIG_05B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -80,32 +81,19 @@ class Engine:
             disable_radix_cache=True,
             num_threads=case.threads,
         )
-        self._client = ProcessClient(settings, plan, log_level="warning")
+        self._engine = BareEngine(settings, plan)
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._client.start())
-        self._count = 0
+        self._loop.run_until_complete(self._engine.start())
 
     def run(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         """Generate for all prompts at once; returns seconds to the first token (median) and in all."""
-        return self._loop.run_until_complete(self._run(prompts, num_new))
-
-    async def _run(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
-        started = time.perf_counter()
         params = SamplingParams(max_tokens=num_new, temperature=0, ignore_eos=True)
-
-        async def one(prompt: list[int]) -> float:
-            self._count += 1
-            first = 0.0
-            async for _ in self._client.submit(Submit(rid=str(self._count), prompt_ids=prompt, params=params)):
-                first = first or time.perf_counter() - started
-            return first
-
-        firsts = await asyncio.gather(*(one(prompt) for prompt in prompts))
-        return statistics.median(firsts), time.perf_counter() - started
+        done = self._loop.run_until_complete(self._engine.run(prompts, params))
+        return statistics.median(done.firsts), done.total_s
 
     def close(self) -> None:
         """Stop the engine."""
-        self._loop.run_until_complete(self._client.close())
+        self._loop.run_until_complete(self._engine.close())
         self._loop.close()
 
 
@@ -135,19 +123,16 @@ class Reference:
         return time.perf_counter() - started
 
 
-def make_prompts(num: int, low: int, high: int, vocab: int, seed: int) -> list[list[int]]:
-    """Random prompts with lengths from `low` to `high`."""
-    rng = random.Random(seed)
-    return [[rng.randrange(1, vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
-
-
 def measure(case: Case) -> list[dict[str, Any]]:
     """Run every figure of one model; returns rows of the table."""
     vocab = json.loads((case.folder / "config.json").read_text())["vocab_size"]
     engine, reference = Engine(case), Reference(case)
     rows = []
     for streams in case.streams:
-        prompts = make_prompts(streams, 16, 16 if streams == 1 else 192, vocab, streams)
+        lengths = (16, 16 if streams == 1 else 192)
+        load = Workload(name="engine", num_prompts=streams, input_len=lengths, output_len=(1, 1))
+        source = RandomIds(Vocabulary.of_size(vocab, "config.json"), str(streams))
+        prompts = [prompt for prompt, _ in source.draw(load, streams)]
         compare = reference if streams <= 16 else None
         rows.append(compare_one(case, engine, compare, prompts))
     engine.close()
