@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig, RopeConfig
-from dovetail.engine.messages import Finish, SamplingParams, Submit
+from dovetail.engine.background import GRACE_S, PULSE_ROWS, PULSE_S, Background
+from dovetail.engine.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import POLICIES
 from dovetail.engine.request import Request, StepPlan
@@ -48,7 +49,8 @@ class World:
         most = limits.get("max_running_requests", 8)
         self.pages = PageBook(pool, DeviceState(most, num_pages, cpu), use_tree=True)
         step = Limits(max_running_requests=most, max_prefill_tokens=limits.get("max_prefill_tokens", 32))
-        self.scheduler = Scheduler(self.pages, POLICIES[policy](), step)
+        self.now = 100.0
+        self.scheduler = Scheduler(self.pages, POLICIES[policy](), step, Background(lambda: self.now))
         self.count = 0
         self.depth = depth
         self.flying: list[StepPlan] = []
@@ -93,7 +95,9 @@ class World:
                 return
             before = len(self.flying)
             plan = self.step()
-            assert plan.requests or before, "a step with work to do computed nothing"
+            wait_s = self.scheduler.background.wait_s()
+            assert plan.requests or before or wait_s, "a step with work to do computed nothing"
+            self.now += 0 if plan.requests else wait_s
         pytest.fail("the scheduler does not finish")
 
 
@@ -174,6 +178,38 @@ def test_an_abort_gives_everything_back_at_any_stage() -> None:
     assert world.pages.num_used == 0
 
 
+def test_background_requests_hold_back_for_others_and_a_while_after() -> None:
+    """Beside anyone else they take part in one step per pulse, a few at a time; when all is quiet they go on."""
+    world = World(num_pages=90, max_running_requests=8)
+    background = [world.add([i] * 5, 60, BACKGROUND) for i in range(6)]
+    world.step()
+    assert world.step().decode == background
+    world.add([7, 7], 9)
+    plans = [world.step() for _ in range(8)]
+    assert [len(p.decode) for p in plans] == [PULSE_ROWS, *[1] * 7]
+    world.now += PULSE_S
+    assert len(world.step().requests) == 1 + PULSE_ROWS
+    assert [r.priority for r in world.done] == [0]
+    assert world.step().requests == []
+    assert 0 < world.scheduler.background.wait_s() <= PULSE_S
+    world.now += GRACE_S
+    assert world.step().decode == background
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_background_requests_give_way_where_room_is_short(policy: str) -> None:
+    """Pages and rows of background requests go to whoever else comes, under every policy, and all finish."""
+    world = World(num_pages=12, max_running_requests=2, policy=policy)
+    background = [world.add([i] * 12, 8, BACKGROUND) for i in range(2)]
+    world.step()
+    other = world.add([9] * 20, 3)
+    assert other in world.step().requests
+    assert sum(r.num_retractions for r in background) >= 1
+    world.drain()
+    assert world.done[0] is other
+    assert set(world.done) == {other, *background}
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)), st.integers(1, 5))
 def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, page_size: int) -> None:
@@ -186,7 +222,7 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
     for _ in range(rng.randrange(1, 60)):
         for _ in range(rng.randrange(3)):
             prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 40))]
-            world.add(prompt, min(rng.randrange(1, 40), capacity - len(prompt)), rng.randrange(2))
+            world.add(prompt, min(rng.randrange(1, 40), capacity - len(prompt)), rng.choice([0, 1, BACKGROUND]))
             added += 1
         if rng.random() < 0.2 and world.scheduler.has_work:
             pool = world.scheduler.waiting + world.scheduler.running

@@ -62,6 +62,7 @@ class EngineCore:
         on_cpu = self.runner.device.type == "cpu"
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
         self._flying: Launched | None = None
+        self._is_resting = False
 
     @property
     def info(self) -> EngineInfo:
@@ -96,6 +97,11 @@ class EngineCore:
         """Use a moment without work, a fraction of a second."""
         self.stepper.do_chore()
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds in which `step` would do nothing unless a message comes: all that is here holds back."""
+        return self.scheduler.background.wait_s() if self._is_resting and not self._ended else 0.0
+
     def handle(self, message: ToEngine) -> ControlReply | None:
         """Take one message."""
         if isinstance(message, Submit):
@@ -113,6 +119,7 @@ class EngineCore:
         """
         self._decide_grammars()
         deltas, self._ended = self._ended, []
+        self._is_resting = False
         plan = self.scheduler.schedule()
         launched = self._launch(plan) if plan.decode or plan.chunks else None
         deltas += self._settle()
@@ -121,8 +128,11 @@ class EngineCore:
             self._flying = launched
             if not self._overlap:
                 deltas += self._settle()
-        elif self.grammars is not None and self.grammars.is_waiting and not deltas:
-            self.grammars.wait()
+        elif not deltas:
+            is_compiling = self.grammars is not None and self.grammars.is_waiting
+            if self.grammars is not None and is_compiling:
+                self.grammars.wait()
+            self._is_resting = not is_compiling
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 

@@ -45,7 +45,7 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
     """Serve until a `shutdown` message or until the client is gone."""
     try:
         while True:
-            wait_s = 0 if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
+            wait_s = core.rest_s if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
             messages = transport.poll(wait_s)
             for message in messages:
                 if isinstance(message, Control) and message.op == "shutdown":

@@ -101,8 +101,12 @@ class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_
 Thinking = MarkedThinking | MessageThinking
 
 
+BACKGROUND = -(1 << 31)
+"""The priority of work in no hurry: it holds back while anything else is served, and gives way where room is short."""
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A new request. `rid` is unique among live requests. Higher `priority` goes first."""
+    """A new request. `rid` is unique among live requests. Higher `priority` goes first; see `BACKGROUND`."""
 
     rid: str
     prompt_ids: list[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from dovetail.engine.background import Background, is_background
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import SchedulePolicy
 from dovetail.engine.request import Chunk, Request, StepPlan
@@ -56,10 +57,13 @@ class Scheduler:
     `waiting` has no pages or row; `running` has both, whether in prefill or decode.
     """
 
-    def __init__(self, pages: PageBook, policy: SchedulePolicy, limits: Limits) -> None:
+    def __init__(
+        self, pages: PageBook, policy: SchedulePolicy, limits: Limits, background: Background | None = None
+    ) -> None:
         self.pages = pages
         self.policy = policy
         self.limits = limits
+        self.background = background or Background()
         self.ratio = NewTokenRatio()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -70,15 +74,15 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self) -> StepPlan:
-        """Plan the next step."""
-        decode = self._decode_rows()
-        plan = StepPlan(decode, [])
+        """Plan the next step. It is empty where all that there is holds back; `background.wait_s` says how long."""
+        paused = self._paused()
+        plan = StepPlan(self._decode_rows(paused), [])
         budget = self.limits.max_prefill_tokens
         for request in self.running:
-            if not request.on_device and budget > 0:
+            if not request.on_device and budget > 0 and id(request) not in paused:
                 budget -= self._add_chunk(plan, request, budget)
         if self.waiting and budget > 0:
-            self._admit(plan, budget)
+            self._admit(plan, budget, paused)
         if plan.decode and not plan.chunks:
             self.ratio.step()
         return plan
@@ -115,15 +119,25 @@ class Scheduler:
             self.running.remove(request)
             self.pages.release(request, scrub=scrub)
 
-    def _decode_rows(self) -> list[Request]:
+    def _paused(self) -> set[int]:
+        """Background requests, by `id`, that take no part in this step."""
+        everyone = self.running + self.waiting
+        waiting = [r for r in everyone if is_background(r)]
+        if not waiting:
+            return set()
+        allowed = self.background.allowance(everyone)
+        return set() if allowed is None else {id(r) for r in waiting[allowed:]}
+
+    def _decode_rows(self, paused: set[int]) -> list[Request]:
         """Running requests that decode, each with room for its next token; retracts until there is."""
         retracted: list[Request] = []
         while True:
-            decode = [r for r in self.running if r.on_device and not r.is_sampled_out]
+            ready = [r for r in self.running if r.on_device and not r.is_sampled_out]
+            decode = [r for r in ready if id(r) not in paused] if paused else ready
             growing = [r for r in decode if self.pages.needs_page(r)]
             if self.pages.make_room(len(growing)):
                 break
-            retracted.append(self._retract(decode))
+            retracted.append(self._retract(ready))
         for request in growing:
             self.pages.grow(request)
         if retracted:
@@ -146,12 +160,14 @@ class Scheduler:
         self.waiting.append(victim)
         return victim
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
+    def _admit(self, plan: StepPlan, budget: int, paused: set[int]) -> None:
         """Move waiting requests to `running` while rows, pages and the token budget last."""
         prefixes = self._prefixes_in_flight()
         for request in self.policy.order(self.waiting, self.pages.tree):
             if budget <= 0:
                 break
+            if id(request) in paused:
+                continue
             if request.in_flight:
                 continue  # retracted with a token on its way, which belongs to what is to be computed again
             self.pages.match(request)
@@ -173,11 +189,15 @@ class Scheduler:
                 prefixes.add(key)
 
     def _make_space(self, plan: StepPlan, request: Request) -> bool:
-        """Whether `request` fits beside the running ones, after retracting lower priorities if the policy does that."""
+        """Whether `request` fits beside the running ones, after retracting those that give way to it.
+
+        These are background requests, and any of lower priority if the policy retracts them.
+        """
         while not self._fits(request):
             busy = {id(chunk.request) for chunk in plan.chunks}
-            victims = [r for r in self.running if r.priority < request.priority and id(r) not in busy]
-            if not self.policy.preempts or not victims:
+            lower = [r for r in self.running if r.priority < request.priority and id(r) not in busy]
+            victims = lower if self.policy.preempts else [r for r in lower if is_background(r)]
+            if not victims:
                 return False
             victim = self._retract(victims)
             plan.decode = [r for r in plan.decode if r is not victim]

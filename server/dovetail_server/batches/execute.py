@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dovetail.engine.messages import BACKGROUND
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from dovetail_server.serving.generation import Generation
     from dovetail_server.state import ServerState
 
-LOWEST_PRIORITY = -(1 << 31)
-"""What the lines of batches run at: anything interactive goes first."""
 Counter = Callable[[int], None]
 Reply = Callable[[], Awaitable[bytes]]
 
@@ -160,7 +159,7 @@ async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, 
     refuse_stream(asked.stream)
     if asked.background:
         raise errors.unsupported("background", "a batch runs in the background anyway; leave it out")
-    changes = {"priority": LOWEST_PRIORITY, "store": asked.store is True}
+    changes = {"priority": BACKGROUND, "store": asked.store is True}
     job = await begin(state, asked.model_copy(update=changes), CALLER.get().owner)
     return job.chat.generation, lambda: responses.reply(job)
 
@@ -177,14 +176,14 @@ def prepare_plain(state: ServerState, endpoint: str, raw: bytes) -> tuple[Genera
         asked = parse(body, ChatRequest)
         refuse_stream(asked.stream)
         model = state.check_model(asked.model)
-        chat_job = chat.prepare(state, asked.model_copy(update={"priority": LOWEST_PRIORITY}), model)
+        chat_job = chat.prepare(state, asked.model_copy(update={"priority": BACKGROUND}), model)
         return chat_job.generation, lambda: chat_reply.reply(chat_job)
     if endpoint == "/v1/embeddings":
         raise embeddings.refusal(state, parse(body, EmbeddingRequest))
     wanted = parse(body, CompletionRequest)
     refuse_stream(wanted.stream)
     model = state.check_model(wanted.model)
-    job = completions.prepare(state, wanted.model_copy(update={"priority": LOWEST_PRIORITY}), model)
+    job = completions.prepare(state, wanted.model_copy(update={"priority": BACKGROUND}), model)
     return job.generation, lambda: completions.reply(job)
 
 

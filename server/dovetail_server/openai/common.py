@@ -79,7 +79,12 @@ class ServiceFields(RequestModel):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    priority: int | None = Field(
+        None,
+        ge=-(1 << 31),
+        le=(1 << 31) - 1,
+        description="Higher goes first; at the lowest, only while nothing else runs.",
+    )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")

@@ -232,7 +232,12 @@ class ResponsesRequest(RequestModel):
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking.")
     chat_template_kwargs: FreeForm | None = None
-    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    priority: int | None = Field(
+        None,
+        ge=-(1 << 31),
+        le=(1 << 31) - 1,
+        description="Higher goes first; at the lowest, only while nothing else runs.",
+    )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the response's id.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")

@@ -1,0 +1,51 @@
+"""When work that is in no hurry may run: beside nobody, and a little now and then so that it is never starved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dovetail.engine.messages import BACKGROUND
+from dovetail.engine.request import Request
+
+GRACE_S = 1.0
+"""For so long after the last other request background work holds back: where one was, the next is likely to come."""
+PULSE_S = 0.5
+"""While it holds back it takes part in one step in so many seconds …"""
+PULSE_ROWS = 4
+"""… with so many requests. A step that computes more would be felt by whoever arrives during it."""
+
+
+class Background:
+    """Decides step by step how many background requests may take part."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds."""
+        self._clock = clock
+        self._busy_until = 0.0
+        self._next_pulse = 0.0
+
+    def allowance(self, requests: list[Request]) -> int | None:
+        """Return how many background requests may take part in the next step, None for all of them.
+
+        Args:
+            requests: All that wait or run.
+        """
+        now = self._clock()
+        if any(not is_background(request) for request in requests):
+            self._busy_until = now + GRACE_S
+        elif now >= self._busy_until:
+            return None
+        if now < self._next_pulse:
+            return 0
+        self._next_pulse = now + PULSE_S
+        return PULSE_ROWS
+
+    def wait_s(self) -> float:
+        """Seconds until the allowance changes by itself, at most."""
+        return max(0.0, min(self._busy_until, self._next_pulse) - self._clock())
+
+
+def is_background(request: Request) -> bool:
+    """Whether a request is in no hurry."""
+    return request.priority == BACKGROUND
