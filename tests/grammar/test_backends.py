@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import numpy as np
@@ -135,7 +135,7 @@ def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, 
     assert Router(backends).route(spec, "response_format").ways
 
 
-REGEXES = ["[ab]{2,4}c", "(foo|bar)+", "é?[0-9]{1,3}(\\.[0-9])?", "a*", '"[^"]*"']
+REGEXES = ["[ab]{2,4}c", "[0-9]{2,4}(ab|cd)?", "(foo|bar)+", "é?[0-9]{1,3}(\\.[0-9])?", "a*", '"[^"]*"']
 CHOICES = json.dumps(["yes", "no", "yes sir", "é\n", 'q"'])
 SPECS = [
     *(GrammarSpec(kind=Kind.REGEX, source=source) for source in REGEXES),
@@ -276,3 +276,43 @@ def test_text_before_a_trigger_is_free_and_what_follows_is_not(
         assert matches(grammar, small, text), text
     for text in ("a<f=y>1</f>", "<f=x>no</f>", "<f=x>1", "x<f=x>1</g>"):
         assert not matches(grammar, small, text), text
+
+
+@pytest.mark.parametrize("num_rows", [7, 40])
+def test_rows_filled_together_equal_rows_filled_alone(
+    backends: Mapping[str, GrammarBackend], small: Vocabulary, num_rows: int
+) -> None:
+    """`fill_batch` writes the rows it is given and no others, in threads or not, ended matchers among them."""
+    backend = cast("Any", backends["llguidance"])
+    grammars = [compiled(backend, spec) for spec in SPECS]
+    rng = random.Random(num_rows)
+    matchers = [rng.choice(grammars).matcher() for _ in range(num_rows)]
+    for matcher in matchers:
+        for _ in range(rng.randrange(8)):
+            matcher.accept([rng.choice(sorted(allowed(matcher, small)))])
+    mask = np.full((num_rows + 3, small.mask_words), 0x55, dtype=np.int32)
+    rows = rng.sample(range(num_rows + 3), num_rows)
+    before, backend._num_threads = backend._num_threads, 2
+    try:
+        assert backend.fill_batch(matchers, mask, rows) == [True] * num_rows
+    finally:
+        backend._num_threads = before
+    for matcher, row in zip(matchers, rows, strict=True):
+        assert set(ids_of(mask[row])) == allowed(matcher, small)
+    assert all((mask[row] == 0x55).all() for row in set(range(num_rows + 3)) - set(rows))
+
+
+def test_a_prepared_grammar_is_the_same(backends: Mapping[str, GrammarBackend], small: Vocabulary) -> None:
+    """Warming a grammar up changes none of its masks."""
+    for spec in SPECS:
+        fresh, warm = compiled(backends["llguidance"], spec), compiled(backends["llguidance"], spec)
+        backends["llguidance"].warm_up(warm, 0.5)
+        one, other = fresh.matcher(), warm.matcher()
+        rng = random.Random(2)
+        for _ in range(10):
+            tokens = allowed(one, small)
+            assert tokens == allowed(other, small)
+            token = rng.choice(sorted(tokens))
+            assert one.accept([token]) == other.accept([token]) == 1
+            if one.terminated:
+                break

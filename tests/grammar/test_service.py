@@ -84,7 +84,7 @@ def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[
 
 def test_a_hanging_compilation_is_killed_alone(make_service: Callable[[float], GrammarService]) -> None:
     """At its time limit a compilation's process is killed; others, in threads and processes, go on meanwhile."""
-    service = make_service(2.0)
+    service = make_service(4.0)
     settle(service, service.request((outlines_step("warm"),)))
     started = time.monotonic()
     hanging = service.request((outlines_step(HARD),))

@@ -67,11 +67,7 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 """Built-ins that cannot run everywhere."""
 
 
-KNOWN: dict[tuple[str, str], dict[str, str]] = {
-    ("grammar_backend", "outlines"): {
-        "test_accepts_and_rejects": "outlines_core bans a byte that begins (ab|cd) behind [0-9]{2,4}",
-    },
-}
+KNOWN: dict[tuple[str, str], dict[str, str]] = {}
 """Faults of built-ins that the kit found, by test; each entry goes with its fault."""
 
 

@@ -259,6 +259,14 @@ class GrammarBackend(Configurable, ABC):
         """
         raise UnsupportedError(f"{type(self).__name__}.compile returns objects, not bytes; there is nothing to load")
 
+    def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
+        """Prepare what the matchers of a grammar will soon need, for at most about `timeout_s`.
+
+        Called once for each grammar that came into force, in a thread beside the engine, while its first request
+        prefills. Override it where first visits are slow.
+        """
+        return
+
     def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
         """Fill one row per matcher in one call and return what `fill` returned for each. Override where faster."""
         return [matcher.fill(mask, row) for matcher, row in zip(matchers, rows, strict=True)]

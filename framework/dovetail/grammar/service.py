@@ -30,6 +30,8 @@ MAX_CHILDREN = 2
 NICE = 5
 EARLY_WAY_S = 1.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
+VISIT_S = 0.02
+"""How long a backend may prepare a grammar that is in force."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
 FINAL = frozenset(("invalid_grammar", "invalid_json_schema"))
 """Errors that no other way of enforcing the same grammar would mend."""
@@ -213,6 +215,16 @@ class GrammarService:
             self._pending.pop(steps, None)
             ticket.fill(outcome)
         self._finished.set()
+        if isinstance(outcome, Enforced):
+            self._inline.submit(self._visit, outcome)
+
+    def _visit(self, outcome: Enforced) -> None:
+        """Let a backend prepare a grammar that is in force already."""
+        try:
+            outcome.backend.warm_up(outcome.compiled, VISIT_S)
+        except Exception:
+            # The grammar works without; the log is the only place to say it.
+            logger.exception("preparing a grammar failed")
 
     def _compile(self, step: GrammarStep, deadline: float, *, may_wait: bool) -> tuple[CompiledGrammar, GrammarBackend]:
         backend = self._backend(step.backend)

@@ -9,8 +9,11 @@ Defined by llguidance's docs/json_schema.md and docs/syntax.md (1.9).
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +30,14 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail.errors import PluginError, RequestError
-from dovetail.grammar.bits import Words, new_row
+from dovetail.errors import RequestError
+from dovetail.grammar.bits import Words
 from dovetail.grammar.structural import schemas_in
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
 from dovetail_grammar.llguidance_source import to_llguidance
+from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
+from dovetail_grammar.matching import EndingMatcher, Ends
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
@@ -40,8 +45,11 @@ if TYPE_CHECKING:
 MAX_WHITESPACE = 20
 """Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
 MAX_INLINE = 32 * 1024
-MAX_TOKEN = 32
 MAX_INLINE_EBNF = 2 * 1024
+MAX_THREADS = 8
+MIN_PARALLEL = 8
+"""Rows from which on threads fill masks."""
+NUM_WALKS, WALK_LEN, WALK_CHOICES = 3, 50, 6
 _INVALID = re.compile(r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token")
 """Errors that no other backend would see differently."""
 LIMITS: dict[str, Any] = {"step_lexer_fuel": 100_000, "step_max_items": 30_000, "verbose_errors": False}
@@ -58,6 +66,8 @@ class LlguidanceBackend(GrammarBackend):
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self._ends: Ends | None = None
+        self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1)
         self._executor: Any = None
         self._library = import_library()
 
@@ -99,7 +109,7 @@ class LlguidanceBackend(GrammarBackend):
         if error := matcher.get_error():
             code = "invalid_grammar" if _INVALID.search(error) else "unsupported_grammar"
             raise RequestError(f"the grammar cannot be enforced: {_first_line(error)}", code=code)
-        compiled = LlguidanceGrammar(self, matcher, len(source))
+        compiled = LlguidanceGrammar(matcher, len(source), self._made_ends())
         probe = compiled.matcher()
         row = np.zeros((1, self._vocabulary.mask_words), dtype=np.int32)
         probe.fill(row, 0)
@@ -108,19 +118,57 @@ class LlguidanceBackend(GrammarBackend):
         compiled.base = probe.inner
         return compiled
 
-    def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
-        """Fill the rows one by one: a call takes microseconds, and threads would only wake up for it."""
-        return [matcher.fill(mask, row) for matcher, row in zip(matchers, rows, strict=True)]
+    def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
+        """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
+        deadline = time.perf_counter() + timeout_s
+        for seed in range(NUM_WALKS):
+            self._walk(grammar.matcher(), random.Random(seed), deadline)
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
-        return self._vocabulary
+    def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
+        """Fill many rows in the library's threads, without the GIL; few one by one, as threads take time to wake."""
+        if len(matchers) < MIN_PARALLEL or self._num_threads < 2:
+            return super().fill_batch(matchers, mask, rows)
+        with self._lock:
+            if self._executor is None:
+                self._executor = self._library.LLExecutor(self._num_threads)
+        going: list[tuple[LlguidanceMatcher, int]] = []
+        for matcher, row in zip(matchers, rows, strict=True):
+            if isinstance(matcher, LlguidanceMatcher) and not matcher.is_over:
+                going.append((matcher, row))
+            else:
+                matcher.fill(mask, row)
+        work = [(matcher.inner, row) for matcher, row in going]
+        self._executor.unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.strides[0], mask.shape[0])
+        for matcher, row in going:
+            if matcher.inner.is_error():
+                mask[row] = 0
+        return [True] * len(matchers)
+
+    def _walk(self, matcher: GrammarMatcher, rng: random.Random, deadline: float) -> None:
+        """Follow the masks, closing strings soon, and leaving out mere whitespace where something else may come."""
+        mask = np.zeros((1, self._vocabulary.mask_words), dtype=np.int32)
+        tokens = self._vocabulary.tokens
+        for _ in range(WALK_LEN):
+            if time.perf_counter() > deadline:
+                return
+            matcher.fill(mask, 0)
+            allowed = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))
+            drawn = [int(allowed[rng.randrange(len(allowed))]) for _ in range(WALK_CHOICES if len(allowed) else 0)]
+            liked = sorted(
+                (t for t in drawn if t < len(tokens)), key=lambda t: (tokens[t].isspace(), b'"' not in tokens[t])
+            )
+            if not liked or matcher.accept(liked[:1]) != 1 or matcher.terminated:
+                return
 
     def _prepared(self, spec: GrammarSpec) -> GrammarSpec:
         if spec.kind is not Kind.JSON and spec.kind is not Kind.JSON_OBJECT:
             return spec
         return prepare_schema(spec, MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace)
+
+    def _made_ends(self) -> Ends:
+        if self._ends is None:
+            self._ends = Ends.of(self._vocabulary)
+        return self._ends
 
     def _shared(self) -> Any:
         with self._lock:
@@ -132,10 +180,9 @@ class LlguidanceBackend(GrammarBackend):
 class LlguidanceGrammar:
     """A compiled grammar: a matcher at its start, of which each request gets a copy."""
 
-    def __init__(self, backend: LlguidanceBackend, base: Any, num_source: int) -> None:
+    def __init__(self, base: Any, num_source: int, ends: Ends) -> None:
         self.base = base
-        self._backend = backend
-        self._eos_row = new_row(backend.vocabulary.size, (i for i in backend.vocabulary.eos_ids))
+        self._ends = ends
         self._num_source = num_source
 
     @property
@@ -145,104 +192,50 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         """Return a matcher at the start."""
-        return LlguidanceMatcher(self.base.deep_copy(), self._backend.vocabulary.eos_ids, self._eos_row)
+        return LlguidanceMatcher(self.base.deep_copy(), self._ends)
 
 
-class LlguidanceMatcher:
-    """One request's state. Ends of the reply are kept here: the library stops by itself where nothing may follow."""
+class LlguidanceMatcher(EndingMatcher):
+    """One request's state."""
 
-    def __init__(self, inner: Any, eos_ids: frozenset[int], eos_row: Words, *, terminated: bool = False) -> None:
+    def __init__(self, inner: Any, ends: Ends, *, terminated: bool = False) -> None:
+        super().__init__(ends, terminated=terminated)
         self.inner = inner
-        self._eos_ids = eos_ids
-        self._eos_row = eos_row
-        self._terminated = terminated
-
-    @property
-    def terminated(self) -> bool:
-        """An end has been accepted."""
-        return self._terminated
-
-    @property
-    def accepting(self) -> bool:
-        """The text is complete."""
-        return not self._terminated and bool(self.inner.is_accepting())
 
     @property
     def error(self) -> str | None:
         """The library's error."""
         return _first_line(self.inner.get_error()) if self.inner.is_error() else None
 
-    def fill(self, mask: Mask, row: int) -> bool:
-        """Compute the mask in place; at an end that nothing can follow, only ends are allowed."""
-        line = mask[row]
-        if self._terminated or self.inner.is_stopped():
-            line[:] = self._eos_row
-            return True
-        self.inner.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
-        if self.inner.is_error():
-            line[:] = 0
-        return True
-
-    def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance."""
-        for count, token_id in enumerate(token_ids):
-            if self._terminated:
-                return count
-            if token_id in self._eos_ids:
-                if not self.inner.is_accepting():
-                    return count
-                self._terminated = True
-            elif self.inner.is_stopped() or not self.inner.try_consume_tokens([token_id]):
-                return count
-        return len(token_ids)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo."""
-        if num_tokens and self._terminated:
-            self._terminated = False
-            num_tokens -= 1
-        if num_tokens:
-            self.inner.rollback(num_tokens)
+    @property
+    def is_over(self) -> bool:
+        """Whether an end has been accepted, or the library has stopped by itself as nothing may follow."""
+        return self._terminated or bool(self.inner.is_stopped())
 
     def forced(self) -> list[int]:
         """Ask the library, which knows how the tokenizer cuts text."""
-        if self._terminated or self.inner.is_stopped():
+        if self.is_over:
             return []
         tokens: list[int] = self.inner.compute_ff_tokens()
         return tokens
 
     def fork(self) -> LlguidanceMatcher:
         """Copy."""
-        return LlguidanceMatcher(self.inner.deep_copy(), self._eos_ids, self._eos_row, terminated=self._terminated)
+        return LlguidanceMatcher(self.inner.deep_copy(), self._ends, terminated=self._terminated)
 
+    def _complete(self) -> bool:
+        return bool(self.inner.is_accepting())
 
-class _Wrapped:
-    """The vocabulary as llguidance asks for it."""
+    def _fill(self, line: Words) -> None:
+        self.inner.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        if self.inner.is_error():
+            line[:] = 0
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        names = {token_id: text.encode() for text, token_id in vocabulary.added.items()}
-        tokens = list(vocabulary.tokens) + [b""] * (vocabulary.size - len(vocabulary.tokens))
-        for token_id in vocabulary.special_ids:
-            tokens[token_id] = names.get(token_id, b"<|special_%d|>" % token_id)
-        self.eos_token_id = min(vocabulary.eos_ids)
-        self.bos_token_id = None
-        self.tokens = tokens
-        self.special_token_ids = sorted(vocabulary.special_ids)
-        self._encode = vocabulary.encode
-        self._longest: dict[bytes, int] = {}
+    def _advance(self, token_id: int) -> bool:
+        return not self.inner.is_stopped() and bool(self.inner.try_consume_tokens([token_id]))
 
-    def __call__(self, text: str) -> list[int]:
-        """Encode. Without the model's encoder, by the longest token that fits."""
-        if self._encode is not None:
-            return self._encode(text)
-        if not self._longest:
-            self._longest = {token: token_id for token_id, token in enumerate(self.tokens) if token}
-        data, ids, at = text.encode(), [], 0
-        while at < len(data):
-            end = next(end for end in range(min(len(data), at + MAX_TOKEN), at, -1) if data[at:end] in self._longest)
-            ids.append(self._longest[data[at:end]])
-            at = end
-        return ids
+    def _retreat(self, num_tokens: int) -> None:
+        self.inner.rollback(num_tokens)
 
 
 def _structural_support(spec: GrammarSpec) -> Support:
@@ -255,33 +248,6 @@ def _structural_support(spec: GrammarSpec) -> Support:
             return support
         ignored += support.ignored
     return Support.approximate(ignored) if ignored else Support.full()
-
-
-def make_tokenizer(library: Any, vocabulary: Vocabulary) -> Any:
-    """Make the library's tokenizer.
-
-    Raises:
-        PluginError: The vocabulary has no token that ends a reply.
-    """
-    if not vocabulary.eos_ids:
-        raise PluginError(
-            "the model names no end-of-sequence token, which grammars need; set eos_token_id in config.json"
-        )
-    wrapped = library.TokenizerWrapper(_Wrapped(vocabulary))
-    return library.LLTokenizer(wrapped, n_vocab=vocabulary.size, eos_token=sorted(vocabulary.eos_ids))
-
-
-def import_library() -> Any:
-    """Import llguidance.
-
-    Raises:
-        PluginError: It is not installed.
-    """
-    try:
-        import llguidance
-    except ImportError as error:
-        raise PluginError(f"grammar backend 'llguidance': {error}; run: pip install llguidance") from None
-    return llguidance
 
 
 def _first_line(error: str) -> str:

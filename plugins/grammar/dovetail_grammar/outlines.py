@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.contracts.grammar import (
     CompiledGrammar,
@@ -29,14 +28,12 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar import schema
-from dovetail.grammar.bits import Words, new_row
+from dovetail.grammar.bits import Words
 from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.llguidance_schema import is_unreadable
 from dovetail_grammar.llguidance_source import strip_anchors
+from dovetail_grammar.matching import EndingMatcher, Ends
 from dovetail_grammar.schema_subset import Subset
-
-if TYPE_CHECKING:
-    from dovetail.contracts.grammar import Mask
 
 WHITESPACE = r"[ \n]{0,%d}"
 MAX_WHITESPACE = 20
@@ -65,7 +62,7 @@ class OutlinesBackend(GrammarBackend):
         self._lock = threading.Lock()
         self._library = import_library()
         self._shared_vocabulary: Any = None
-        self._eos_row: Words | None = None
+        self._ends: Ends | None = None
 
     def supports(self, spec: GrammarSpec) -> Support:
         """FULL for regular expressions without look-around and for the subset of schemas that is enforced."""
@@ -88,7 +85,7 @@ class OutlinesBackend(GrammarBackend):
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Build the index and return its binary form."""
         try:
-            index = self._library.Index(self._regex(spec), self._made_vocabulary())
+            index = self._index(self._regex(spec))
         except (ValueError, TypeError) as error:
             code = "unsupported_grammar" if spec.kind is Kind.JSON else "invalid_grammar"
             raise RequestError(f"the grammar cannot be compiled: {str(error)[:300]}", code=code) from None
@@ -97,11 +94,22 @@ class OutlinesBackend(GrammarBackend):
 
     def load(self, blob: bytes) -> CompiledGrammar:
         """Read an index's binary form."""
-        if self._eos_row is None:
-            self._eos_row = new_row(self._vocabulary.size, self._vocabulary.eos_ids)
-        return OutlinesGrammar(
-            self._library, self._library.Index.from_binary(blob), len(blob), self._vocabulary.eos_ids, self._eos_row
-        )
+        if self._ends is None:
+            self._ends = Ends.of(self._vocabulary)
+        return OutlinesGrammar(self._library, self._library.Index.from_binary(blob), len(blob), self._ends)
+
+    def _index(self, regex: str) -> Any:
+        """Build an index of a regular expression.
+
+        outlines_core drops tokens of one byte that lead from a complete text to one that is not (`b` in `a(bc)?`),
+        unless the expression ends with `$`, which it refuses where the empty text matches.
+        """
+        try:
+            return self._library.Index(f"(?:{regex})$", self._made_vocabulary())
+        except ValueError as error:
+            if "universal start state" not in str(error):
+                raise
+            return self._library.Index(regex, self._made_vocabulary())
 
     def _regex(self, spec: GrammarSpec) -> str:
         if spec.kind is Kind.REGEX:
@@ -126,9 +134,9 @@ class OutlinesBackend(GrammarBackend):
 class OutlinesGrammar:
     """An index."""
 
-    def __init__(self, library: Any, index: Any, num_blob: int, eos_ids: frozenset[int], eos_row: Words) -> None:
+    def __init__(self, library: Any, index: Any, num_blob: int, ends: Ends) -> None:
         self._library, self._index, self._num_blob = library, index, num_blob
-        self._eos_ids, self._eos_row = eos_ids, eos_row
+        self._ends = ends
 
     @property
     def num_bytes(self) -> int:
@@ -137,80 +145,26 @@ class OutlinesGrammar:
 
     def matcher(self) -> OutlinesMatcher:
         """Return a matcher at the start."""
-        return OutlinesMatcher(self.guide, self._eos_ids, self._eos_row)
+        return OutlinesMatcher(self.guide, self._ends)
 
     def guide(self) -> Any:
         """Make a guide of outlines_core at the start."""
         return self._library.Guide(self._index, KEPT_FOR_ROLLBACK)
 
 
-class OutlinesMatcher:
+class OutlinesMatcher(EndingMatcher):
     """One request's state: a guide, and the tokens it has taken."""
 
-    def __init__(self, make_guide: Any, eos_ids: frozenset[int], eos_row: Words) -> None:
-        self._make_guide, self._eos_ids, self._eos_row = make_guide, eos_ids, eos_row
+    def __init__(self, make_guide: Any, ends: Ends) -> None:
+        super().__init__(ends)
+        self._make_guide = make_guide
         self._guide = make_guide()
         self._taken: list[int] = []
-        self._terminated = False
-
-    @property
-    def terminated(self) -> bool:
-        """An end has been accepted."""
-        return self._terminated
-
-    @property
-    def accepting(self) -> bool:
-        """The text is complete."""
-        return not self._terminated and bool(self._guide.is_finished())
 
     @property
     def error(self) -> str | None:
         """None: an index cannot fail."""
         return None
-
-    def fill(self, mask: Mask, row: int) -> bool:
-        """Write the state's tokens, and in a final state all ends."""
-        line = mask[row]
-        line[:] = 0
-        if self._terminated:
-            return True
-        self._guide.write_mask_into(line.ctypes.data, line.size, line.itemsize)
-        line &= ~self._eos_row
-        if self._guide.is_finished():
-            line |= self._eos_row
-        return True
-
-    def accept(self, token_ids: Sequence[int]) -> int:
-        """Advance."""
-        for count, token_id in enumerate(token_ids):
-            if self._terminated:
-                return count
-            if token_id in self._eos_ids:
-                if not self._guide.is_finished():
-                    return count
-                self._terminated = True
-                continue
-            try:
-                self._guide.advance(token_id, False)
-            except ValueError:
-                return count
-            self._taken.append(token_id)
-        return len(token_ids)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo; further back than the guide remembers, by going the way again."""
-        if num_tokens and self._terminated:
-            self._terminated = False
-            num_tokens -= 1
-        if not num_tokens:
-            return
-        del self._taken[len(self._taken) - num_tokens :]
-        if num_tokens <= self._guide.get_allowed_rollback():
-            self._guide.rollback_state(num_tokens)
-        else:
-            self._guide = self._make_guide()
-            for token_id in self._taken:
-                self._guide.advance(token_id, False)
 
     def forced(self) -> list[int]:
         """Follow states that have one token only."""
@@ -221,10 +175,39 @@ class OutlinesMatcher:
 
     def fork(self) -> OutlinesMatcher:
         """Copy, by going the way again: guides share their index only at their start."""
-        copy = OutlinesMatcher(self._make_guide, self._eos_ids, self._eos_row)
+        copy = OutlinesMatcher(self._make_guide, self._ends)
         copy.accept(self._taken)
         copy._terminated = self._terminated
         return copy
+
+    def _complete(self) -> bool:
+        return bool(self._guide.is_finished())
+
+    def _fill(self, line: Words) -> None:
+        """Write the state's tokens, and in a final state all ends."""
+        line[:] = 0
+        self._guide.write_mask_into(line.ctypes.data, line.size, line.itemsize)
+        line &= ~self._ends.row
+        if self._guide.is_finished():
+            line |= self._ends.row
+
+    def _advance(self, token_id: int) -> bool:
+        try:
+            self._guide.advance(token_id, False)
+        except ValueError:
+            return False
+        self._taken.append(token_id)
+        return True
+
+    def _retreat(self, num_tokens: int) -> None:
+        """Undo; further back than the guide remembers, by going the way again."""
+        del self._taken[len(self._taken) - num_tokens :]
+        if num_tokens <= self._guide.get_allowed_rollback():
+            self._guide.rollback_state(num_tokens)
+        else:
+            self._guide = self._make_guide()
+            for token_id in self._taken:
+                self._guide.advance(token_id, False)
 
 
 def import_library() -> Any:
