@@ -175,7 +175,7 @@ class ServerState:
         """Say why the server should get no traffic, or None."""
         if self._heartbeat.late_s(self.engine.step, is_busy=self.num_live > 0) and await has_no_work(self.engine):
             self._heartbeat.restart()
-        await self.storage.retry()
+        self.storage.retry()
         return self.why_not_ready()
 
     def why_not_ready(self) -> str | None:

@@ -297,6 +297,22 @@ def test_a_folder_that_cannot_be_used_is_503(make_harness: Callable[..., Any], t
     assert harness.post("/v1/chat/completions", body).status_code == 200
 
 
+def test_readiness_comes_back_by_itself(
+    make_harness: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that can be used again makes the server ready again, though nobody uploads anything."""
+    monkeypatch.setattr("dovetail_server.storage.lazy.RETRY_S", 0.05)
+    (tmp_path / "taken").write_text("a file")
+    harness = make_harness(file_storage_path=tmp_path / "taken")
+    assert Api(harness).upload(jsonl(line("a"))).status_code == 503
+    for _ in range(3):
+        assert harness.get("/readyz").status_code == 503
+        time.sleep(0.06)
+    (tmp_path / "taken").unlink()
+    harness.eventually(lambda: harness.get("/readyz").status_code == 200)
+    assert Api(harness).upload(jsonl(line("a"))).status_code == 200
+
+
 def test_a_quota_counts_uploads_of_unknown_length(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """A file whose length is not announced is refused when it has arrived."""
     api = Api(make_harness(file_storage_path=tmp_path, max_storage_bytes=1000, min_free_disk_bytes=0))

@@ -29,6 +29,7 @@ class LazyStorage:
         self._is_closed = False
         self._open_problem: str | None = None
         self._tried = 0.0
+        self._retrying: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -82,16 +83,22 @@ class LazyStorage:
                 logger.warning("Files and batches cannot be opened, they are tried again: %s", self.problem)
                 await asyncio.sleep(RETRY_S)
 
-    async def retry(self) -> None:
-        """Try again what could not be opened, so that health tells what holds now; at most every few seconds."""
-        if self._open_problem is None or self._service is not None or time.monotonic() - self._tried < RETRY_S:
-            return
+    def retry(self) -> None:
+        """Try again beside the caller what could not be opened, so that health tells what holds now."""
+        is_due = time.monotonic() - self._tried >= RETRY_S
+        if self._open_problem is not None and self._service is None and is_due and not self._is_closed:
+            self._tried = time.monotonic()
+            self._retrying = asyncio.create_task(self._try())
+
+    async def _try(self) -> None:
         with contextlib.suppress(Exception):  # the new problem is kept, as `problem`
             await self.get()
 
     async def close(self) -> None:
         """Stop batches and close the database; what is running is given back."""
         self._is_closed = True
+        if self._retrying is not None:
+            await self._retrying
         async with self._lock:
             if self._service is not None:
                 await self._service.close()
