@@ -111,6 +111,9 @@ def test_a_tool_and_its_result(gpt: openai.OpenAI) -> None:
         model=MODEL, input=[result], previous_response_id=first.id, tools=[TOOL], temperature=0
     )
     assert second.output_text
+    history: Any = [{"role": "user", "content": WEATHER}, *first.output, result]
+    whole = gpt.responses.create(model=MODEL, input=history, tools=[TOOL], temperature=0, store=False)
+    assert whole.output_text == second.output_text
     forced = gpt.responses.create(
         model=MODEL, input="Hi", tools=[TOOL], tool_choice={"type": "function", "name": "get_weather"}
     )

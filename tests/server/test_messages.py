@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -255,6 +256,14 @@ def test_errors_are_anthropics(harness: Harness) -> None:
     assert error_of(harness.post("/v1/messages", data=b"{", headers={"content-type": "application/json"}))["message"]
     harness.engine.give_up = Finish("abort", None, "broken")
     assert error_of(post(harness), 500)["type"] == "api_error"
+
+
+def test_keys(make_harness: Callable[..., Harness]) -> None:
+    """The key may come in Anthropic's header; without it the 401 has Anthropic's form."""
+    server = make_harness(api_key=["sk-one-5c1d"])
+    assert error_of(post(server), 401)["type"] == "authentication_error"
+    body = {"model": "tiny", "max_tokens": 20, "messages": USER}
+    assert server.post("/v1/messages", body, headers={"x-api-key": "sk-one-5c1d"}).status_code == 200
 
 
 def test_overload_is_529(harness: Harness) -> None:

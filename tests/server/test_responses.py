@@ -182,6 +182,8 @@ def test_a_server_can_store_nothing(make_harness: Callable[..., Harness], tmp_pa
     """With `--max-stored-responses 0` replies say so, no database is made, and asking for it is refused."""
     server = make_harness(max_stored_responses=0, file_storage_path=tmp_path / "none")
     assert ask(server)["store"] is False
+    assert server.get("/v1/responses/resp_x").status_code == 404
+    assert server.http.delete(f"{server.base}/v1/responses/resp_x").status_code == 404
     assert not (tmp_path / "none").exists()
     assert refused(server, store=True)["code"] == "unsupported_parameter"
     assert refused(server, background=True)["param"] == "background"
@@ -216,26 +218,26 @@ def test_responses_survive_a_restart(make_harness: Callable[..., Harness], tmp_p
 
 
 def test_owners_do_not_see_each_other(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
-    """A response is its owner's: others cannot read, continue, delete or cancel it."""
-    server = make_harness(file_storage_path=tmp_path)
-    found = ask(server, background=True)
-    server.eventually(lambda: server.get(f"/v1/responses/{found['id']}").json()["status"] == "completed")
-    with sqlite3.connect(tmp_path / "dovetail.db") as db:
-        db.execute("update responses set owner = 'somebody'")
-    service = server.state.storage._service
-    assert service is not None
-    for live in service.background._live.values():
-        live.owner = "somebody"
-    path = f"/v1/responses/{found['id']}"
+    """A response is its key's: others cannot read, follow, continue, delete or cancel it."""
+    server = make_harness(file_storage_path=tmp_path, api_key=["sk-alice-1f6c", "sk-bob-77aa"])
+    alice, bob = ({"authorization": f"Bearer {key}"} for key in ("sk-alice-1f6c", "sk-bob-77aa"))
+    body = {"model": "tiny", "input": "hi", "background": True}
+    path = f"/v1/responses/{server.post('/v1/responses', body, headers=alice).json()['id']}"
+    server.eventually(lambda: server.get(path, headers=alice).json()["status"] == "completed")
     replies = [
-        server.get(path),
-        server.get(f"{path}/input_items"),
-        server.get(path, params={"stream": "true"}),
-        server.post(f"{path}/cancel"),
-        server.http.delete(server.base + path),
+        server.get(path, headers=bob),
+        server.get(f"{path}/input_items", headers=bob),
+        server.get(path, params={"stream": "true"}, headers=bob),
+        server.post(f"{path}/cancel", headers=bob),
+        server.http.delete(server.base + path, headers=bob),
+        server.post("/v1/responses", {**body, "previous_response_id": path.rsplit("/", 1)[1]}, headers=bob),
     ]
-    assert [reply.status_code for reply in replies] == [404] * 5
-    assert refused(server, 404, previous_response_id=found["id"])["code"] == "previous_response_not_found"
+    assert [reply.status_code for reply in replies] == [404] * 6
+    output = server.get(path, headers=alice).json()["output"][0]["id"]
+    reference = {**body, "input": [{"type": "item_reference", "id": output}]}
+    assert server.post("/v1/responses", reference, headers=bob).status_code == 404
+    assert server.post("/v1/responses", reference, headers=alice).status_code == 200
+    assert server.get(path).status_code == 401
 
 
 def test_background_responses_are_followed_and_cancelled(harness: Harness) -> None:

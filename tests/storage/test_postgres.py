@@ -117,6 +117,48 @@ def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder:
         assert not errors
 
 
+def test_responses_are_shared_by_servers(postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path) -> None:
+    """What one server stored another continues, cancels only where it ran, deletes, and gives up in order of age."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "max_stored_responses": 6}
+    one, two = make_harness(**options), make_harness(**options)
+    body = {"model": "tiny", "input": "first of all"}
+    first = one.post("/v1/responses", body).json()
+    second = two.post("/v1/responses", {**body, "input": "and?", "previous_response_id": first["id"]}).json()
+    assert "first of all" in two.tokenizer.decode(two.engine.submits[-1].prompt_ids, skip_special_tokens=False)
+    assert one.get(f"/v1/responses/{second['id']}").json() == second
+    one.engine.hold.clear()
+    slow = one.post("/v1/responses", {**body, "background": True}).json()
+    assert two.post(f"/v1/responses/{slow['id']}/cancel").json()["error"]["code"] == "runs_elsewhere"
+    assert one.post(f"/v1/responses/{slow['id']}/cancel").json()["status"] == "cancelled"
+    assert two.get(f"/v1/responses/{slow['id']}").json()["status"] == "cancelled"
+    assert two.http.delete(f"{two.base}/v1/responses/{second['id']}").status_code == 200
+    assert one.get(f"/v1/responses/{second['id']}").status_code == 404
+    for _ in range(8):
+        assert two.post("/v1/responses", body).status_code == 200
+    two.eventually(lambda: two.get(f"/v1/responses/{first['id']}").status_code == 404)
+
+
+def test_an_unreachable_database_leaves_responses_answered(
+    postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Who asks for storing gets a 503 or, too late for that, `store: false`; who does not is answered."""
+    server = make_harness(file_storage_path=tmp_path, database_url=postgres.url)
+    body = {"model": "tiny", "input": "hi"}
+    first = server.post("/v1/responses", body).json()
+    assert first["store"] is True
+    postgres.stop()
+    try:
+        found = server.post("/v1/responses", body)
+        assert (found.status_code, found.json()["store"]) == (200, False)
+        reply = server.post("/v1/responses", {**body, "previous_response_id": first["id"]})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert server.get(f"/v1/responses/{first['id']}").status_code == 503
+        assert server.post("/v1/responses", {**body, "background": True}).status_code == 503
+    finally:
+        postgres.start()
+    assert server.get(f"/v1/responses/{first['id']}").json() == first
+
+
 def test_an_unreachable_database_is_503_until_it_is_back(
     postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +23,14 @@ LEASE_S = 60.0
 MAX_TURNS = 10_000
 """Longest chain of `previous_response_id`."""
 OPEN = ("queued", "in_progress")
+FIXED = ("id", "owner", "created_at", "expires_at")
+"""Columns that stay as they were first written."""
+MAX_GROUP = 64
+"""Responses written in one transaction."""
 SLACK = 1.05
 """How far the limits may be passed before the oldest responses go."""
 
+Row = dict[str, Any]
 encode = msgspec.json.Encoder().encode
 decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
 decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
@@ -42,33 +48,64 @@ class ResponseStore:
         self.ttl_s = settings.stored_response_ttl
         self._num = 0
         self._bytes = 0
+        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
 
     async def put(self, owner: str, response: ro.ResponseObject, items: Sequence[Item]) -> None:
-        """Write a response, or what has become of it.
+        """Write a response, or what has become of one in the background; one that was deleted stays deleted.
 
         Raises:
             ServiceError: The database cannot be used now.
         """
         body, own = encode(response), encode(items)
         is_open = response.status in OPEN
-        values: dict[str, Any] = {
+        now = time.time()
+        row: Row = {
+            "id": response.id,
             "owner": owner,
             "previous_id": response.previous_response_id,
             "status": response.status,
             "is_background": response.background,
+            "created_at": now,
+            "expires_at": now + self.ttl_s,
             "process": self.me if is_open else None,
-            "lease_until": time.time() + LEASE_S if is_open else None,
+            "lease_until": now + LEASE_S if is_open else None,
             "bytes": len(body) + len(own),
             "body": body,
             "items": own,
         }
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, written))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+        await written
+
+    async def _write(self) -> None:
+        """Write what waits, in groups: while one is being made durable, the next gathers."""
+        while self._waiting:
+            group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
+            try:
+                await self._write_group([row for row, _ in group])
+            except Exception as error:
+                for _, written in group:
+                    if not written.done():
+                        written.set_exception(error)
+            else:
+                for _, written in group:
+                    if not written.done():
+                        written.set_result(None)
+
+    async def _write_group(self, rows: Sequence[Row]) -> None:
+        new = [row for row in rows if is_first(row)]
         async with self.database.write() as db:
-            changed = await db.execute(sa.update(table).where(table.c.id == response.id).values(values))
-            if changed.rowcount == 0:
-                now = time.time()
-                values |= {"id": response.id, "created_at": now, "expires_at": now + self.ttl_s}
-                await db.execute(sa.insert(table).values(values))
-        self._num, self._bytes = self._num + 1, self._bytes + len(body) + len(own)
+            if new:
+                await db.execute(sa.insert(table), new)
+            for row in rows:
+                if not is_first(row):
+                    values = {name: value for name, value in row.items() if name not in FIXED}
+                    await db.execute(sa.update(table).where(table.c.id == row["id"]).values(values))
+        self._num += len(new)
+        self._bytes += sum(row["bytes"] for row in rows)
         if self._num > self.max_num * SLACK or self._bytes > self.max_bytes * SLACK:
             await self.trim()
 
@@ -190,6 +227,11 @@ class ResponseStore:
     @staticmethod
     def _visible(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
         return table.c.owner == owner, table.c.expires_at > time.time()
+
+
+def is_first(row: Row) -> bool:
+    """Tell whether a row is new: one in the background is written when it begins, and again when it ends."""
+    return not row["is_background"] or row["status"] == "queued"
 
 
 def row_items(row: RowMapping) -> list[Item]:

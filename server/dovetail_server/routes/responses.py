@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
@@ -15,12 +15,15 @@ from dovetail_server.openai.responses import Includable, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
 from dovetail_server.responses.entry import begin, not_background
-from dovetail_server.responses.store import OPEN, decode_items
+from dovetail_server.responses.store import OPEN, decode_items, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
 from dovetail_server.serving.responses import reply
 from dovetail_server.serving.responses import stream as events_of
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
+
+if TYPE_CHECKING:
+    from dovetail_server.batches.service import BatchService
 
 router = APIRouter(tags=["responses"])
 ResponseId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
@@ -47,6 +50,17 @@ async def create_response(
     return Response(await while_connected(request, reply(job)), media_type="application/json")
 
 
+async def service_of(state: ServerState, response_id: str) -> BatchService:
+    """Return what knows stored responses.
+
+    Raises:
+        RequestError: 404, this server stores none; its database is not made for the question.
+    """
+    if state.settings.max_stored_responses == 0:
+        raise missing(response_id)
+    return await state.storage.get()
+
+
 @json_route(router, "/v1/responses/{response_id}", reply=ResponseObject, methods=("GET",))
 async def get_response(
     request: Request,
@@ -58,7 +72,7 @@ async def get_response(
     include_obfuscation: Annotated[bool | None, Query()] = None,
 ) -> Response:
     """Show a stored response as it is now, or follow one that runs in the background."""
-    service = await state.storage.get()
+    service = await service_of(state, response_id)
     live = service.background.get(owner_of(request), response_id)
     if not stream:
         if live is not None:
@@ -77,7 +91,7 @@ async def get_response(
 @json_route(router, "/v1/responses/{response_id}", reply=ResponseDeleted, methods=("DELETE",))
 async def delete_response(request: Request, response_id: ResponseId, state: State) -> Response:
     """Delete a stored response; one that runs is cancelled first."""
-    service = await state.storage.get()
+    service = await service_of(state, response_id)
     await service.background.drop(owner_of(request), response_id)
     await service.responses.delete(owner_of(request), response_id)
     return json_reply(ResponseDeleted(id=response_id))
@@ -86,7 +100,7 @@ async def delete_response(request: Request, response_id: ResponseId, state: Stat
 @json_route(router, "/v1/responses/{response_id}/cancel", reply=ResponseObject)
 async def cancel_response(request: Request, response_id: ResponseId, state: State) -> Response:
     """End a background response; one that has ended is shown as it is."""
-    service = await state.storage.get()
+    service = await service_of(state, response_id)
     live = service.background.get(owner_of(request), response_id)
     if live is not None:
         return json_reply(await service.background.cancel(live))
@@ -110,7 +124,7 @@ async def list_input_items(
     include: Include = None,
 ) -> Response:
     """List what a response was generated from, with the items of the responses that it continues."""
-    service, owner = await state.storage.get(), owner_of(request)
+    service, owner = await service_of(state, response_id), owner_of(request)
     row = await service.responses.get(owner, response_id)
     items = decode_items(row["items"])
     if row["previous_id"] is not None:
