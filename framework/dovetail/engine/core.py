@@ -197,7 +197,7 @@ class EngineCore:
         request = self.scheduler.remove(rid)
         if request is not None:
             request.finish = finish or Finish("abort", None, "aborted")
-            request.sample.constraint = None
+            request.sample.release()
             self._ended.append(_ending(request, request.finish))
             if self.grammars is not None:
                 self.grammars.forget(rid)
@@ -238,7 +238,7 @@ class EngineCore:
         if first and request.prompt_logprobs is not None:
             delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
-            request.sample.constraint = None
+            request.sample.release()
             self.scheduler.end(request, scrub=token is None)
         return delta
 

@@ -20,6 +20,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.hf_config import eos_token_ids, read_config
+from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.weights import fill_dummy, load_weights
@@ -58,7 +59,8 @@ class ModelRunner:
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
         masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         graphs = self._capture(settings)
-        self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, graphs)
+        counts = TokenCounts(self.config.vocab_size, self.device)
+        self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         memory.started()
         self.load_s = time.perf_counter() - started
 

@@ -7,6 +7,7 @@ those of the model itself, before any of this.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -17,25 +18,21 @@ from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.masks import MaskBuffer, TokenMask
 from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import DrawParams, draw_any, draw_filtered, is_filtered, scaled
+from dovetail.runtime.penalties import History, TokenCounts, penalize
 from dovetail.runtime.seeds import row_key
 from dovetail.runtime.upload import upload
 
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """One request's state as the sampler needs it.
-
-    `counts` holds how often each token was generated, `prompt_seen` which tokens the prompt has; both `[V]` on the
-    device, made on first use by requests with penalties and kept up to date here.
-    """
+    """One request's state as the sampler needs it. `history` is made on first use by requests with penalties."""
 
     params: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]
     prompt_ids: list[int] = field(default_factory=list)
     num_output: int = 0
-    counts: Tensor | None = None
-    prompt_seen: Tensor | None = None
+    history: History | None = None
     constraint: Constraint | None = None
     """What it may say next; None for anything."""
 
@@ -44,6 +41,13 @@ class SampleRow:
         """Whether any penalty is on."""
         p = self.params
         return p.frequency_penalty != 0 or p.presence_penalty != 0 or p.repetition_penalty != 1
+
+    def release(self) -> None:
+        """Give back what it holds; the request has ended."""
+        self.constraint = None
+        if self.history is not None:
+            self.history.release()
+            self.history = None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +96,18 @@ def is_plain(row: SampleRow) -> bool:
     return row.constraint is None and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
 
 
-def sample(logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = None) -> Sampled:
+def sample(
+    logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = None, counts: TokenCounts | None = None
+) -> Sampled:
     """Choose one token per row.
 
     Args:
         logits: `[R, V]`, any float dtype; not changed.
         rows: One entry per row.
         masks: Where the masks of constrained rows are filled, while the device still computes `logits`.
+        counts: Where rows with penalties that are new get their history; a table of their own if not given.
     """
+    _remember(rows, counts or TokenCounts(logits.shape[-1], logits.device))
     mask = fill_masks(rows, masks)
     raw = logits.float()
     top, greedy = raw.max(dim=-1)
@@ -132,43 +140,59 @@ def adjust(raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None) ->
         out = raw.clone()
         mask.apply(out)
         only_ends = mask.only_ends
-    for i, row in enumerate(rows):
-        p = row.params
-        bans = row.num_output < p.min_tokens and row.stop_ids and i not in only_ends
-        if not (row.penalized or p.logit_bias or bans):
-            continue
+    for group in _by_table(rows):
         if out is raw:
             out = raw.clone()
-        if row.penalized:
-            _penalize(out[i], row)
-        if p.logit_bias:
-            where = upload(list(p.logit_bias), torch.int64, raw.device)
-            out[i, where] += upload(list(p.logit_bias.values()), torch.float32, raw.device)
-        if bans:
-            out[i].index_fill_(0, upload(row.stop_ids, torch.int64, raw.device), float("-inf"))
+        index = upload(group, torch.int64, raw.device)
+        histories = [history for i in group if (history := rows[i].history) is not None]
+        out.index_copy_(0, index, penalize(out[index], histories, [rows[i].params for i in group]))
+    bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.params.logit_bias or {}).items()]
+    out = _add(out, raw, bias)
+    banned = [
+        (i, token, -math.inf)
+        for i, row in enumerate(rows)
+        if row.num_output < row.params.min_tokens and i not in only_ends
+        for token in row.stop_ids
+    ]
+    return _add(out, raw, banned)
+
+
+def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Tensor:
+    """Add to logits by (row, token, value), in place unless `out` is still `raw`."""
+    if not changes:
+        return out
+    if out is raw:
+        out = raw.clone()
+    rows, tokens, values = zip(*changes, strict=True)
+    where = upload([*rows, *tokens], torch.int64, raw.device).view(2, -1)
+    out.index_put_((where[0], where[1]), upload(values, torch.float32, raw.device), accumulate=True)
     return out
 
 
-def _penalize(logits: Tensor, row: SampleRow) -> None:
-    """Frequency and presence over the output; repetition (arXiv:1909.05858) over prompt and output. In place, `[V]`."""
-    p = row.params
-    if row.counts is None or row.prompt_seen is None:
-        row.counts = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
-        row.prompt_seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        row.prompt_seen[upload(row.prompt_ids, torch.int64, logits.device)] = True
-    if p.repetition_penalty != 1:
-        seen = row.prompt_seen | (row.counts > 0)
-        scaled = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-        torch.where(seen, scaled, logits, out=logits)
-    logits -= p.frequency_penalty * row.counts + p.presence_penalty * (row.counts > 0)
+def _remember(rows: list[SampleRow], counts: TokenCounts) -> None:
+    """Give every row with penalties its history."""
+    for row in rows:
+        if row.history is None and row.penalized:
+            row.history = counts.take(row.prompt_ids)
+
+
+def _by_table(rows: list[SampleRow]) -> list[list[int]]:
+    """Rows with penalties, by the table that they are in: one table, in an engine."""
+    groups: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        if row.history is not None:
+            groups.setdefault(id(row.history.table), []).append(i)
+    return list(groups.values())
 
 
 def count(ids: Tensor, rows: list[SampleRow]) -> None:
     """Note that each row got its token of `ids` `[R]`."""
-    for i, row in enumerate(rows):
+    for row in rows:
         row.num_output += 1
-        if row.counts is not None:
-            row.counts.index_add_(0, ids[i : i + 1], torch.ones_like(row.counts[:1]))
+    for group in _by_table(rows):
+        chosen = ids if len(group) == len(rows) else ids[upload(group, torch.int64, ids.device)]
+        histories = [history for i in group if (history := rows[i].history) is not None]
+        histories[0].table.add([history.slot for history in histories], chosen)
 
 
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:

@@ -22,6 +22,7 @@ from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import is_filtered
 from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.sampler import Ranked, Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.step import Launched, Part
@@ -59,11 +60,13 @@ class Stepper:
         state: DeviceState,
         pool: PagedKVPool,
         masks: MaskBuffer,
+        counts: TokenCounts,
         graphs: StepGraphs | None,
     ) -> None:
         """Nothing is computed yet."""
         self._model, self._attention, self._state = model, attention, state
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
+        self._counts = counts
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -128,7 +131,7 @@ class Stepper:
 
     def _sample(self, part: Part) -> None:
         if part.logits is not None:
-            sampled = sample(part.logits, [request.sample for request in part.requests], self._masks)
+            sampled = sample(part.logits, [request.sample for request in part.requests], self._masks, self._counts)
             self._state.set_next(part.rows, sampled.ids)
             part.choose(sampled)
 
