@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+import struct
 import time
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from dovetail_server.logs import uvicorn_config
 from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
+LINGER_NOT = struct.pack("ii", 1, 0)
 LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
@@ -26,6 +29,7 @@ class HttpServer(uvicorn.Server):
         """Serve `app` whose state is `state`."""
         super().__init__(uvicorn_options(app, state))
         self.state = state
+        state.cut_off = self.cut_off
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -42,6 +46,14 @@ class HttpServer(uvicorn.Server):
             return
         self.state.is_draining = True
         self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def cut_off(self, scope: Scope) -> None:
+        """Close the connection of a request; what is still to be sent on it is dropped, by the kernel too."""
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            if transport is not None and getattr(connection, "client", None) == scope.get("client"):
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+                transport.abort()
 
     def _begin_drain(self) -> None:
         self._draining = asyncio.get_running_loop().create_task(self.drain())

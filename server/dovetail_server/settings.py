@@ -252,6 +252,30 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Largest prompt that is tokenized at all; 32 bytes per token of context if not given.",
         json_schema_extra=flag(),
     )
+    stream_interval: int = Field(
+        1,
+        ge=1,
+        le=1 << 16,
+        description="Tokens per event of a stream, after the first event; more make longer intervals and less work.",
+        json_schema_extra=flag(),
+    )
+    stream_keep_alive: float = Field(
+        15.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds of silence after which a stream gets a comment, so that nobody between here and the "
+        "client gives it up; also how long a stream's status waits for its first event. 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    stream_write_timeout: float = Field(
+        60.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds after which a client that reads nothing of its stream is cut off; 0 for no limit.",
+        json_schema_extra=flag(),
+    )
     drain_timeout: float = Field(
         30.0,
         ge=0,

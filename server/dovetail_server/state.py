@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
@@ -59,6 +60,8 @@ class ServerState:
         """Bytes of request bodies in memory."""
         self.live_rids: dict[str, Live] = {}
         """By identifiers that clients chose, or that replies carry: what `/abort_request` may name."""
+        self.cut_off: Callable[[Scope], None] = lambda scope: None
+        """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
         self.storage = LazyStorage(self)
         """Files and batches, opened when first needed."""
         self._text: TextTools | None = None

@@ -9,7 +9,7 @@ from dovetail.engine.messages import EngineInfo, Submit, TokenDelta
 
 
 class TokenStream(Protocol):
-    """The deltas of one request; the last one has `finish` set.
+    """The deltas of one request; the last one has `finish` set. What arrives before it is asked for comes as one delta.
 
     Closing it before then, or dropping the last reference to it, aborts the request and frees its pages. Cancelling
     the task that waits for a delta does neither: a consumer may wait with a time-out and go on.
@@ -59,8 +59,12 @@ class EngineClient(Protocol):
         """
         ...
 
-    def submit(self, request: Submit) -> TokenStream:
+    def submit(self, request: Submit, *, every: int = 1) -> TokenStream:
         """Queue a request at once and return its stream.
+
+        Args:
+            request: The request.
+            every: After the first delta, wait until so many new tokens are there, or the last.
 
         Raises:
             EngineDeadError: The engine is gone.

@@ -133,14 +133,14 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     op: Literal["flush_cache", "stats", "shutdown"]
 
 
-class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One candidate token."""
 
     token_id: int
     logprob: float
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token's natural-log probability and its most likely rivals, best first."""
 
     token_id: int
@@ -149,7 +149,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[TopLogprob]
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True):
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`.
 
     `code` is set where the request itself is at fault: that of the `RequestError` to raise.
@@ -161,7 +161,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     code: str | None = None
 
 
-class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one request. The matched stop token is included in `ids`, as the last one."""
 
     rid: str
@@ -178,7 +178,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish: Finish | None = None
 
 
-class Tick(msgspec.Struct, kw_only=True, tag=True):
+class Tick(msgspec.Struct, kw_only=True, tag=True, gc=False):
     """All deltas of one engine step. `step` is the step counter, the engine's heartbeat."""
 
     step: int

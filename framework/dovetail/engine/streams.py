@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from dovetail.engine.messages import (
     ControlReply,
     EngineInfo,
     Failed,
+    Finish,
     FromEngine,
     Ready,
     Submit,
@@ -24,31 +24,86 @@ from dovetail.engine.messages import (
 )
 from dovetail.errors import ConfigError, EngineDeadError, EngineError
 
+MAX_WAITING = 1 << 17
+"""Most that waits for one reader, in token ids and log probabilities together."""
+SLOW_READER = "the reply was read too slowly: too much of it was waiting; read faster, or ask for less"
+
+
+def merge(first: TokenDelta, then: TokenDelta) -> None:
+    """Add a request's next delta to one that nobody has taken yet: the two are as one that brought both."""
+    first.ids += then.ids
+    if then.logprobs is not None:
+        first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
+    if then.prompt_logprobs is not None:
+        first.prompt_logprobs = then.prompt_logprobs
+    first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
+    first.num_retractions = then.num_retractions
+    first.grammar_step, first.finish = then.grammar_step, then.finish
+
 
 class Inbox:
-    """What waits for one stream's reader. One reader, on the event loop; half the cost of an `asyncio.Queue`."""
+    """What waits for one stream's reader, merged into one delta. One reader, on the event loop."""
 
-    __slots__ = ("_items", "_reader")
+    __slots__ = ("_error", "_every", "_has_begun", "_is_due", "_reader", "_waiting", "_weight")
 
-    def __init__(self) -> None:
-        self._items: deque[TokenDelta | EngineDeadError] = deque()
+    def __init__(self, every: int) -> None:
+        """Prepare; `every` as in `EngineClient.submit`."""
+        self._every = every
+        self._has_begun = False
+        self._is_due = False
+        self._waiting: TokenDelta | None = None
+        self._weight = 0
+        self._error: EngineDeadError | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, item: TokenDelta | EngineDeadError) -> None:
-        """Add an item and wake the reader."""
-        self._items.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def put(self, delta: TokenDelta) -> bool:
+        """Add a delta, and wake the reader if enough waits for it. False: too much waits."""
+        waiting = self._waiting
+        if waiting is None:
+            self._waiting = waiting = delta
+        else:
+            merge(waiting, delta)
+        self._weight += len(delta.ids)
+        if delta.logprobs is not None:
+            self._weight += sum([1 + len(row.top) for row in delta.logprobs])
+        if not self._has_begun or len(waiting.ids) >= self._every or delta.finish is not None:
+            self._has_begun = True
+            self._wake()
+        return self._weight <= MAX_WAITING
 
-    async def get(self) -> TokenDelta | EngineDeadError:
-        """Wait for an item. Cancelling loses none."""
-        while not self._items:
+    def drop(self, last: TokenDelta) -> None:
+        """Put the last delta in the place of what waits."""
+        self._waiting = last
+        self._wake()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Let the reader have what waits, and then the error."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> TokenDelta:
+        """Wait for what is new. Cancelling loses nothing.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        while not self._is_due:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        return self._items.popleft()
+        delta = self._waiting
+        if delta is None:
+            raise self._error or EngineDeadError("the stream is over")
+        self._waiting, self._weight, self._is_due = None, 0, self._error is not None
+        return delta
+
+    def _wake(self) -> None:
+        self._is_due = True
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
 class Stream:
@@ -64,13 +119,14 @@ class Stream:
     async def __anext__(self) -> TokenDelta:
         if not self._open:
             raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, EngineDeadError):
+        try:
+            delta = await self._inbox.get()
+        except EngineDeadError:
             self._leave(finished=True)
-            raise item
-        if item.finish is not None:
+            raise
+        if delta.finish is not None:
             self._leave(finished=True)
-        return item
+        return delta
 
     async def aclose(self) -> None:
         """See `TokenStream.aclose`."""
@@ -119,13 +175,13 @@ class StreamClient(ABC):
         """Requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, request: Submit) -> Stream:
+    def submit(self, request: Submit, *, every: int = 1) -> Stream:
         """See `EngineClient.submit`."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         if request.rid in self._streams:
             raise EngineError(f"request id {request.rid!r} is in use")
-        inbox = self._streams[request.rid] = Inbox()
+        inbox = self._streams[request.rid] = Inbox(every)
         self._send(request)
         return Stream(self, request.rid, inbox)
 
@@ -162,8 +218,9 @@ class StreamClient(ABC):
         if isinstance(message, Tick):
             self._step = message.step
             for delta in message.deltas:
-                if (inbox := self._streams.get(delta.rid)) is not None:
-                    inbox.put(delta)
+                inbox = self._streams.get(delta.rid)
+                if inbox is not None and not inbox.put(delta):
+                    self._give_up(delta.rid, inbox)
         elif isinstance(message, ControlReply):
             reply = self._replies.get(message.id)
             if reply is not None and not reply.done():
@@ -175,6 +232,11 @@ class StreamClient(ABC):
         elif isinstance(message, Failed):
             self._lost(message.message, user_error=message.user_error)
 
+    def _give_up(self, rid: str, inbox: Inbox) -> None:
+        """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
+        self.leave(rid, finished=False)
+        inbox.drop(TokenDelta(rid=rid, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader")))
+
     def _lost(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
         if self._dead is not None:
@@ -183,7 +245,7 @@ class StreamClient(ABC):
         if self._started is not None and not self._started.done():
             self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
         for inbox in self._streams.values():
-            inbox.put(EngineDeadError(why))
+            inbox.fail(EngineDeadError(why))
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDeadError(why))

@@ -17,6 +17,7 @@ from dovetail.engine.messages import (
     TokenLogprob,
     TopLogprob,
 )
+from dovetail.engine.streams import merge
 from dovetail.errors import EngineDeadError
 
 Script = Callable[[Submit], list[int]]
@@ -80,14 +81,22 @@ class ScriptedEngine:
             raise self.start_error
         return self.info
 
-    async def submit(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
+    async def submit(self, request: Submit, *, every: int = 1) -> AsyncGenerator[TokenDelta, None]:
         self.submits.append(request)
         self.live.add(request.rid)
-        is_finished = False
+        is_finished, has_begun = False, False
+        waiting: TokenDelta | None = None
         try:
             async for delta in self._deltas(request):
                 is_finished = delta.finish is not None
-                yield delta
+                if waiting is None:
+                    waiting = delta
+                else:
+                    merge(waiting, delta)
+                if is_finished or not has_begun or len(waiting.ids) >= every:
+                    has_begun = True
+                    ready, waiting = waiting, None
+                    yield ready
         finally:
             self.live.discard(request.rid)
             if not is_finished:

@@ -34,6 +34,8 @@ class Phase(enum.Enum):
     OUT = "out"
     TOOL = "tool"
 
+    __hash__ = object.__hash__  # looked up for every token; Enum's own is written in Python
+
 
 class Role(enum.Enum):
     """What a marker is for."""

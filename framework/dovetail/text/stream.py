@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -133,6 +133,11 @@ class OutputStream:
         return self._parser.reasoning_tokens
 
     @property
+    def may_end_early(self) -> bool:
+        """Whether its text may end it before the engine does: every token after that is one too many."""
+        return self._stops is not None
+
+    @property
     def text(self) -> str:
         """The content so far, `""` if there is none: what `/generate` and completions return."""
         return _joined(self._content)
@@ -155,34 +160,35 @@ class OutputStream:
         """As `feed`, for callers without an engine."""
         if self.finish is not None:
             return []
-        for step, hidden in self._steps(ids, finish):
-            self.token_ids.extend(step)
-            if not hidden:
-                self._take(self._parser.feed(step))
-            if self._stopped():
-                break
+        visible = self._num_visible(ids, finish)
+        if self._stops is None and not self._track_offsets:
+            self.token_ids += ids
+            self._take(self._parser.feed(ids if visible == len(ids) else ids[:visible]))
+        else:
+            self._feed_singly(ids, visible)
         if self.finish is None and finish is not None:
             self._take(self._parser.finish(finish.reason))
             self._end(finish)
         events, self._events = self._events, []
         return _merged(events)
 
-    def _steps(self, ids: Sequence[int], finish: Finish | None) -> Iterator[tuple[Sequence[int], bool]]:
-        """Cut new ids into steps, and say which step is the stop token that gives no text."""
-        visible = len(ids)
+    def _num_visible(self, ids: Sequence[int], finish: Finish | None) -> int:
+        """Return how many of the new ids give text: all, or all but the stop token."""
         if finish is not None and finish.reason == "stop" and finish.matched is not None and ids:
             shown = self._no_stop_trim or finish.matched in self._parser.marker_ids
-            visible -= ids[-1] == finish.matched and not shown
-        one_by_one = self._stops is not None or self._track_offsets
-        for start in range(0, visible, 1 if one_by_one else max(visible, 1)):
-            step = ids[start : start + 1] if one_by_one else ids[:visible]
+            return len(ids) - (ids[-1] == finish.matched and not shown)
+        return len(ids)
+
+    def _feed_singly(self, ids: Sequence[int], visible: int) -> None:
+        """Take ids one by one, so that each has its offset and the one that completes a stop string is known."""
+        for i, token_id in enumerate(ids):
             if self._track_offsets:
                 self.text_offsets.append(self._parser.num_chars)
-            yield step, False
-        if visible < len(ids):
-            if self._track_offsets:
-                self.text_offsets.append(self._parser.num_chars)
-            yield ids[visible:], True
+            self.token_ids.append(token_id)
+            if i < visible:
+                self._take(self._parser.feed((token_id,)))
+            if self._stopped():
+                return
 
     def _stopped(self) -> bool:
         """Say whether a stop string is complete, also one whose end the parser still holds back; end if so."""

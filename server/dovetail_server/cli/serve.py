@@ -75,9 +75,10 @@ def serve(settings: ServeSettings) -> int:
     if is_demo:
         print_demo_note()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
-    from dovetail_server.run import run
+    from dovetail_server.run import new_event_loop, run
 
-    return asyncio.run(run(settings, registry, plan, listener, phases))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(run(settings, registry, plan, listener, phases))
 
 
 def print_demo_note() -> None:

@@ -23,7 +23,7 @@ async def reply(job: ChatJob) -> bytes:
     """Run to the end and return the full reply: the fold of what a stream would have carried."""
     choices = job.generation.choices
     rows: list[list[TokenLogprob]] = [[] for _ in choices]
-    async for steps in job.generation.steps():
+    async for steps in job.generation.steps(whole=True):
         for step in steps:
             rows[step.choice.index] += step.choice.visible(step)
     for choice in choices:

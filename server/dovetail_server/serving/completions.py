@@ -235,7 +235,7 @@ class ChoiceFold:
 async def reply(job: CompletionJob) -> bytes:
     """Run to the end and return the full reply."""
     folds = [ChoiceFold(choice, job) for choice in job.generation.choices]
-    async for steps in job.generation.steps():
+    async for steps in job.generation.steps(whole=True):
         for step in steps:
             folds[step.choice.index].take(step)
     n = job.request.n or 1

@@ -221,7 +221,7 @@ def native_finish(choice: Choice) -> NativeFinish | None:
 
 async def reply(job: GenerateJob) -> bytes:
     """Run to the end and return an object, or a list for a batch."""
-    async for steps in job.generation.steps():
+    async for steps in job.generation.steps(whole=True):
         for step in steps:
             job.folds[step.choice.index].take(step)
     began = job.generation.began

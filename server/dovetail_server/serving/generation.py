@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
+from dovetail.engine.client import TokenStream
 from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import GrammarReport, Route
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
+WHOLE_EVERY = 64
+"""Tokens that gather for a reply that is sent whole: enough to be cheap, few enough to be quick work at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,8 +154,13 @@ class Generation:
     pace: Pace | None = None
     """Set where somebody observes."""
 
-    async def steps(self) -> AsyncGenerator[list[Step], None]:
+    async def steps(self, *, whole: bool = False) -> AsyncGenerator[list[Step], None]:
         """Submit everything and yield what comes, several choices' steps together where they come together.
+
+        Each step brings all that has come for its choice since it was last asked for.
+
+        Args:
+            whole: Nobody waits for single steps, only for the end: tokens may gather.
 
         Raises:
             ServiceError: The queue is full.
@@ -162,23 +170,42 @@ class Generation:
         self.state.admit(rids, self._num_prompt())
         try:
             self._tell_start()
-            source = self._one() if len(self.choices) == 1 else self._many()
-            async with aclosing(source) as steps:
-                async for step in steps:
-                    yield step
+            if len(self.choices) == 1:
+                choice = self.choices[0]
+                async with aclosing(self._deltas(choice, whole)) as deltas:
+                    async for delta in deltas:
+                        step = await self._accept(choice, delta)
+                        yield [step]
+                        if step.is_last:
+                            break
+            else:
+                async with aclosing(self._many(whole)) as source:
+                    async for steps in source:
+                        yield steps
             self._log_end()
         finally:
             self.state.release(rids)
             self._tell_end()
 
-    async def _one(self) -> AsyncGenerator[list[Step], None]:
-        async with aclosing(self._run(self.choices[0])) as steps:
-            async for step in steps:
-                yield [step]
+    def _deltas(self, choice: Choice, whole: bool) -> TokenStream:
+        """Submit one choice. Closing what is returned aborts the request if it still runs."""
+        every = self.state.settings.stream_interval
+        if whole:
+            every = 1 if choice.output.may_end_early else WHOLE_EVERY
+        return self.state.engine.submit(choice.submit, every=every)
 
-    async def _many(self) -> AsyncGenerator[list[Step], None]:
-        queue: asyncio.Queue[Step | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+    async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
+        step = choice.accept(delta)
+        if self.pace is not None:
+            self.pace.took(choice.index, len(step.ids))
+        if step.is_last and choice.route is not None:
+            await choice.judge(self.state.text.grammar)
+        return step
+
+    async def _many(self, whole: bool) -> AsyncGenerator[list[Step], None]:
+        taken = asyncio.Event()
+        queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(choice, whole, queue, taken)) for choice in self.choices]
         try:
             open_choices = len(tasks)
             while open_choices:
@@ -187,39 +214,33 @@ class Generation:
                     items.append(queue.get_nowait())
                 steps = []
                 for item in items:
-                    if isinstance(item, BaseException):
+                    if isinstance(item, Exception):
                         raise item
                     open_choices -= item.is_last
                     steps.append(item)
                 yield steps
+                taken.set()
+                taken.clear()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(self, choice: Choice, queue: asyncio.Queue[Step | BaseException]) -> None:
+    async def _pump(
+        self, choice: Choice, whole: bool, queue: asyncio.Queue[Step | Exception], taken: asyncio.Event
+    ) -> None:
+        """Put a choice's steps into the queue, never more than one at a time: more of it gathers in its stream."""
         try:
-            async with aclosing(self._run(choice)) as steps:
-                async for step in steps:
+            async with aclosing(self._deltas(choice, whole)) as deltas:
+                async for delta in deltas:
+                    step = await self._accept(choice, delta)
                     queue.put_nowait(step)
+                    if step.is_last:
+                        return
+                    await taken.wait()
         except Exception as error:
+            # Whatever it is, the request's own task is to raise it.
             queue.put_nowait(error)
-
-    async def _run(self, choice: Choice) -> AsyncGenerator[Step, None]:
-        """Submit one choice. Leaving closes the engine's iterator, which aborts the request if it still runs."""
-        deltas = self.state.engine.submit(choice.submit)
-        try:
-            async for delta in deltas:
-                step = choice.accept(delta)
-                if self.pace is not None:
-                    self.pace.took(choice.index, len(step.ids))
-                if step.is_last and choice.route is not None:
-                    await choice.judge(self.state.text.grammar)
-                yield step
-                if step.is_last:
-                    return
-        finally:
-            await close(deltas)
 
     def _tell_end(self) -> None:
         if self.pace is not None:
@@ -260,10 +281,3 @@ class Generation:
             num_completion = sum(choice.num_completion for choice in self.choices)
             took = time.perf_counter() - self.began
             logger.info("Request %s: %d tokens in %.3f s, %s.", self.request_id, num_completion, took, reasons)
-
-
-async def close(iterator: AsyncIterator[Any]) -> None:
-    """Close an async iterator where it can be closed."""
-    aclose = getattr(iterator, "aclose", None)
-    if aclose is not None:
-        await aclose()

@@ -1,12 +1,22 @@
-"""Server-sent events: the response class, and running work that stops when the client leaves."""
+"""Server-sent events: the response class, and running work that stops when the client leaves.
+
+A stream is one asynchronous generator of encoded events. The status waits for the first of them, so that an early error
+is a real HTTP status; when that takes longer than `--stream-keep-alive` (a prompt may wait long in the queue), the
+headers go out without it, and from then on an error is an event. A silent stream gets a comment at that interval.
+
+What a client does not take stays in two places, both bounded: the connection's buffer, and the deltas that wait for the
+generator, merged into one (`Inbox`). A client that takes nothing for `--stream-write-timeout` is cut off.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +25,13 @@ from starlette.types import Receive, Scope, Send
 from dovetail_server.errors import ClientGoneError, describe
 from dovetail_server.openai.errors import ErrorBody
 
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
+
+logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 Chunks = AsyncGenerator[bytes, None]
 
 
@@ -33,16 +48,52 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         ClientGoneError: The client left first; the work has been cancelled and has cleaned up.
     """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(request.receive))
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError("the client left before the reply")
+        await _first_of(task, request.receive, None)
         return task.result()
     finally:
-        for unfinished in (task, watcher):
-            unfinished.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await _cancel(task)
+
+
+async def start(request: Request, chunks: Chunks) -> EventStream:
+    """Wait for the first chunk, but not longer than the headers may wait, and return the response.
+
+    Raises:
+        ClientGoneError: The client left first.
+        Exception: What `chunks` raised before its first chunk.
+    """
+    state: ServerState = request.app.state.server
+    first = asyncio.ensure_future(_next(chunks))
+    try:
+        await _first_of(first, request.receive, state.settings.stream_keep_alive or None)
+        if first.done():
+            first.result()
+    except BaseException:
+        await _cancel(first)
+        await chunks.aclose()
+        raise
+    return EventStream(first, chunks, state)
+
+
+async def _first_of(task: asyncio.Future[Any], receive: Receive, timeout_s: float | None) -> None:
+    """Wait until a task has ended, or the time is over.
+
+    Raises:
+        ClientGoneError: The client left first.
+    """
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not task.done():
+            raise ClientGoneError("the client left before the reply")
+    finally:
+        await _cancel(gone)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -50,66 +101,84 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Sends `first` and then what `chunks` yields; closes `chunks` however it ends."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, chunks: Chunks) -> None:
-        """Take over `chunks`, whose first item has been awaited already."""
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self.first = first
-        self.chunks = chunks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the stream ends or the client leaves."""
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._watch, receive, group.cancel_scope)
-                await self._send_all(send)
-                group.cancel_scope.cancel()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self.chunks.aclose()
-
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.first, "more_body": True})
-        async for chunk in self.chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _watch(self, receive: Receive, scope: anyio.CancelScope) -> None:
-        await _disconnected(receive)
-        scope.cancel()
+async def _next(chunks: Chunks) -> bytes:
+    return await anext(chunks)
 
 
-async def guarded(chunks: Chunks) -> Chunks:
-    """Pass chunks on; an error before the first is raised, a later one becomes an error event and `[DONE]`."""
-    started = False
+async def _guarded(first: asyncio.Future[bytes], chunks: Chunks) -> Chunks:
+    """Pass chunks on; an error becomes an error event and `[DONE]`. Closes `chunks` however it ends."""
     try:
+        yield await first
         async for chunk in chunks:
-            started = True
             yield chunk
     except Exception as error:
-        if not started:
-            raise
         yield error_event(error) + DONE
     finally:
+        await _cancel(first)
         await chunks.aclose()
 
 
-async def start(request: Request, chunks: Chunks) -> EventStream:
-    """Wait for the first chunk, so that an early error is a real HTTP status, and return the response."""
-    stream = guarded(chunks)
-    try:
-        first = await while_connected(request, _first(stream))
-    except BaseException:
-        await stream.aclose()
-        raise
-    return EventStream(first, stream)
+class EventStream(Response):
+    """Sends what a generator yields, and keeps watch over the client meanwhile."""
 
+    media_type = "text/event-stream"
 
-async def _first(stream: Chunks) -> bytes:
-    return await anext(stream)
+    def __init__(self, first: asyncio.Future[bytes], chunks: Chunks, state: ServerState) -> None:
+        """Take over `chunks`, whose first item is awaited by `first`."""
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = _guarded(first, chunks)
+        self._state = state
+        self._is_writing = False
+        self._moved = time.monotonic()
+        """When the last write began."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the stream ends, the client leaves, or the client takes nothing for too long."""
+        sender = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await self._watch(sender, gone, send)
+            if sender.done():
+                sender.result()
+        except TimeoutError:
+            logger.warning("A client took nothing of its stream for %g s and was cut off.", self._write_timeout)
+            self._state.cut_off(scope)
+        finally:
+            await _cancel(sender, gone)
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            self._is_writing = False
+            async for chunk in self._chunks:
+                self._moved, self._is_writing = time.monotonic(), True
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._is_writing = False
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._chunks.aclose()
+
+    async def _watch(self, sender: asyncio.Future[None], gone: asyncio.Future[None], send: Send) -> None:
+        """Wait for the end, breaking long silences.
+
+        Raises:
+            TimeoutError: The client takes nothing.
+        """
+        silence = self._state.settings.stream_keep_alive or math.inf
+        stuck = self._write_timeout or math.inf
+        while not (sender.done() or gone.done()):
+            passed = time.monotonic() - self._moved
+            if self._is_writing and passed >= stuck:
+                raise TimeoutError
+            if not self._is_writing and passed >= silence:
+                comment = send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await asyncio.wait_for(comment, self._write_timeout or None)
+                passed, self._moved = 0.0, time.monotonic()
+            rest = min(limit - passed if limit > passed else limit for limit in (silence, stuck))
+            patience = None if rest == math.inf else rest
+            await asyncio.wait({sender, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+
+    @property
+    def _write_timeout(self) -> float:
+        return self._state.settings.stream_write_timeout

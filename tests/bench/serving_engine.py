@@ -1,0 +1,133 @@
+"""A scripted engine in a process of its own, behind the real transport: what the HTTP side costs without a model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from dovetail.demo import MODEL_DIR
+from dovetail.engine.loop import run_loop
+from dovetail.engine.messages import (
+    Abort,
+    ControlReply,
+    EngineInfo,
+    Finish,
+    Ready,
+    Stats,
+    Submit,
+    Tick,
+    ToEngine,
+    TokenDelta,
+)
+from dovetail.engine.process import ProcessClient
+from dovetail.engine.wire import SocketTransport
+from dovetail.plugins import PluginPlan
+from dovetail.settings import EngineSettings
+from dovetail.text.tokenizer import Tokenizer
+
+TEXT = "The quick brown fox jumps over the lazy dog; 42 élèves comptent 1, 2, 3 and then some more.\n"
+
+
+def script() -> list[int]:
+    """Return the ids that every reply repeats."""
+    return Tokenizer.load(MODEL_DIR).encode(TEXT, add_special_tokens=False)
+
+
+class ScriptedCore:
+    """Gives every live request one token per step, at a fixed pace or as fast as the reader takes them.
+
+    `cached_tokens` carries the clock in microseconds, so that a client can tell how long a token was under way.
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self.ids = script()
+        self.live: dict[str, list[int]] = {}
+        self.ended: list[TokenDelta] = []
+        self.steps = 0
+        self.due = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """As `EngineCore.has_work`."""
+        return bool(self.live or self.ended)
+
+    def handle(self, message: ToEngine) -> ControlReply | None:
+        """As `EngineCore.handle`."""
+        if isinstance(message, Submit):
+            self.live[message.rid] = [0, message.params.max_tokens]
+        elif isinstance(message, Abort):
+            if self.live.pop(message.rid, None) is not None:
+                self.ended.append(TokenDelta(rid=message.rid, ids=[], finish=Finish("abort", None, "aborted")))
+        else:
+            held = len(self.live)
+            stats = Stats(
+                step=self.steps,
+                num_running=held,
+                num_queued=0,
+                num_used_tokens=held,
+                num_cached_tokens=0,
+                max_total_tokens=1 << 20,
+                gen_throughput=0.0,
+            )
+            return ControlReply(id=message.id, result={name: getattr(stats, name) for name in stats.__struct_fields__})
+        return None
+
+    def step(self) -> Tick:
+        """As `EngineCore.step`."""
+        now = time.monotonic()
+        if self.due > now:
+            time.sleep(self.due - now)
+        self.due = max(self.due, now - self.tick_s) + self.tick_s
+        self.steps += 1
+        deltas, self.ended = self.ended, []
+        clock = int(time.monotonic() * 1e6)
+        for rid, place in list(self.live.items()):
+            at, end = place
+            place[0] = at + 1
+            finish = Finish("length") if at + 1 == end else None
+            ids = [self.ids[at % len(self.ids)]]
+            deltas.append(TokenDelta(rid=rid, ids=ids, prompt_tokens=9, cached_tokens=clock, finish=finish))
+            if finish is not None:
+                del self.live[rid]
+        return Tick(step=self.steps, deltas=deltas)
+
+    def close(self) -> None:
+        """As `EngineCore.close`."""
+
+
+class ScriptedProcess(ProcessClient):
+    """Starts this file where `ProcessClient` starts the engine."""
+
+    def __init__(self, settings: EngineSettings, plan: PluginPlan, tick_s: float) -> None:
+        super().__init__(settings, plan)
+        self.command = (__file__, str(tick_s))
+
+
+def main() -> None:
+    """Connect and serve."""
+    tick_s, path = float(sys.argv[1]), Path(sys.argv[2])
+    transport = SocketTransport(path)
+    transport.receive_start()
+    vocab_size = Tokenizer.load(MODEL_DIR).vocab_size
+    info = EngineInfo(
+        architecture="Scripted",
+        dtype="float32",
+        device="cpu",
+        vocab_size=vocab_size,
+        context_len=1 << 20,
+        max_total_tokens=1 << 20,
+        max_running_requests=4096,
+        page_size=1,
+        attention_backend="none",
+        weight_bytes=0,
+        kv_bytes=0,
+        load_s=0.0,
+    )
+    transport.send(Ready(info))
+    run_loop(ScriptedCore(tick_s), transport)  # type: ignore[arg-type]  # what the loop needs of an EngineCore
+
+
+if __name__ == "__main__":
+    main()
