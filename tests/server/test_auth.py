@@ -286,6 +286,15 @@ def test_files_and_batches_belong_to_their_key(keyed: Harness) -> None:
         ("GET", f"/v1/batches/{batch_id}"),
         ("POST", f"/v1/batches/{batch_id}/cancel"),
     ]
+    response = keyed.post(
+        "/v1/responses", {"model": "tiny", "input": "hi", "store": True}, headers=as_key(ALICE)
+    ).json()
+    routes += [(method, f"/v1/responses/{response['id']}") for method in ("GET", "DELETE")]
+    routes += [
+        ("POST", f"/v1/responses/{response['id']}/cancel"),
+        ("GET", f"/v1/responses/{response['id']}/input_items"),
+    ]
+    assert keyed.get(f"/v1/responses/{response['id']}", headers=as_key(ALICE)).status_code == 200
     for key in (BOB, ADMIN):
         for method, path in routes:
             reply = keyed.http.request(method, keyed.base + path, headers=as_key(key), timeout=10)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -104,8 +106,6 @@ def test_requests_and_tokens_are_counted(counted: Harness) -> None:
 def test_aborted_and_cut_off_choices_have_their_reasons(counted: Harness) -> None:
     """What somebody aborted, and what a client left, is told apart from what ended by itself."""
     counted.engine.hold.clear()
-    import threading
-
     asked = threading.Thread(target=counted.post, args=("/generate", {"text": "a", "rid": "one"}))
     asked.start()
     counted.eventually(lambda: "one" in counted.state.live_rids)
@@ -176,6 +176,16 @@ def test_names_of_each_style(style: str) -> None:
             assert all(labels.items() <= have.items() for have in hits), series.name
     other = {"vllm", "sglang"} - {style}
     assert not [name for name, _ in found if name.startswith(tuple(f"{prefix}:" for prefix in other))]
+
+
+@pytest.mark.parametrize("style", list(STYLES))
+def test_every_series_is_documented(style: str) -> None:
+    """The page on metrics names all that can be scraped."""
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
+    text = Metrics(style, "m").render("")[0].decode()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert [name for name in names if f"`{name}`" not in page and not name.startswith("process_")] == []
+    assert [series.name for series in STYLES[style].series if f"`{series.name}" not in page] == []
 
 
 def test_nothing_is_global() -> None:
