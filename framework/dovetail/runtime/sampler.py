@@ -107,12 +107,11 @@ def sample(
         masks: Where the masks of constrained rows are filled, while the device still computes `logits`.
         counts: Where rows with penalties that are new get their history; a table of their own if not given.
     """
-    _remember(rows, counts or TokenCounts(logits.shape[-1], logits.device))
     mask = fill_masks(rows, masks)
     raw = logits.float()
     top, greedy = raw.max(dim=-1)
     broken = ~torch.isfinite(top)
-    adjusted = adjust(raw, rows, mask)
+    adjusted = adjust(raw, rows, mask, counts)
     if adjusted is not raw:
         greedy = adjusted.argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -132,8 +131,11 @@ def fill_masks(rows: list[SampleRow], masks: MaskBuffer | None) -> TokenMask | N
     return masks.fill([row.constraint for row in rows], wants)
 
 
-def adjust(raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None) -> Tensor:
+def adjust(
+    raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None, counts: TokenCounts | None = None
+) -> Tensor:
     """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any."""
+    _remember(rows, counts or TokenCounts(raw.shape[-1], raw.device))
     out = raw
     only_ends: frozenset[int] = frozenset()
     if mask is not None:
