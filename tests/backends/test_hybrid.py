@@ -27,7 +27,7 @@ from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(max_tokens=4, temperature=0)
+GREEDY = SamplingParams(max_tokens=3, temperature=0)
 
 
 class Interpreted(TritonBackend):
@@ -48,15 +48,16 @@ class TestTwoHalves(AttentionBackendConformance):
     plugin_class: ClassVar[Any] = hybrid(
         TorchNativeBackend, Interpreted if "DOVETAIL_SOAK" in os.environ else OtherNative
     )
+    page_sizes: ClassVar[tuple[int, ...]] = (3,)
 
 
-@pytest.mark.parametrize("lengths", [DECODE[:3], MIXED])
+@pytest.mark.parametrize("lengths", [DECODE[:1], MIXED[1:]])
 def test_torch_prefill_and_triton_decode_agree_with_float64(lengths: Any) -> None:
     """The halves read each other's pages."""
     verify(hybrid(TorchNativeBackend, Interpreted), Case(lengths=lengths, num_kv_heads=2), CPU)
 
 
-@pytest.mark.parametrize("lengths", [PREFILL[:4], MIXED])
+@pytest.mark.parametrize("lengths", [PREFILL[2:4]])
 def test_triton_prefill_and_torch_decode_agree_with_float64(lengths: Any) -> None:
     """The halves the other way round read each other's pages too."""
     verify(hybrid(Interpreted, TorchNativeBackend), Case(lengths=lengths, num_kv_heads=2), CPU)
@@ -67,8 +68,8 @@ def test_greedy_tokens_do_not_depend_on_who_computes_them(
 ) -> None:
     """An engine with `--decode-attention-backend` generates what it generates with one backend, cache hits included."""
     folder = make_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1)
-    prompts = [[7, 8, 9] * 4, [7, 8, 9] * 4 + [1]]
-    changes = {"chunked_prefill_size": 10, "page_size": 4}
+    prompts = [[7, 8, 9] * 3, [7, 8, 9] * 3 + [1]]
+    changes = {"chunked_prefill_size": 7, "page_size": 4}
     want = [tokens(deltas) for deltas in generate(folder, prompts, GREEDY, **changes)]
     monkeypatch.setattr(TritonBackend, "caps", Interpreted.caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)

@@ -1,6 +1,6 @@
 """Long random loads through a real engine: aborts at every stage, and memory that nobody owns is poison.
 
-DOVETAIL_SOAK is the number of requests of the first test, 300 if not given; 10,000 take some minutes.
+DOVETAIL_SOAK is the number of requests of the first test, 240 if not given; 10,000 take some minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 
-NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "300"))
+NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "240"))
 STAGES = ("waiting", "prefill", "decode", "retracted", "compiling", "constrained")
 
 
@@ -162,7 +162,7 @@ def generate(core: EngineCore, prompts: Sequence[list[int]], after: Callable[[],
     found: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     cached: dict[str, int] = {}
     for rid, prompt in zip(found, prompts, strict=True):
-        params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
         core.handle(Submit(rid=rid, prompt_ids=prompt, params=params))
     while core.has_work:
         for delta in core.step().deltas:
