@@ -21,12 +21,20 @@ from dovetail_server.state import get_free_state
 
 REF = "#/components/schemas/"
 F = TypeVar("F", bound=Callable[..., Any])
-FAILURE = {"description": "Error", "content": {"application/json": {"schema": {"$ref": REF + "ErrorBody"}}}}
-FAILURES: dict[int | str, dict[str, Any]] = {"4XX": FAILURE, "5XX": FAILURE}
-"""`responses` of a route that is registered without `json_route`."""
-
 _bodies: dict[str, type[BaseModel]] = {}
-_replies: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
+_replies: dict[str, type[msgspec.Struct]] = {}
+
+
+def failures(error: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """Return `responses` for all errors of a route, whose body is `error`."""
+    _replies[error.__name__] = error
+    schema = {"$ref": REF + error.__name__}
+    failure = {"description": "Error", "content": {"application/json": {"schema": schema}}}
+    return {"4XX": failure, "5XX": failure}
+
+
+FAILURES = failures()
+"""`responses` of a route that is registered without `json_route`."""
 
 
 def json_route(
@@ -36,12 +44,16 @@ def json_route(
     body: type[BaseModel] | None = None,
     form: type[BaseModel] | None = None,
     reply: type[msgspec.Struct] | None = None,
+    may_list: bool = False,
     streams: bool = False,
+    follows: bool = False,
+    error: type[msgspec.Struct] = ErrorBody,
     methods: tuple[str, ...] = ("POST",),
 ) -> Callable[[F], F]:
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
-    One that `streams` generates: when the queue is full it answers 429 before it reads the body.
+    One that `may_list` answers several prompts or choices with a list of replies. One that `streams` generates: when the
+    queue is full it answers 429 before it reads the body.
     """
     extra: dict[str, Any] = {}
     content: dict[str, Any] = {"application/json": {}}
@@ -52,10 +64,11 @@ def json_route(
             extra["requestBody"] = {"required": True, "content": {kind: schema}}
     if reply is not None:
         _replies[reply.__name__] = reply
-        content["application/json"] = {"schema": {"$ref": REF + reply.__name__}}
-    if streams:
+        one = {"$ref": REF + reply.__name__}
+        content["application/json"] = {"schema": {"anyOf": [one, {"type": "array", "items": one}]} if may_list else one}
+    if streams or follows:
         content["text/event-stream"] = {}
-    responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}, **FAILURES}
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}, **failures(error)}
 
     def register(function: F) -> F:
         router.add_api_route(

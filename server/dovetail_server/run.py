@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.settings import EngineSettings
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings import ENV_PREFIX, ServeSettings, is_secret
 from dovetail_server.startup import Phases, engine_notes
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ async def run(
     """
     hooks = ApiHooks()
     engine: EngineClient | None = None
+    forget_secrets()
     try:
         hooks = ApiHooks.start(plan)
         engine = make_engine(settings, plan)
@@ -94,6 +96,13 @@ async def run(
         listener.close()
         hooks.stop()
     return 0 if server.started else 1
+
+
+def forget_secrets() -> None:
+    """Take what only the settings need out of the environment, which every process started from here on inherits."""
+    for name, field in ServeSettings.model_fields.items():
+        if is_secret(field):
+            os.environ.pop(f"{ENV_PREFIX}{name.upper()}", None)
 
 
 async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:

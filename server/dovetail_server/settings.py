@@ -9,7 +9,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, model_validator
@@ -392,6 +392,11 @@ class ConfigFileSource(PydanticBaseSettingsSource):
         """Return the file's settings under their field names."""
         path = self.current_state.get("config")
         return read_config(Path(path)) if path else {}
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Tell whether the setting holds what nobody may read off a message."""
+    return SecretStr in {field.annotation, *get_args(field.annotation)}
 
 
 def field_aliases() -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
+import os
 import re
 import socket
 import time
@@ -18,10 +20,10 @@ from pydantic import SecretStr
 
 from conftest import Harness
 from dovetail.errors import ConfigError
-from dovetail_server.auth import Keys, owner_name, presented_key
+from dovetail_server.auth import Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
-from dovetail_server.run import announce
+from dovetail_server.run import announce, forget_secrets
 from dovetail_server.startup import Phases
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
@@ -422,6 +424,36 @@ def test_comparison_is_by_digest() -> None:
     assert ALICE not in owner_name(ALICE)
     assert len(owner_name(ALICE)) <= 64  # the column's width
     assert presented_key([(b"authorization", b"Bearer a"), (b"x-api-key", b"b")]) is None
+
+
+def test_a_websocket_needs_a_key() -> None:
+    """What is no plain HTTP request is closed without one, whatever a plugin may serve there."""
+    sent: list[Any] = []
+    reached: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    layer = Auth(app, Keys([SecretStr(ALICE)]))
+    scope = {"type": "websocket", "path": "/x/acme/live", "headers": []}
+    asyncio.run(layer(scope, receive, send))
+    assert (sent[0]["type"], reached) == ("websocket.close", [])
+    asyncio.run(layer({**scope, "headers": [(b"x-api-key", ALICE.encode())]}, receive, send))
+    assert reached[0]["state"]["owner"] == owner_name(ALICE)
+
+
+def test_other_processes_inherit_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the settings are read, secrets leave the environment, and the rest of it stays."""
+    for name in ("API_KEY", "ADMIN_API_KEY", "DATABASE_URL", "PORT"):
+        monkeypatch.setenv(f"DOVETAIL_{name}", "1")
+    forget_secrets()
+    assert [name for name in os.environ if name.startswith("DOVETAIL_")] == ["DOVETAIL_PORT"]
 
 
 def preflight(harness: Harness, origin: str, path: str = CHAT) -> requests.Response:

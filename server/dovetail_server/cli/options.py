@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from dovetail.errors import ConfigError
 from dovetail_server.cli.plugin_flags import from_environment, merge_options, split_plugin_flags
-from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases
+from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases, is_secret
 
 NO_OPS = {
     "enable-auto-tool-choice": "tool calls are parsed whenever --tool-call-parser is given",
@@ -79,11 +79,6 @@ def flag_names(name: str, field: FieldInfo) -> list[str]:
 def has_flag(field: FieldInfo) -> bool:
     """Tell whether the setting has a flag of its own; the options of plugins have one each."""
     return not (isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("flag") is False)
-
-
-def is_secret(field: FieldInfo) -> bool:
-    """Tell whether the setting holds what nobody may read off a message."""
-    return SecretStr in {field.annotation, *get_args(field.annotation)}
 
 
 def is_common(field: FieldInfo) -> bool:

@@ -19,7 +19,7 @@ from dovetail_server.state import ServerState, get_ready_state
 router = APIRouter(tags=["native"])
 
 
-@json_route(router, "/generate", body=GenerateRequest, reply=Generated, streams=True)
+@json_route(router, "/generate", body=GenerateRequest, reply=Generated, may_list=True, streams=True)
 async def generate_text(
     request: Request,
     body: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))],
