@@ -15,6 +15,8 @@ from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.workloads import Workload
 
 MAX_REASONS = 5
+MANY_TOKENS = 4
+"""Tokens per event beyond which a reader is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,12 @@ def notes(workload: Workload, common: dict[str, Any], seen: Seen) -> list[str]:
     cached = common["cached_tokens"] - workload.shared_prefix_len * common["num_ok"]
     if cached > 0.02 * max(own, 1):
         found.append(f"{cached:,} of {own:,} prompt tokens were found in the prefix cache")
+    events = sum(record.num_events for record in seen.records)
+    if workload.stream and common["completion_tokens"] > MANY_TOKENS * events > 0:
+        found.append(
+            f"an event brings {common['completion_tokens'] / events:.1f} tokens: many have no text of their own, or "
+            "are sent together; times of tokens are times of events"
+        )
     if seen.busy > 0.9:
         found.append(f"a client process used {seen.busy:.0%} of a core and may be what limits; give more --workers")
     return found

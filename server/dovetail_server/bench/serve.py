@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -229,5 +230,6 @@ def as_report(
 
 
 def main(options: ServeOptions) -> int:
-    """Run the command in an event loop."""
+    """Run the command in an event loop; a signal ends it with its child processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return asyncio.run(run(options))

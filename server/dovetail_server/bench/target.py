@@ -151,7 +151,8 @@ async def _try(
     if response.status != 200:
         if counts_events and response.status in {400, 422}:
             return response.status, False
-        hint = "; try --no-ignore-eos" if "ignore_eos" in problem(data) else ""
+        extensions = ("ignore_eos", "skip_special_tokens")
+        hint = "; try --no-ignore-eos" if any(name in problem(data) for name in extensions) else ""
         raise ConfigError(f"{where}: a test request got HTTP {response.status}: {problem(data)}{hint}")
     if sampling.stream:
         scan = StreamScan(counts_events=counts_events)

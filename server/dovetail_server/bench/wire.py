@@ -22,7 +22,11 @@ PATHS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What all requests of a run have in common."""
+    """What all requests of a run have in common.
+
+    `ignore_eos` goes with showing special tokens: a model of random weights may say nothing else, and a token without
+    text has no event in which its time could be seen.
+    """
 
     model: str
     temperature: float = 0.0
@@ -46,6 +50,7 @@ def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: Sampling, 
             "temperature": sampling.temperature,
             "max_new_tokens": output_len,
             "ignore_eos": sampling.ignore_eos,
+            "skip_special_tokens": not sampling.ignore_eos,
         }
         key = "text" if isinstance(prompt, str) else "input_ids"
         return {key: prompt, "sampling_params": params, "stream": sampling.stream}
@@ -56,7 +61,7 @@ def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: Sampling, 
         "stream": sampling.stream,
     }
     if sampling.ignore_eos:
-        body["ignore_eos"] = True
+        body |= {"ignore_eos": True, "skip_special_tokens": False}
     if sampling.stream:
         body["stream_options"] = {"include_usage": True}
         if counts_events:
