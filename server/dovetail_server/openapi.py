@@ -52,8 +52,9 @@ def json_route(
 ) -> Callable[[F], F]:
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
-    One that `may_list` answers several prompts or choices with a list of replies. One that `streams` generates: when the
-    queue is full it answers 429 before it reads the body.
+    One that `may_list` answers several prompts or choices with a list of replies. One that `streams` generates: when
+    the queue is full it answers 429 before it reads the body; one that `follows` streams what was begun elsewhere.
+    Errors have the body `error`.
     """
     extra: dict[str, Any] = {}
     content: dict[str, Any] = {"application/json": {}}

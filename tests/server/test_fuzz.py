@@ -10,19 +10,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import Harness
+from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.native.generate import GenerateParams, GenerateRequest
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.responses import ResponsesRequest
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "abc"},
     "/generate": {"text": "abc"},
+    "/v1/responses": {"model": "tiny", "input": "hi", "store": False},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
 }
 FIELDS = {
     "/v1/chat/completions": list(ChatRequest.model_fields),
     "/v1/completions": list(CompletionRequest.model_fields),
     "/generate": list(GenerateRequest.model_fields),
+    "/v1/responses": list(ResponsesRequest.model_fields),
+    "/v1/messages": list(MessagesRequest.model_fields),
 }
 scalars = (
     st.none()
@@ -32,11 +38,53 @@ scalars = (
     | st.floats()
     | st.floats(0, 2)
     | st.text(max_size=20)
-    | st.sampled_from(["tiny", "auto", "none", "user", "function", "text", "\ud800", "\0", "<think>", "#"])
+    | st.sampled_from(
+        [
+            "tiny",
+            "auto",
+            "none",
+            "user",
+            "function",
+            "text",
+            "message",
+            "tool_use",
+            "tool_result",
+            "input_text",
+            "assistant",
+            "\ud800",
+            "\0",
+            "<think>",
+            "#",
+        ]
+    )
 )
-WORDS = ["role", "content", "type", "text", "name", "function", "parameters", "include_usage", "3", "enable_thinking"]
+WORDS = [
+    "role",
+    "content",
+    "type",
+    "text",
+    "name",
+    "input",
+    "id",
+    "output",
+    "call_id",
+    "format",
+    "schema",
+    "effort",
+    "function",
+    "parameters",
+    "include_usage",
+    "3",
+    "enable_thinking",
+]
 names = st.text(max_size=8) | st.sampled_from([*WORDS, *GenerateParams.model_fields])
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
+
+
+def said(reply: dict[str, Any]) -> str:
+    """Return what a reply says, under whichever name."""
+    names = ("choices", "text", "content", "usage")
+    return json.dumps([reply[name] for name in names if name in reply])
 
 
 @pytest.mark.parametrize("path", list(GOOD))
@@ -53,12 +101,13 @@ def test_random_fields_never_break_the_server(thinking: Harness, path: str) -> N
         assert reply.status_code < 500, reply.text
         assert "event: error" not in reply.text
         if reply.status_code >= 400:
-            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            known = {"message", "type"} if path == "/v1/messages" else {"message", "type", "param", "code"}
+            assert set(reply.json()["error"]) == known
 
     before = thinking.post(path, GOOD[path]).json()
     try_one()
     after = thinking.post(path, GOOD[path]).json()
-    assert json.dumps(after.get("choices") or after["text"]) == json.dumps(before.get("choices") or before["text"])
+    assert said(after) == said(before)
     assert thinking.state.num_live == 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail_server.anthropic.schema import AnthropicError, AnthropicErrorDetail
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 
 PREFIX = "/v1/messages"
@@ -29,7 +28,7 @@ def status_of(status: int, code: str | None) -> int:
     return OVERLOADED if status == 503 or code == "queue_full" else status
 
 
-def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> dict[str, Any]:
+def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> AnthropicError:
     """Return the body of an error, which has no place for the field at fault: the message names it.
 
     Args:
@@ -41,7 +40,7 @@ def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> dict
     message = detail.message
     if detail.param is not None and detail.param not in message:
         message = f"{detail.param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=message), request_id=request_id)
 
 
 def is_here(path: str) -> bool:

@@ -249,3 +249,18 @@ class TokenCount(msgspec.Struct, frozen=True):
     """Reply of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong. `type` follows from the status; the message names the field at fault."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every error on these routes."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+    request_id: str | None

@@ -10,7 +10,13 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.anthropic.schema import CountTokensRequest, MessageReply, MessagesRequest, TokenCount
+from dovetail_server.anthropic.schema import (
+    AnthropicError,
+    CountTokensRequest,
+    MessageReply,
+    MessagesRequest,
+    TokenCount,
+)
 from dovetail_server.body import json_body
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import messages
@@ -21,7 +27,7 @@ router = APIRouter(tags=["messages"])
 State = Annotated[ServerState, Depends(get_ready_state)]
 
 
-@json_route(router, "/v1/messages", body=MessagesRequest, reply=MessageReply, streams=True)
+@json_route(router, "/v1/messages", body=MessagesRequest, reply=MessageReply, streams=True, error=AnthropicError)
 async def create_message(
     request: Request, body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))], state: State
 ) -> Response:
@@ -33,7 +39,7 @@ async def create_message(
     return Response(await while_connected(request, messages.reply(job)), media_type="application/json")
 
 
-@json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount)
+@json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount, error=AnthropicError)
 async def count_tokens(
     request: Request, body: Annotated[CountTokensRequest, Depends(json_body(CountTokensRequest))], state: State
 ) -> Response:

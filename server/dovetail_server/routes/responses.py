@@ -61,7 +61,7 @@ async def service_of(state: ServerState, response_id: str) -> BatchService:
     return await state.storage.get()
 
 
-@json_route(router, "/v1/responses/{response_id}", reply=ResponseObject, methods=("GET",))
+@json_route(router, "/v1/responses/{response_id}", reply=ResponseObject, follows=True, methods=("GET",))
 async def get_response(
     request: Request,
     response_id: ResponseId,

@@ -164,7 +164,8 @@ async def stream(job: MessagesJob, request_id: str | None) -> Chunks:
         if not started:
             raise
         status, detail, _ = errors.describe(error)
-        yield written(error_body(status_of(status, detail.code), detail, request_id))
+        body = error_body(status_of(status, detail.code), detail, request_id)
+        yield b"event: error\ndata: %b\n\n" % encode(body)
     finally:
         await source.aclose()
 
