@@ -143,7 +143,11 @@ class AttentionBackend(Configurable, ABC):
 
     @abstractmethod
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
-        """Keep what is needed; allocate scratch here, not per step."""
+        """Keep what is needed; allocate scratch here, not per step.
+
+        Made twice: over a pool of two pages before the weights are loaded, so that what fails does so early, and for
+        good.
+        """
 
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Allocate the stable buffers that captured graphs will read. Called once, before any capture."""
