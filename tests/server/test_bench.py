@@ -426,6 +426,25 @@ def test_a_round_measures_steps_in_which_all_decode() -> None:
     assert Round([[(1.0, 1)]]).decode_step_s is None
 
 
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    """Without aiohttp, the message says what to install."""
+    code = (
+        "import sys; sys.modules['aiohttp'] = None; from dovetail_server.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    argv = [sys.executable, "-c", code, "bench", "serve", "--base-url", "http://127.0.0.1:9"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'dovetail[bench]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("argv", "part"), [(["version"], "dovetail 0"), (["--help"], "usage: dovetail serve")])
+def test_the_package_can_be_run(argv: list[str], part: str) -> None:
+    """`python -m dovetail_server` takes every command, and serves if it is given none."""
+    done = subprocess.run([sys.executable, "-m", "dovetail_server", *argv], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(part)
+
+
 class Stranger(BaseHTTPRequestHandler):
     """A server of someone else's: no counts in events, `continuous_usage_stats` refused, spaces in its JSON."""
 
