@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from exchanges import error_of
+from exchanges import error_of, send_raw
 
 from conftest import Harness
 from dovetail.engine.messages import Finish
@@ -30,14 +30,6 @@ def with_n(path: str, n: int, stream: bool) -> dict[str, Any]:
     if path == "/generate":
         return {**body, "sampling_params": {"n": n}}
     return {**body, "n": n}
-
-
-def send_raw(harness: Harness, path: str, body: dict[str, Any]) -> socket.socket:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    client = socket.create_connection(("127.0.0.1", harness.port))
-    client.sendall(head.encode() + data)
-    return client
 
 
 @pytest.mark.parametrize("path", list(BODIES))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import requests
+from exchanges import send_raw
 from pydantic import TypeAdapter
 from replies import message_events
 
@@ -280,6 +281,19 @@ def test_overload_is_529(harness: Harness) -> None:
         assert error_of(post(harness), 529)["type"] == "overloaded_error"
     finally:
         harness.state.is_draining = False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_the_engine(harness: Harness, stream: bool) -> None:
+    """Nothing runs after the connection was closed, streaming or not."""
+    harness.engine.delay_s = 0.01
+    harness.text = "x" * 10_000
+    body = {"model": "tiny", "max_tokens": 400, "messages": USER, "stream": stream}
+    client = send_raw(harness, "/v1/messages", body)
+    harness.eventually(lambda: harness.engine.step > 3)
+    client.close()
+    harness.eventually(lambda: not harness.engine.live and harness.state.num_live == 0)
+    assert len(harness.engine.aborted) == 1
 
 
 def test_an_error_in_a_stream_is_an_event(harness: Harness) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchanges import error_of
+from exchanges import error_of, send_raw
 from replies import fold_response, response_events, strict_response, text_of
 
 from conftest import Harness
@@ -309,6 +309,22 @@ def test_errors_before_and_in_a_stream(harness: Harness) -> None:
     events = response_events(harness.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True}))
     assert events[-1]["type"] == "response.failed"
     assert "engine is gone" in events[-1]["response"]["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_the_engine(harness: Harness, stream: bool) -> None:
+    """Nothing runs, and nothing is stored, after the connection was closed; streaming or not."""
+    harness.engine.delay_s = 0.01
+    harness.text = "x" * 10_000
+    body = {"model": "tiny", "input": "hi", "stream": stream}
+    before = [submit.rid for submit in harness.engine.submits]
+    client = send_raw(harness, "/v1/responses", body)
+    harness.eventually(lambda: harness.engine.step > 3)
+    client.close()
+    harness.eventually(lambda: not harness.engine.live and harness.state.num_live == 0)
+    (rid,) = [submit.rid for submit in harness.engine.submits if submit.rid not in before]
+    assert harness.engine.aborted == [rid]
+    assert harness.get(f"/v1/responses/{rid}").status_code == 404
 
 
 def test_log_probabilities_belong_to_the_text(thinking: Harness) -> None:

@@ -251,3 +251,58 @@ def test_a_server_runs_only_batches_for_its_model(folder: Path, tmp_path: Path) 
         assert api.wait(batch_id)["model"] == "other"
     finally:
         one.close()
+
+
+def test_stored_responses_survive_kill_9(folder: Path, tmp_path: Path) -> None:
+    """What was answered can be continued; what was being generated in the background is known to have failed."""
+    settings = {"file_storage_path": tmp_path, "delay_s": 0.05}
+    body = {"model": "tiny", "input": "remember me"}
+    with Killable(folder, **settings) as server:
+        kept = server.post("/v1/responses", body).json()
+        lost = server.post("/v1/responses", {**body, "background": True}).json()
+    with Killable(folder, **settings) as server:
+        assert server.get(f"/v1/responses/{kept['id']}").json() == kept
+        more = server.post("/v1/responses", {**body, "input": "so?", "previous_response_id": kept["id"]}).json()
+        assert more["usage"]["input_tokens"] > kept["usage"]["input_tokens"] + kept["usage"]["output_tokens"]
+        found = server.get(f"/v1/responses/{lost['id']}").json()
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+
+
+def test_a_server_that_ends_says_so_of_its_background_responses(
+    make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A clean end leaves no response in progress."""
+    first = make_harness(file_storage_path=tmp_path, drain_timeout=0.1)
+    first.engine.delay_s = 0.2
+    started = first.post("/v1/responses", {"model": "tiny", "input": "x", "background": True}).json()
+    first.close()
+    second = make_harness(file_storage_path=tmp_path)
+    assert second.get(f"/v1/responses/{started['id']}").json()["status"] == "failed"
+
+
+def test_an_older_database_is_brought_up_to_date(make_harness: Callable[..., Any], tmp_path: Path) -> None:
+    """A database of the first version gains what came later and keeps its rows; migrations and tables agree."""
+    import contextlib
+
+    from alembic import command
+    from alembic.autogenerate import compare_metadata
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+
+    from dovetail_server.storage.database import MIGRATIONS
+    from dovetail_server.storage.tables import metadata
+
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'dovetail.db'}")
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        columns = "id, owner, filename, purpose, bytes, created_at"
+        connection.exec_driver_sql(f"insert into files ({columns}) values ('file-1', '', 'f', 'evals', 0, 1)")
+    server = make_harness(file_storage_path=tmp_path)
+    assert [file["id"] for file in server.get("/v1/files").json()["data"]] == ["file-1"]
+    assert server.post("/v1/responses", {"model": "tiny", "input": "x"}).json()["store"] is True
+    with contextlib.closing(engine.connect()) as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
