@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
+from dovetail.engine import integrity
 from dovetail.engine.messages import SamplingParams, Submit
-from dovetail.testing.engine import collect, generate, make_client, tokens
+from dovetail.testing.engine import collect, generate, make_client, make_core, tokens
 
 
 def params(**changes: object) -> SamplingParams:
@@ -154,3 +155,16 @@ def test_abort_from_elsewhere_ends_the_stream(qwen3: Path) -> None:
         return reason
 
     assert asyncio.run(main()) == "abort"
+
+
+def test_a_lost_page_is_found_counted_and_given_back(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that leaks while the engine runs is free again a little later, and `stats` tells of it."""
+    monkeypatch.setattr(integrity, "INTERVAL", 8)
+    core = make_core(qwen3)
+    core.pages.allocator.allocate(3)
+    core.handle(Submit(rid="a", prompt_ids=[1, 2, 3], params=params(ignore_eos=True, max_tokens=20)))
+    while core.has_work:
+        core.step()
+    assert core.stats().num_repaired_pages == 3
+    core.pages.flush()
+    assert core.pages.allocator.num_free == core.pages.allocator.num_pages

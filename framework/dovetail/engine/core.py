@@ -7,6 +7,7 @@ import secrets
 
 import msgspec
 
+from dovetail.engine.integrity import SHARED_PAGE, PageWatch
 from dovetail.engine.messages import (
     Abort,
     Control,
@@ -53,6 +54,7 @@ class EngineCore:
             POLICIES[settings.schedule_policy](),
             _limits(settings, self.runner.device.type, self.runner.weight_bytes),
         )
+        self.watch = PageWatch(self.pages)
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
         self.step_count = 0
@@ -133,6 +135,8 @@ class EngineCore:
             if self.grammars is not None and is_compiling:
                 self.grammars.wait()
             self._is_resting = not is_compiling
+        for request in self.watch.look(self.scheduler.running):
+            self._abort(request.rid, SHARED_PAGE)
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 
@@ -218,6 +222,7 @@ class EngineCore:
             num_cached_tokens=self.pages.tree.num_evictable * size,
             max_total_tokens=self.pages.allocator.num_pages * size,
             gen_throughput=self.report.throughput,
+            num_repaired_pages=self.watch.num_repaired_pages,
         )
 
     def _take_token(self, request: Request, token: int | None) -> TokenDelta:

@@ -227,6 +227,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     max_total_tokens: int
     gen_throughput: float
+    num_repaired_pages: int = 0
+    """Pages whose ownership was wrong and has been put right: a fault of the engine's, 0 in every good run."""
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):

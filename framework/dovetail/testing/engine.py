@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.engine.core import EngineCore
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.engine.messages import SamplingParams, Submit, TokenDelta
-from dovetail.plugins import Registry, make_plan
+from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings
 
 
-def make_client(folder: Path, **changes: Any) -> InProcessClient:
-    """Make an engine client for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise."""
+def make_plans(folder: Path, **changes: Any) -> tuple[EngineSettings, PluginPlan]:
+    """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise."""
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
     settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
     plan = make_plan(
@@ -26,7 +27,18 @@ def make_client(folder: Path, **changes: Any) -> InProcessClient:
         decode_attention_backend=settings.decode_attention_backend,
         device=settings.device,
     )
-    return InProcessClient(settings, plan)
+    return settings, plan
+
+
+def make_client(folder: Path, **changes: Any) -> InProcessClient:
+    """Make an engine client for a checkpoint, with the settings of `make_plans`."""
+    return InProcessClient(*make_plans(folder, **changes))
+
+
+def make_core(folder: Path, **changes: Any) -> EngineCore:
+    """Make an engine without a loop around it, with the settings of `make_plans`: its owner steps it."""
+    settings, plan = make_plans(folder, **changes)
+    return EngineCore(settings, load(plan, "engine"))
 
 
 async def collect(client: InProcessClient, request: Submit) -> list[TokenDelta]:
