@@ -109,7 +109,7 @@ def create_app(state: ServerState) -> FastAPI:
 def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> None:
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
-    app.add_middleware(Auth, keys=Keys.of(settings))
+    app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins)
     app.add_middleware(Guard, state=state, streamed=streamed)
     if settings.allow_origins:
         # A browser asks before it sends the key: those questions are answered here, for these origins only.

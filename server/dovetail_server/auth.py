@@ -28,6 +28,7 @@ OPEN = frozenset({"/livez"})
 """What answers without a key: that the process lives is all it tells."""
 BROWSED = ("/docs", "/docs/", "/openapi.json")
 """What people open in a browser, which sends a key as a password (`Basic`) only. Nothing here changes anything."""
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_KEY_BYTES = 4096
 HOW = "send it in the header Authorization: Bearer KEY, or x-api-key: KEY"
 
@@ -126,10 +127,11 @@ def _password(credentials: bytes) -> bytes:
 class Auth:
     """Lets nobody pass without a key, and notes who it is in `scope["state"]`: `caller`, and `owner` for storage."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        """Wrap `app`."""
+    def __init__(self, app: ASGIApp, keys: Keys, origins: Sequence[str] = ()) -> None:
+        """Wrap `app`; pages of `origins` may use it, "*" for all."""
         self.app = app
         self.keys = keys
+        self.origins = frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -144,18 +146,40 @@ class Auth:
         caller = self.keys.identify(presented)
         if caller is None and path in OPEN:
             caller = NOBODY
+        if kind == "websocket" and is_foreign(scope["headers"], self.origins):
+            caller = None
         if caller is not None:
             state = scope.setdefault("state", {})
             state["caller"], state["owner"] = caller, caller.owner
+            state["is_foreign"] = is_foreign(scope["headers"], self.origins)
+            if state["is_foreign"] and kind == "http" and scope["method"] not in READING:
+                raise foreign_page()
             CALLER.set(caller)
             await self.app(scope, receive, send)
-        elif kind == "websocket":
+        elif kind == "websocket":  # also those of other sites' pages, which need no permission either
             await send({"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"})
         else:
             text = "this server needs an API key: " + HOW if presented is None else "the API key is not valid: " + HOW
             detail = ErrorDetail(message=text, type="authentication_error", code="invalid_api_key")
             ask = 'Basic realm="dovetail: any name, the API key as password"' if allow_basic else "Bearer"
             await reply(401, detail, {"www-authenticate": ask})(scope, receive, send)
+
+
+def is_foreign(headers: Iterable[tuple[bytes, bytes]], origins: frozenset[bytes]) -> bool:
+    """Tell whether a browser sends the request for a page of another site, which nobody has allowed.
+
+    A form or an image there needs no permission to send one, and a server without keys would take it for its user's.
+    """
+    if b"*" in origins:
+        return False
+    found = {name: value for name, value in headers if name in (b"sec-fetch-site", b"origin")}
+    return found.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and found.get(b"origin") not in origins
+
+
+def foreign_page() -> RequestError:
+    """Return the error for such a request."""
+    text = "a page of another site sent this; --allow-origins names the sites that may"
+    return RequestError(text, code="origin_not_allowed", status=403)
 
 
 def check_admin(caller: Caller) -> None:
@@ -173,5 +197,7 @@ def check_admin(caller: Caller) -> None:
 
 
 async def admin_only(request: Request) -> None:
-    """FastAPI dependency of the routes that need the admin's key where there is one."""
+    """FastAPI dependency of the routes that need the admin's key where there is one, and are never a page's to call."""
     check_admin(request.scope["state"]["caller"])
+    if request.scope["state"]["is_foreign"]:
+        raise foreign_page()

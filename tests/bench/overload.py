@@ -3,8 +3,8 @@
     python tests/bench/overload.py --rounds 3
 
 Rounds alternate between as many requests as the server holds, one after the other (what it can do, nothing refused),
-and requests at ten times the rate of that, whatever comes back. Reported are the ratio of what was completed, and how
-long refusals took.
+and requests at ten times the rate of that, whatever comes back. Reported are the ratio of what was completed, how long
+refusals took, and what part of a core the HTTP process used: on a machine with other work the ratio is noise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -106,17 +107,37 @@ async def opened(client: Client, rate: float, seconds: float) -> tuple[float, li
     return len(done) / (max(done) - began), refused, reached
 
 
-async def measure(arguments: argparse.Namespace, held: int) -> None:
+class Cores:
+    """What part of a core a process has used since it was asked last."""
+
+    def __init__(self, pid: int) -> None:
+        self.path = Path(f"/proc/{pid}/stat")
+        self.used, self.at = self.read(), time.perf_counter()
+
+    def read(self) -> float:
+        fields = self.path.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def since(self) -> float:
+        used, at = self.read(), time.perf_counter()
+        part = (used - self.used) / (at - self.at)
+        self.used, self.at = used, at
+        return part
+
+
+async def measure(arguments: argparse.Namespace, held: int, pid: int) -> None:
     client = Client(arguments.port, arguments.max_tokens)
     await closed(client, held, 2.0)
+    cores = Cores(pid)
     plain, loaded, refusals = [], [], []
     for _ in range(arguments.rounds):
         plain.append(await closed(client, held, arguments.seconds))
+        alone = cores.since()
         goodput, refused, reached = await opened(client, 10 * plain[-1], arguments.seconds)
         loaded.append(goodput)
         refusals += refused
-        text = f"{plain[-1]:.1f} requests/s alone; offered {reached:.0f}/s: {goodput:.1f} requests/s completed, "
-        print(text + f"{len(refused)} refused", flush=True)
+        print(f"{plain[-1]:.1f} requests/s alone, {alone:.1%} of a core for HTTP; offered {reached:.0f}/s:", end=" ")
+        print(f"{goodput:.1f} requests/s completed, {len(refused)} refused, {cores.since():.1%} of a core", flush=True)
     p50, p99 = statistics.median(refusals), statistics.quantiles(refusals, n=100)[98]
     ratio = statistics.mean(loaded) / statistics.mean(plain)
     print(f"goodput at 10x: {ratio:.1%} of what it is without; refusals p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
@@ -136,7 +157,7 @@ def main() -> None:
         server = Server(Path(folder), arguments.port, *flags)
         try:
             server.wait()
-            asyncio.run(measure(arguments, arguments.running + arguments.queued))
+            asyncio.run(measure(arguments, arguments.running + arguments.queued, server.process.pid))
         finally:
             server.stop()
 

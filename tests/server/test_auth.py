@@ -446,6 +446,9 @@ def test_a_websocket_needs_a_key() -> None:
     assert (sent[0]["type"], reached) == ("websocket.close", [])
     asyncio.run(layer({**scope, "headers": [(b"x-api-key", ALICE.encode())]}, receive, send))
     assert reached[0]["state"]["owner"] == owner_name(ALICE)
+    foreign = [(b"x-api-key", ALICE.encode()), (b"sec-fetch-site", b"cross-site"), (b"origin", b"https://evil.example")]
+    asyncio.run(layer({**scope, "headers": foreign}, receive, send))
+    assert (len(sent), len(reached)) == (2, 1)
 
 
 def test_other_processes_inherit_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,3 +499,25 @@ def test_cors_for_some_origins(make_harness: Callable[..., Harness]) -> None:
         reply = harness.post(CHAT, body, headers={**headers, "origin": evil})
         assert reply.status_code == status
         assert "access-control-allow-origin" not in reply.headers
+
+
+def test_pages_of_other_sites_change_nothing(make_harness: Callable[..., Harness], tmp_path: Any) -> None:
+    """A form elsewhere cannot upload, nor an image flush the cache; links to /docs and allowed sites work."""
+    good = "https://chat.example.org"
+    harness = make_harness(allow_origins=[good], file_storage_path=tmp_path)
+    for site in ("cross-site", "same-site"):
+        for origin in ("https://evil.example", "null"):
+            headers = {"sec-fetch-site": site, "origin": origin}
+            form = {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "user_data"}}
+            for path, body in (("/v1/files", form), ("/flush_cache", {}), (CHAT, {"json": BODY})):
+                reply = harness.post(path, headers=headers, **body)
+                assert (reply.status_code, error_of(reply)["code"]) == (403, "origin_not_allowed")
+            assert harness.get("/flush_cache", headers=headers).status_code == 403
+            assert harness.get("/docs", headers=headers).status_code == 200
+        assert harness.get("/flush_cache", headers={"sec-fetch-site": site}).status_code == 403
+        assert harness.post(CHAT, BODY, headers={"sec-fetch-site": site, "origin": good}).status_code == 200
+    for site in ("none", "same-origin"):
+        assert harness.post(CHAT, BODY, headers={"sec-fetch-site": site, "origin": "http://x"}).status_code == 200
+    anybody = make_harness(allow_origins=["*"])
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    assert anybody.post(CHAT, BODY, headers=headers).status_code == 200
