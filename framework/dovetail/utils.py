@@ -65,12 +65,13 @@ def launch_server_cmd(
     return execute_shell_command(f"{command.strip()} --port {chosen}"), chosen
 
 
-def wait_for_server(base_url: str, timeout: float | None = None) -> None:
+def wait_for_server(base_url: str, timeout: float | None = None, *, api_key: str | None = None) -> None:
     """Return once the server answers `GET /v1/models`.
 
     Args:
         base_url: Such as `http://localhost:30000`.
         timeout: Seconds to wait; None waits as long as the server process lives.
+        api_key: What the server asks for, if it asks for one.
 
     Raises:
         TimeoutError: It was not ready in time.
@@ -79,7 +80,7 @@ def wait_for_server(base_url: str, timeout: float | None = None) -> None:
     deadline = None if timeout is None else time.monotonic() + timeout
     process = _launched.get(urlsplit(base_url).port or 80)
     while True:
-        if _answers(f"{base_url.rstrip('/')}/v1/models"):
+        if _answers(f"{base_url.rstrip('/')}/v1/models", api_key):
             return
         if process is not None and process.poll() is not None:
             raise RuntimeError(f"the server ended with exit code {process.returncode}; its last lines say why")
@@ -122,10 +123,11 @@ def print_highlight(content: object) -> None:
     display(HTML(f'<strong style="color: #00008B">{safe}</strong>'))
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, api_key: str | None) -> bool:
     """Tell whether a GET gives 200."""
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as reply:
             return bool(reply.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False

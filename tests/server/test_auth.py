@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from conftest import Harness
 from dovetail.errors import ConfigError
+from dovetail.utils import wait_for_server
 from dovetail_server.auth import Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
@@ -521,3 +522,10 @@ def test_pages_of_other_sites_change_nothing(make_harness: Callable[..., Harness
     anybody = make_harness(allow_origins=["*"])
     headers = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
     assert anybody.post(CHAT, BODY, headers=headers).status_code == 200
+
+
+def test_a_script_waits_for_a_server_with_keys(keyed: Harness) -> None:
+    """`wait_for_server` takes the key."""
+    wait_for_server(keyed.base, timeout=5, api_key=ALICE)
+    with pytest.raises(TimeoutError):
+        wait_for_server(keyed.base, timeout=0.1)
