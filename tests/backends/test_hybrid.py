@@ -20,6 +20,7 @@ from dovetail.runtime import backends
 from dovetail.runtime.hybrid import common_caps, hybrid
 from dovetail.runtime.runner import ModelRunner
 from dovetail.testing.conformance.attention import DECODE, MIXED, PREFILL, AttentionBackendConformance
+from dovetail.testing.conformance.attention_graph import capture_and_replay
 from dovetail.testing.conformance.attention_world import Case, make_world, verify
 from dovetail.testing.engine import generate, tokens
 from dovetail.testing.models import make_model
@@ -76,6 +77,16 @@ def test_greedy_tokens_do_not_depend_on_who_computes_them(
     with caplog.at_level(logging.INFO, "dovetail"):
         found = generate(folder, prompts, GREEDY, decode_attention_backend="triton", **changes)
     assert [tokens(deltas) for deltas in found] == want
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", [(TorchNativeBackend, TritonBackend), (TritonBackend, TorchNativeBackend)])
+def test_halves_agree_with_float64_on_a_gpu(pair: tuple[type[AttentionBackend], type[AttentionBackend]]) -> None:
+    """Compiled kernels and torch read each other's pages; a hybrid that decodes in graphs is captured and replayed."""
+    for lengths in (DECODE, PREFILL, MIXED):
+        verify(hybrid(*pair), Case(lengths=lengths, num_kv_heads=2), torch.device("cuda"))
+    if hybrid(*pair).caps.graph != "none":
+        capture_and_replay(hybrid(*pair), Case(lengths=DECODE))
 
 
 class Spy(TorchNativeBackend):

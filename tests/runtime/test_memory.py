@@ -241,6 +241,17 @@ def test_a_started_engine_shows_the_plan(
     assert "memory of cpu" not in capfd.readouterr().err
 
 
+@pytest.mark.gpu
+def test_a_started_engine_measures_what_was_taken_on_a_gpu(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After capturing, the table says what buffers and graphs really took."""
+    folder = make_model(tmp_path, "LlamaForCausalLM", head_dim=64)
+    with caplog.at_level(logging.INFO, "dovetail"):
+        generate(folder, [], [], device="cuda", dtype="bfloat16")
+    assert "taken until ready" in capfd.readouterr().err
+
+
 def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Path) -> None:
     """The peak of live tensors in a step with a chunk of 1,000 tokens is at most the estimate, and most of it."""
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 2048}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.errors import ModelError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -149,17 +150,19 @@ def test_no_torch_and_under_a_second(llama_8b: str) -> None:
 
 
 def test_the_facts_of_builtins_are_those_of_their_plugins(tmp_path: Path) -> None:
-    """What `plan` reads of `config.json` without torch is what each built-in model reads with it."""
+    """What `plan` reads of a dense `config.json` without torch is what each built-in model reads with it."""
+    compared = []
     for record in Registry.scan().of_kind("model"):
-        if not record.builtin:
-            continue
         folder = tmp_path / record.name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({**CONFIG_8B, "architectures": [record.name]}))
-        quick, real = (
-            config_of(folder, record.name),
-            import_planned(as_planned(record)).config_from_hf(read_config(folder)),
-        )
+        try:
+            real = import_planned(as_planned(record)).config_from_hf(read_config(folder))
+        except ModelError:
+            continue  # it needs keys that a dense decoder does not have
+        quick = config_of(folder, record.name)
         for name in ("num_layers", "num_kv_heads", "num_qo_heads", "head_dim", "hidden_size", "intermediate_size"):
             assert getattr(quick, name) == getattr(real, name)
         assert (quick.vocab_size, quick.dtype) == (real.vocab_size, real.dtype)
+        compared.append(record.name)
+    assert {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} <= set(compared)

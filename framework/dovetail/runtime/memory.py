@@ -7,7 +7,8 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
   projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
   plus one token per row.
 - *Sampling*: R rows of logits in the model's dtype and six float32 copies (`runtime/sampler.py`, `runtime/draw.py`: the
-  logits, their adjusted copy, scores, the race and its noise).
+  logits, their adjusted copy, scores, the race and its noise), and 5 bytes per token of the vocabulary for each request
+  with penalties (`runtime/penalties.py`).
 - *CUDA graphs*: what the largest step needs, once more, for graphs share a pool of their own; the logits that each
   batch size keeps; and an allowance for what the driver keeps of each graph, which is a guess: the table of a started
   engine says what was really taken.
@@ -187,6 +188,11 @@ def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
     return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
 
 
+def penalty_bytes(config: ModelConfig, rows: int) -> int:
+    """What counting the tokens of so many requests with penalties takes; see the top of this file."""
+    return rows * config.vocab_size * 5
+
+
 def graph_bytes(config: ModelConfig, item_bytes: int, max_running_requests: int) -> int:
     """Estimate what CUDA graphs keep; see the top of this file."""
     rows = min(GRAPH_ROWS, max_running_requests)
@@ -226,7 +232,7 @@ def plan_memory(
         device=device,
         dtype=dtype,
         weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes(config, item, tokens) + sampling_bytes(config, item, rows),
+        activation_bytes=_step_bytes(config, item, tokens, rows),
         graph_bytes=graph_bytes(config, item, rows) if has_graphs else 0,
         page_size=size,
         page_bytes=page_bytes(config, size, item),
@@ -240,6 +246,11 @@ def plan_memory(
     num, notes = _num_pages(settings, plan)
     plan = dataclasses.replace(plan, num_pages=num, notes=tuple(notes))
     return _with_context(settings, plan)
+
+
+def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int) -> int:
+    sampling = sampling_bytes(config, item_bytes, rows) + penalty_bytes(config, rows)
+    return activation_bytes(config, item_bytes, tokens) + sampling
 
 
 def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int) -> int:
