@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 
 from dovetail_server.logs import uvicorn_config
+from dovetail_server.protocol import BoundedHttp
 from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -88,5 +89,5 @@ def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=int(LAST_WORDS_S),
-        h11_max_incomplete_event_size=1 << 16,
+        http=BoundedHttp,
     )

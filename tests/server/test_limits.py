@@ -249,3 +249,52 @@ def test_chunked_bodies_over_the_limit(make_harness: Callable[..., Harness], pat
     assert time.monotonic() - began < 10
     assert harness.get("/livez").status_code == 200
     harness.eventually(lambda: harness.state.num_held_bytes == 0)
+
+
+def test_endless_headers_are_cut_off(make_harness: Callable[..., Harness]) -> None:
+    """Nobody fills the memory with headers, with a key or without; large ones within reason are read."""
+    harness = make_harness(api_key=["secret"])
+    big = {f"x-header-{i}": "y" * 4000 for i in range(12)}
+    assert harness.get("/livez", headers=big).status_code == 200
+    for piece in (b"x-h: " + b"a" * 60_000 + b"\r\n", b"a" * 60_000):
+        sent = 0
+        with socket.create_connection(("127.0.0.1", harness.port), timeout=10) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nx-first: ")
+            try:
+                while sent < 50 << 20:
+                    client.sendall(piece)
+                    sent += len(piece)
+                received = client.recv(1 << 16)
+            except ConnectionError:
+                received = b""
+        assert sent < 50 << 20 or b" 431 " in received
+        assert not received or b" 431 " in received
+    assert harness.get("/livez").status_code == 200
+
+
+def test_a_large_body_before_the_next_request_is_no_head(harness: Harness) -> None:
+    """Pieces of a body do not count as headers, nor does what follows them on a kept connection."""
+    body = json.dumps({**BODY, "metadata": {f"k{i}": "x" * 500 for i in range(16)}, "user": "u" * 500})
+    raw = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        + f"content-length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+    with socket.create_connection(("127.0.0.1", harness.port), timeout=10) as client:
+        received = b""
+        client.sendall(raw * 20 + b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        received = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert received.count(b"HTTP/1.1 200") == 21
+
+
+def test_slow_headers_are_cut_off(make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that says nothing, or does not finish its headers, ends; one with a reply under way does not."""
+    monkeypatch.setattr("dovetail_server.protocol.HEAD_S", 0.2)
+    harness = make_harness()
+    with held(harness, 1):
+        for begin in (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", harness.port), timeout=10) as client:
+                client.sendall(begin)
+                began = time.monotonic()
+                assert client.recv(1) == b""
+                assert time.monotonic() - began < 5
+        assert harness.state.num_live == 1
