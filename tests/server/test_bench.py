@@ -23,7 +23,7 @@ from dovetail_server.bench.figures import figures_of
 from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
 from dovetail_server.bench.jobs import Record
 from dovetail_server.bench.latency import LatencyOptions, check_room
-from dovetail_server.bench.prompts import RandomIds, Vocabulary, read_dataset
+from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, read_dataset
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
 from dovetail_server.bench.workloads import STANDARD, Workload
@@ -201,6 +201,14 @@ def test_random_prompts_are_exact_seeded_and_share_their_prefix() -> None:
     assert other[:20] != ids[0][:20]
 
 
+def test_prompts_of_text_can_be_read(folder: Path) -> None:
+    """Text is made of tokens that are characters: no NUL, which servers refuse, and no half of a character."""
+    vocabulary = Vocabulary.of_folder(folder, readable=True)
+    load = Workload(name="x", num_prompts=20, concurrency=1, input_len=(50, 50), output_len=(2, 2))
+    texts = [text for text, _ in RandomText(RandomIds(vocabulary, "1")).draw(load, 20)]
+    assert all(isinstance(text, str) and text.isprintable() and len(text) == 50 for text in texts)
+
+
 def test_the_standard_suite_is_the_one_that_servers_are_compared_by() -> None:
     """Requests, places and lengths of the suite do not change unnoticed: figures would not compare any more."""
     found = {w.name: (w.num_prompts, w.concurrency, w.input_len, w.output_len, w.shared_prefix_len) for w in STANDARD}
@@ -251,7 +259,7 @@ def test_our_server_can_be_driven_by_every_endpoint(
     argv = ["serve", "--base-url", harness.base + "/v1/", "--endpoint", endpoint, "--num-prompts", "6", "--json"]
     argv += [str(file), "--concurrency", "2", "--input-len", "5:9", "--output-len", "12", "--no-ignore-eos"]
     code, out, err = run_bench(capsys, *argv, "--tokenizer", str(folder), "--workers", "2", "--bandwidth", "100")
-    assert code == 0, err
+    assert code == 0, out
     report = json.loads(file.read_text())
     found = report["workloads"][0]
     per_reply = found["completion_tokens"] / 6

@@ -18,6 +18,8 @@ import aiohttp
 from dovetail.errors import ConfigError, DovetailError
 
 POLL_S = 0.02
+POLL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+"""The port accepts connections long before the server reads them."""
 STOP_S = 30.0
 MANAGED = ("--host", "--port", "--model-path", "--model")
 
@@ -50,7 +52,7 @@ class Launched:
                 kind = ConfigError if self.process.returncode == 2 else DovetailError
                 raise kind(f"the server ended with code {self.process.returncode}: {self.last_line()}")
             with suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with session.get(f"{self.base_url}/readyz") as response:
+                async with session.get(f"{self.base_url}/readyz", timeout=POLL_TIMEOUT) as response:
                     if response.status == 200:
                         return time.monotonic() - self.started
             await asyncio.sleep(POLL_S)

@@ -43,8 +43,8 @@ class Vocabulary:
         return cls(ids, origin)
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Vocabulary:
-        """Take all ordinary tokens of a tokenizer.
+    def of_folder(cls, folder: Path, *, readable: bool = False) -> Vocabulary:
+        """Take all ordinary tokens of a tokenizer, or those that are `readable` by themselves: for prompts of text.
 
         Raises:
             ConfigError: There is no tokenizer that can be read.
@@ -54,6 +54,13 @@ class Vocabulary:
         backend = load_backend(folder)
         special = backend.get_added_tokens_decoder()
         ids = [i for i in range(backend.get_vocab_size(with_added_tokens=False)) if i not in special]
+        if readable:
+            texts = backend.decode_batch([[i] for i in ids])
+            ids = [
+                i for i, text in zip(ids, texts, strict=True) if text.isprintable() and text and "\ufffd" not in text
+            ]
+        if len(ids) < 2:
+            raise ConfigError(f"the tokenizer in {folder} has no ordinary tokens to make prompts of")
         return cls(ids, f"tokenizer in {folder}", backend)
 
 

@@ -22,7 +22,7 @@ from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
 from dovetail_server.bench.figures import Figures, figures_of
 from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
-from dovetail_server.bench.launch import launched
+from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.target import Target, clean_url, discover, probe
 from dovetail_server.bench.wire import Prompt, Sampling
@@ -67,55 +67,75 @@ async def run(options: ServeOptions) -> int:
         ConfigError: The server, the model or the options do not fit; nothing was measured.
         DovetailError: The server or a client process failed on the way.
     """
-    out = report.console()
     lines = prompts.read_dataset(options.dataset, options.endpoint) if options.dataset is not None else []
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(options.headers, options.timeout_s))
-        server = None
+        server, start = None, None
         if options.base_url is None:
             server = await stack.enter_async_context(launched(str(options.model_path), options.serve_flags))
-            ready_s = await server.wait_ready(session, options.start_timeout_s)
+            start = await first_answer(server, session, options)
         base_url = server.base_url if server is not None else clean_url(options.base_url or "")
         target = await discover(session, base_url, options.model)
-        sampling = Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
-        start = None
-        if server is not None:
-            await probe(session, target, "completions", FIRST_PROMPT, replace(sampling, stream=False))
-            start = Start(ready_s=ready_s, first_answer_s=time.monotonic() - server.started)
         facts = model_facts(options, target)
         material = material_of(options, lines, target, facts)
-        supports = await probe_all(session, target, options, material, sampling)
+        supports = await probe_all(session, target, options, material)
         floor = await find_floor(options, target, facts)
-        setup = Run(
-            base_url=target.base_url,
-            endpoint=options.endpoint,
-            sampling=sampling,
-            headers=options.headers,
-            supports_counts=supports,
-            seed=options.seed,
-            workers=options.workers,
-            timeout_s=options.timeout_s,
-        )
-        found: list[Figures] = []
-        for workload in options.workloads:
-            found.append(await measure(workload, setup, material, floor))
-            report.save(options.json, as_report(target, floor, start, options, found))
-            if len(options.workloads) > 1:
-                print(report.brief(found[-1]), file=sys.stderr, flush=True)
+        found = await measure_all(options, target, supports, material, floor, start)
     about = describe(target, floor, start, options)
-    report.show(out, f"{target.model} at {target.base_url}", found, about)
+    report.show(report.console(), f"{target.model} at {target.base_url}", found, about)
     return 1 if any(figures.num_failed for figures in found) else 0
 
 
-async def probe_all(
-    session: aiohttp.ClientSession, target: Target, options: ServeOptions, material: Material, sampling: Sampling
-) -> bool:
+async def first_answer(server: Launched, session: aiohttp.ClientSession, options: ServeOptions) -> Start:
+    """Wait for a server that was just started and let it answer one short request.
+
+    Raises:
+        ConfigError: It does not start, for a reason that the user can remove.
+        DovetailError: It does not start for another reason.
+    """
+    ready_s = await server.wait_ready(session, options.start_timeout_s)
+    target = await discover(session, server.base_url, options.model)
+    await probe(session, target, "completions", FIRST_PROMPT, Sampling(model=target.model, stream=False))
+    return Start(ready_s=ready_s, first_answer_s=time.monotonic() - server.started)
+
+
+async def measure_all(
+    options: ServeOptions, target: Target, supports: bool, material: Material, floor: Floor, start: Start | None
+) -> list[Figures]:
+    """Run every workload; the JSON file is written after each."""
+    setup = Run(
+        base_url=target.base_url,
+        endpoint=options.endpoint,
+        sampling=sampling_of(options, target),
+        headers=options.headers,
+        supports_counts=supports,
+        seed=options.seed,
+        workers=options.workers,
+        timeout_s=options.timeout_s,
+    )
+    found: list[Figures] = []
+    for workload in options.workloads:
+        found.append(await measure(workload, setup, material, floor))
+        report.save(options.json, as_report(target, floor, start, options, found))
+        if len(options.workloads) > 1:
+            print(report.brief(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def sampling_of(options: ServeOptions, target: Target) -> Sampling:
+    """Return what all requests have in common."""
+    return Sampling(model=target.model, temperature=options.temperature, ignore_eos=options.ignore_eos)
+
+
+async def probe_all(session: aiohttp.ClientSession, target: Target, options: ServeOptions, material: Material) -> bool:
     """Send a test request of each kind that will be measured; returns whether streams can count their tokens."""
     supports = False
     for stream in sorted({workload.stream for workload in options.workloads}):
         tiny = Workload(name="probe", num_prompts=1, concurrency=1, input_len=(8, 8), output_len=(4, 4))
         prompt = next(iter(material.source(f"{options.seed}/probe").draw(tiny, 1)))[0]
-        supports |= await probe(session, target, options.endpoint, prompt, replace(sampling, stream=stream))
+        supports |= await probe(
+            session, target, options.endpoint, prompt, replace(sampling_of(options, target), stream=stream)
+        )
     return supports
 
 
@@ -149,7 +169,7 @@ def material_of(
         if folder is None:
             raise ConfigError("--endpoint chat makes prompts of text; give --tokenizer DIR, the model's folder")
     if folder is not None:
-        vocabulary = prompts.Vocabulary.of_folder(folder)
+        vocabulary = prompts.Vocabulary.of_folder(folder, readable=wants_text)
     elif target.vocab_size is not None:
         vocabulary = prompts.Vocabulary.of_size(target.vocab_size, "size told by the server")
     elif isinstance(facts, ModelFacts):
