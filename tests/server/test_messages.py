@@ -283,6 +283,22 @@ def test_overload_is_529(harness: Harness) -> None:
         harness.state.is_draining = False
 
 
+def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harness]) -> None:
+    """Once the headers had to go, an error before the first event has Anthropic's form, too."""
+    server = make_harness(stream_keep_alive=0.1)
+    server.engine.hold.clear()
+    body = {"model": "tiny", "max_tokens": 9, "messages": USER, "stream": True, "rid": "x"}
+    with requests.post(server.base + "/v1/messages", json=body, stream=True, timeout=20) as reply:
+        lines = reply.iter_lines(decode_unicode=True)
+        assert next(lines).startswith(":")
+        assert server.post("/abort_request", {"rid": "x"}).json() == {"aborted": 1}
+        rest = [line for line in lines if line and not line.startswith(":")]
+    assert rest[0] == "event: error"
+    assert json.loads(rest[1][6:])["error"]["type"] == "invalid_request_error"
+    assert json.loads(rest[1][6:])["request_id"] == reply.headers["request-id"]
+    assert len(rest) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_the_engine(harness: Harness, stream: bool) -> None:
     """Nothing runs after the connection was closed, streaming or not."""

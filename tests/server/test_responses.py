@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from exchanges import error_of, send_raw
 from replies import fold_response, response_events, strict_response, text_of
 
@@ -311,6 +312,21 @@ def test_errors_before_and_in_a_stream(harness: Harness) -> None:
     assert "engine is gone" in events[-1]["response"]["error"]["message"]
 
 
+def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harness]) -> None:
+    """Once the headers had to go, an error before the first event is one of the API's own."""
+    server = make_harness(stream_keep_alive=0.1)
+    server.engine.hold.clear()
+    body = {"model": "tiny", "input": "hi", "stream": True, "rid": "x"}
+    with requests.post(server.base + "/v1/responses", json=body, stream=True, timeout=20) as reply:
+        lines = reply.iter_lines(decode_unicode=True)
+        assert next(lines).startswith(":")
+        assert server.post("/abort_request", {"rid": "x"}).json() == {"aborted": 1}
+        rest = [line for line in lines if line and not line.startswith(":")]
+    assert rest[0] == "event: error"
+    assert json.loads(rest[1][6:])["code"] == "request_aborted"
+    assert len(rest) == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_the_engine(harness: Harness, stream: bool) -> None:
     """Nothing runs, and nothing is stored, after the connection was closed; streaming or not."""
@@ -327,9 +343,11 @@ def test_a_client_that_leaves_frees_the_engine(harness: Harness, stream: bool) -
     assert harness.get(f"/v1/responses/{rid}").status_code == 404
 
 
-def test_log_probabilities_belong_to_the_text(thinking: Harness) -> None:
-    """Each token of the text has its row, whole or streamed; reasoning, markers and calls have none."""
+@pytest.mark.parametrize("per_delta", [1, 3, 1000])
+def test_log_probabilities_belong_to_the_text(thinking: Harness, per_delta: int) -> None:
+    """Each token of the text has its row, however tokens come; reasoning, markers and calls have none."""
     thinking.text = ALL
+    thinking.engine.per_delta = per_delta
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [TOOL]}
     part = ask(thinking, **fields)["output"][1]["content"][0]
     assert "".join(row["token"] for row in part["logprobs"]) == part["text"] == "Let me look."
@@ -337,6 +355,33 @@ def test_log_probabilities_belong_to_the_text(thinking: Harness) -> None:
     events = response_events(thinking.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True, **fields}))
     rows = [row for event in events if event["type"] == "response.output_text.delta" for row in event["logprobs"]]
     assert rows == part["logprobs"]
+
+
+class Words:
+    """A tokenizer whose tokens are these words."""
+
+    def __init__(self, *words: bytes) -> None:
+        self.words = words
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.words[token_id]
+
+
+def test_rows_of_tokens_that_are_cut() -> None:
+    """A token that is cut by the end of a piece is given once; text that is in no token gets what waits."""
+    from dovetail.engine.messages import TokenLogprob
+    from dovetail_server.responses.token_rows import TokenRows
+
+    words = Words(b"think", b"</think>", b"\n\nHel", b"lo w", b"", b"orld", b"\xff", b"end")
+    rows = TokenRows(words)  # type: ignore[arg-type]
+    rows.add([TokenLogprob(i, -0.5, []) for i in range(6)])
+    rows.skip("think")
+    assert [row.token_id for row in rows.take("Hello")] == [2, 3]
+    assert [row.token_id for row in rows.take(" wor")] == [4, 5]
+    assert rows.take("ld") == []
+    rows.add([TokenLogprob(i, -0.5, []) for i in (6, 7)])
+    rows.skip("nowhere")
+    assert [row.token_id for row in rows.take("\ufffdend")] == [6, 7]
 
 
 def test_truncation_leaves_out_the_oldest_turns(harness: Harness) -> None:

@@ -296,3 +296,11 @@ class ArgumentsDone(ItemEvent, kw_only=True, tag="response.function_call_argumen
     """The arguments are complete."""
 
     arguments: str
+
+
+class ErrorEvent(StreamEvent, kw_only=True, tag="error"):
+    """The only event of a stream that failed before there was a response to tell of."""
+
+    code: str | None
+    message: str
+    param: str | None

@@ -17,6 +17,7 @@ from dovetail.engine.messages import TokenLogprob
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import TokenInfo
 from dovetail_server.responses.items import encode_reasoning, item_id
+from dovetail_server.responses.token_rows import TokenRows
 from dovetail_server.serving.logprobs import chat_logprobs
 
 
@@ -67,12 +68,18 @@ class OutputBuilder:
     items: list[ro.OutputItem] = field(default_factory=list)
     _open: OpenItem | None = None
     _calls: dict[int, OpenItem] = field(default_factory=dict)
-    _rows: list[TokenLogprob] = field(default_factory=list)
+    _rows: TokenRows | None = None
+
+    def __post_init__(self) -> None:
+        """Follow the tokens, where their log probabilities are wanted."""
+        if self.num_top is not None:
+            self._rows = TokenRows(self.tokenizer)
 
     def take(self, events: Sequence[Event], rows: Sequence[TokenLogprob] = ()) -> list[ro.StreamEvent]:
         """Take what a step brought; `rows` are the log probabilities of its tokens."""
         told: list[ro.StreamEvent] = []
-        self._rows += rows if self.num_top is not None else ()
+        if self._rows is not None:
+            self._rows.add(rows)
         for event in events:
             if isinstance(event, ContentDelta | Malformed):
                 self._text(event.text, told)
@@ -83,6 +90,7 @@ class OutputBuilder:
             elif isinstance(event, ToolArgs):
                 call = self._calls[event.index]
                 call.pieces.append(event.json)
+                self._pass(event.json)
                 told.append(ro.ArgumentsDelta(**call.where, delta=event.json))
             elif isinstance(event, ToolEnd) and event.index in self._calls:
                 self._close_call(self._calls.pop(event.index), "completed", told)
@@ -124,15 +132,15 @@ class OutputBuilder:
         told.append(ro.TextDelta(**opened.where, delta=text, logprobs=logprobs))
 
     def _logprobs_of(self, text: str) -> list[TokenInfo]:
-        """Return the waiting rows whose tokens make up `text`: the last ones; markers before it are no content."""
-        if self.num_top is None or not self._rows:
+        """Return the log probabilities of the tokens that `text` is made of."""
+        if self.num_top is None or self._rows is None:
             return []
-        missing, start = len(text.encode("utf-8", "replace")), len(self._rows)
-        while start and missing > 0:
-            start -= 1
-            missing -= len(self.tokenizer.token_bytes(self._rows[start].token_id))
-        rows, self._rows = self._rows[start:], []
-        return chat_logprobs(rows, self.num_top, self.tokenizer)
+        return chat_logprobs(self._rows.take(text), self.num_top, self.tokenizer)
+
+    def _pass(self, text: str) -> None:
+        """Forget the tokens of text that carries no log probabilities."""
+        if self._rows is not None:
+            self._rows.skip(text)
 
     def _close(self, told: list[ro.StreamEvent], status: ro.ItemStatus = "completed") -> None:
         """End the open message or reasoning."""
@@ -158,7 +166,7 @@ class OutputBuilder:
     # Reasoning.
 
     def _reason(self, text: str, told: list[ro.StreamEvent]) -> None:
-        self._rows.clear()
+        self._pass(text)
         opened = self._open
         if opened is None or not isinstance(opened.item, ro.ReasoningOutput):
             self._close(told)
@@ -187,7 +195,6 @@ class OutputBuilder:
     # Calls.
 
     def _start_call(self, event: ToolStart, told: list[ro.StreamEvent]) -> None:
-        self._rows.clear()
         self._close(told)
         item = ro.FunctionCallOutput(
             id=self._id("function_call"), call_id=event.id, name=event.name, arguments="", status="in_progress"

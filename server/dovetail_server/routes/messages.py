@@ -35,7 +35,8 @@ async def create_message(
     model = state.check_model(body.model)
     job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model))
     if body.stream:
-        return await start(request, messages.stream(job, request.scope["state"].get("request_id")))
+        request_id = request.scope["state"].get("request_id")
+        return await start(request, messages.stream(job), lambda error: messages.last_words(error, request_id))
     return Response(await while_connected(request, messages.reply(job)), media_type="application/json")
 
 

@@ -17,7 +17,7 @@ from dovetail_server.responses.background import check_log
 from dovetail_server.responses.entry import begin, not_background
 from dovetail_server.responses.store import OPEN, decode_items, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
-from dovetail_server.serving.responses import reply
+from dovetail_server.serving.responses import last_words, reply
 from dovetail_server.serving.responses import stream as events_of
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
@@ -43,10 +43,10 @@ async def create_response(
         service = await state.storage.get()
         live = await service.background.start(owner, job)
         if body.stream:
-            return await start(request, live.follow(-1))
+            return await start(request, live.follow(-1), last_words)
         return json_reply(live.response)
     if body.stream:
-        return await start(request, events_of(job))
+        return await start(request, events_of(job), last_words)
     return Response(await while_connected(request, reply(job)), media_type="application/json")
 
 
@@ -85,7 +85,7 @@ async def get_response(
     if followed.is_ended and starting_after >= len(followed.log) - 1:
         text = f"starting_after is {starting_after}, and the last event has the number {len(followed.log) - 1}"
         raise RequestError(text, param="starting_after", code="invalid_value")
-    return await start(request, followed.follow(starting_after))
+    return await start(request, followed.follow(starting_after), last_words)
 
 
 @json_route(router, "/v1/responses/{response_id}", reply=ResponseDeleted, methods=("DELETE",))

@@ -130,7 +130,7 @@ def count(state: ServerState, request: CountTokensRequest) -> int:
 async def reply(job: MessagesJob) -> bytes:
     """Run to the end and return the message."""
     builder = BlockBuilder(job.omits)
-    async with aclosing(job.chat.generation.steps()) as batches:
+    async with aclosing(job.chat.generation.steps(whole=True)) as batches:
         async for steps in batches:
             for step in steps:
                 builder.take(job.chat.view.events(step.events))
@@ -152,22 +152,20 @@ def message(job: MessagesJob, blocks: Sequence[Any], reason: StopReason | None, 
     )
 
 
-async def stream(job: MessagesJob, request_id: str | None) -> Chunks:
-    """Yield the stream's events. What goes wrong after the first is told by an `error` event."""
-    started = False
+async def stream(job: MessagesJob) -> Chunks:
+    """Yield the stream's events."""
     source = events(job)
     try:
         async for batch in source:
-            started = True
             yield b"".join([written(event) for event in batch])
-    except Exception as error:
-        if not started:
-            raise
-        status, detail, _ = errors.describe(error)
-        body = error_body(status_of(status, detail.code), detail, request_id)
-        yield b"event: error\ndata: %b\n\n" % encode(body)
     finally:
         await source.aclose()
+
+
+def last_words(error: Exception, request_id: str | None) -> bytes:
+    """Return how a stream ends after an error."""
+    status, detail, _ = errors.describe(error)
+    return b"event: error\ndata: %b\n\n" % encode(error_body(status_of(status, detail.code), detail, request_id))
 
 
 async def events(job: MessagesJob) -> AsyncGenerator[list[dict[str, Any]], None]:

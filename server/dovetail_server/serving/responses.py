@@ -138,15 +138,19 @@ def fit(attempt: Callable[[Sequence[dict[str, Any]]], chat.ChatJob], messages: l
     return best if best is not None else attempt([*kept, *messages[starts[low] :]])
 
 
-async def events(job: ResponsesJob) -> Events:
+async def events(job: ResponsesJob, *, whole: bool = False) -> Events:
     """Run and yield what a stream tells, that of one engine step together; the last event has the whole response.
+
+    Args:
+        job: What to run.
+        whole: Only the last event is wanted.
 
     Raises:
         RequestError: Somebody aborted it.
         ServiceError: The queue is full, or the engine gave it up.
     """
     builder = job.builder()
-    source = job.chat.generation.steps()
+    source = job.chat.generation.steps(whole=whole)
     is_first = True
     async with aclosing(source) as batches:
         async for steps in batches:
@@ -211,7 +215,7 @@ def response_usage(job: ResponsesJob) -> ro.ResponseUsage:
 async def reply(job: ResponsesJob) -> bytes:
     """Run to the end and return the response."""
     last: ro.StreamEvent | None = None
-    async with aclosing(events(job)) as told:
+    async with aclosing(events(job, whole=True)) as told:
         async for batch in told:
             last = batch[-1]
     if not isinstance(last, ro.LifeEvent):
@@ -229,6 +233,12 @@ async def stream(job: ResponsesJob) -> Chunks:
             number += len(batch)
     finally:
         await source.aclose()
+
+
+def last_words(error: Exception) -> bytes:
+    """Return how a stream ends after an error before its first event, where the status is gone already."""
+    _, detail, _ = errors.describe(error)
+    return written(ro.ErrorEvent(code=detail.code, message=detail.message, param=detail.param), 0)
 
 
 async def guarded(job: ResponsesJob) -> Events:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -41,6 +41,11 @@ def error_event(error: Exception) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(ErrorBody(detail)) + b"\n\n"
 
 
+def last_words(error: Exception) -> bytes:
+    """Return how a stream of the chat API ends after an error."""
+    return error_event(error) + DONE
+
+
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, cancelling it when the client leaves. The body must have been read.
 
@@ -55,8 +60,13 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await _cancel(task)
 
 
-async def start(request: Request, chunks: Chunks) -> EventStream:
+async def start(request: Request, chunks: Chunks, ends: Callable[[Exception], bytes] = last_words) -> EventStream:
     """Wait for the first chunk, but not longer than the headers may wait, and return the response.
+
+    Args:
+        request: Whose body has been read.
+        chunks: The stream; it is closed.
+        ends: Writes the end of the stream after an error, where the status is gone already.
 
     Raises:
         ClientGoneError: The client left first.
@@ -72,7 +82,7 @@ async def start(request: Request, chunks: Chunks) -> EventStream:
         await _cancel(first)
         await chunks.aclose()
         raise
-    return EventStream(first, chunks, state)
+    return EventStream(_guarded(first, chunks, ends), state)
 
 
 async def _first_of(task: asyncio.Future[Any], receive: Receive, timeout_s: float | None) -> None:
@@ -105,14 +115,14 @@ async def _next(chunks: Chunks) -> bytes:
     return await anext(chunks)
 
 
-async def _guarded(first: asyncio.Future[bytes], chunks: Chunks) -> Chunks:
-    """Pass chunks on; an error becomes an error event and `[DONE]`. Closes `chunks` however it ends."""
+async def _guarded(first: asyncio.Future[bytes], chunks: Chunks, ends: Callable[[Exception], bytes]) -> Chunks:
+    """Pass chunks on; an error becomes the last words. Closes `chunks` however it ends."""
     try:
         yield await first
         async for chunk in chunks:
             yield chunk
     except Exception as error:
-        yield error_event(error) + DONE
+        yield ends(error)
     finally:
         await _cancel(first)
         await chunks.aclose()
@@ -123,11 +133,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: asyncio.Future[bytes], chunks: Chunks, state: ServerState) -> None:
-        """Take over `chunks`, whose first item is awaited by `first`."""
+    def __init__(self, chunks: Chunks, state: ServerState) -> None:
+        """Take over `chunks`, which raise nothing."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._chunks = _guarded(first, chunks)
+        self._chunks = chunks
         self._state = state
         self._is_writing = False
         self._moved = time.monotonic()
