@@ -27,7 +27,7 @@ from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, rea
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
 from dovetail_server.bench.workloads import STANDARD, Workload
-from dovetail_server.cli import bench
+from dovetail_server.cli import bench, bench_serve
 from dovetail_server.settings import ServeSettings
 
 Harness = Any
@@ -258,7 +258,7 @@ def test_our_server_can_be_driven_by_every_endpoint(
     file = tmp_path / "out.json"
     argv = ["serve", "--base-url", harness.base + "/v1/", "--endpoint", endpoint, "--num-prompts", "6", "--json"]
     argv += [str(file), "--concurrency", "2", "--input-len", "5:9", "--output-len", "12", "--no-ignore-eos"]
-    code, out, err = run_bench(capsys, *argv, "--tokenizer", str(folder), "--workers", "2", "--bandwidth", "100")
+    code, out, _ = run_bench(capsys, *argv, "--tokenizer", str(folder), "--workers", "2", "--bandwidth", "100")
     assert code == 0, out
     report = json.loads(file.read_text())
     found = report["workloads"][0]
@@ -328,6 +328,20 @@ def test_mistakes_are_one_line(argv: list[str], part: str, capsys: pytest.Captur
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert part in err
+
+
+@pytest.mark.parametrize(
+    ("pace", "concurrency", "request_rate"),
+    [([], 16, None), (["--concurrency", "3"], 3, None), (["--request-rate", "2"], None, 2.0),
+     (["--request-rate", "inf"], 9, None)],
+)  # fmt: skip
+def test_the_pace_is_a_number_in_flight_or_a_rate(
+    pace: list[str], concurrency: int | None, request_rate: float | None
+) -> None:
+    """Requests follow each other, come at a rate, or all at once."""
+    args = bench_serve.build_parser().read(["--base-url", "http://x", "--num-prompts", "9", *pace])
+    load = bench_serve.workload_from(args)
+    assert (load.num_prompts, load.concurrency, load.request_rate) == (9, concurrency, request_rate)
 
 
 def test_a_model_that_is_not_served_is_named(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:

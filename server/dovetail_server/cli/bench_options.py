@@ -94,6 +94,11 @@ def positive(text: str) -> float:
     return value
 
 
+def rate(text: str) -> float:
+    """Read a number above 0; `inf` means everything at once."""
+    return math.inf if text == "inf" else positive(text)
+
+
 def temperature(text: str) -> float:
     """Read a finite number of at least 0."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.wire import PATHS
 from dovetail_server.bench.workloads import SUITES, Workload
-from dovetail_server.cli.bench_options import BenchParser, count, folder, positive, span, temperature, whole
+from dovetail_server.cli.bench_options import BenchParser, count, folder, positive, rate, span, temperature, whole
 
 ABOUT = """Put load on a server and print what its clients saw. With --base-url, any server that speaks OpenAI's API;
 with --model-path alone, our own, started for the purpose with the flags of `dovetail serve` after `--`."""
@@ -40,7 +41,7 @@ def build_parser() -> BenchParser:
     pace.add_argument(
         "--concurrency", "--max-concurrency", metavar="N", type=count, help="requests in flight at once [16]"
     )
-    pace.add_argument("--request-rate", metavar="R", type=positive, help="requests a second, at random moments")
+    pace.add_argument("--request-rate", metavar="R", type=rate, help="requests a second, at random moments; or inf")
     load.add_argument(
         "--input-len", "--random-input-len", metavar="N", type=span, help="prompt tokens; LOW:HIGH for a range [512]"
     )
@@ -164,11 +165,12 @@ def workload_from(args: argparse.Namespace) -> Workload:
         raise ConfigError("--only chooses workloads of a suite; give --suite standard")
     if args.dataset is not None and (given := [n for n in OF_LENGTHS if getattr(args, n) is not None]):
         raise ConfigError(f"--dataset brings its own prompts; leave out --{given[0].replace('_', '-')}")
+    num, pace = args.num_prompts or 64, args.request_rate
     return Workload(
         name="load",
-        num_prompts=args.num_prompts or 64,
-        concurrency=None if args.request_rate is not None else args.concurrency or 16,
-        request_rate=args.request_rate,
+        num_prompts=num,
+        concurrency=args.concurrency or 16 if pace is None else num if pace == math.inf else None,
+        request_rate=None if pace == math.inf else pace,
         input_len=args.input_len or (512, 512),
         output_len=args.output_len or (256, 256),
         shared_prefix_len=args.shared_prefix_len or 0,
