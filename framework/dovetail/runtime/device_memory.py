@@ -65,6 +65,8 @@ class DeviceMemory:
         Raises:
             ConfigError: There is no memory for it.
         """
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
         self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
         plan = self.plan = self._make_plan(weight_bytes)
         try:
