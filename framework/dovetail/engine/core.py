@@ -26,6 +26,7 @@ from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.grammar.desk import make_desk
+from dovetail.grammar.jump import forced_tokens, jump
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
 from dovetail.runtime.runner import ModelRunner
@@ -156,7 +157,9 @@ class EngineCore:
         self.scheduler.landed(step.plan)
         deltas = []
         for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
-            if request.finish is None:  # else it ended while this step was under way
+            if request.num_unwanted:
+                request.num_unwanted -= 1
+            elif request.finish is None:  # else it ended while this step was under way
                 deltas.append(self._take_token(request, token))
                 if logprob is not None:
                     deltas[-1].logprobs = [logprob]
@@ -227,13 +230,16 @@ class EngineCore:
 
     def _take_token(self, request: Request, token: int | None) -> TokenDelta:
         first = request.num_output == 0
+        ids: list[int] = []
         if token is None:
             request.finish = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
         else:
             request.take(token)
+            forced = forced_tokens(request, len(self.scheduler.running))
+            ids = [token, *(jump(request, forced) if forced and self.pages.extend(request, len(forced)) else ())]
         delta = TokenDelta(
             rid=request.rid,
-            ids=[] if token is None else [token],
+            ids=ids,
             prompt_tokens=request.num_prompt,
             cached_tokens=request.cached_len,
             num_retractions=request.num_retractions,

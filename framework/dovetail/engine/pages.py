@@ -112,6 +112,15 @@ class PageBook:
         request.pages += self._take(1)
         self._state.set_pages(request.row, len(request.pages) - 1, request.pages[-1:])
 
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
+        num = self.pages_for(len(request.ids) + num_tokens) - len(request.pages)
+        if num > 0 and not self.make_room(num):
+            return False
+        for _ in range(num):
+            self.grow(request)
+        return True
+
     def share(self, request: Request) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:

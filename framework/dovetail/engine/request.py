@@ -23,6 +23,7 @@ class Request:
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
         in_flight: Launched steps that it is part of and whose outcome has not been read.
         on_device: Its next token is in its device row, so that it can decode.
+        num_unwanted: Launched steps whose token for it is dropped: tokens forced by its grammar took the place.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
         max_tokens: Most tokens it may generate, what its context leaves included.
         undecided: Its grammar is being compiled: its last known token is kept back, so that nothing is sampled.
@@ -45,6 +46,7 @@ class Request:
     computed_len: int = 0
     in_flight: int = 0
     on_device: bool = False
+    num_unwanted: int = 0
     cached_len: int = -1
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None

@@ -32,6 +32,14 @@ def clear_bit(row: Words, token_id: int) -> None:
     row.view(np.uint32)[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
 
 
+def only_one(row: Words) -> bool:
+    """Whether exactly one token is allowed."""
+    if np.count_nonzero(row) != 1:
+        return False
+    word = int(row.view(np.uint32).max())
+    return word & (word - 1) == 0
+
+
 def has_bit(row: Words, token_id: int) -> bool:
     """Whether a token is allowed."""
     return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
-from dovetail.grammar.bits import Words, clear_bit, full_row, new_row, set_bit
+from dovetail.grammar.bits import Words, clear_bit, full_row, new_row, only_one, set_bit
 from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
+
+MAX_ROWS = 64
+"""Rows that are kept for sets of tokens that requests name."""
 
 
 class TokenSets:
@@ -34,13 +39,16 @@ class TokenSets:
             new_row(vocabulary.size, (i for i, length in self.lead_len.items() if length <= n + 1))
             for n in range(MAX_LEAD)
         ]
-        self._fenced: dict[frozenset[int], Words] = {}
+        self._going_on: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
 
-    def thinking(self, fence: frozenset[int]) -> Words:
-        """Return the row of what may be thought: anything but an end of the reply, and the ids of `fence`."""
-        if fence not in self._fenced:
-            self._fenced[fence] = self.not_eos & ~new_row(self.size, (i for i in fence if i < self.size))
-        return self._fenced[fence]
+    def going_on(self, but: frozenset[int]) -> Words:
+        """Return the row of all tokens that are neither an end of the reply nor in `but`."""
+        found = self._going_on.get(but)
+        if found is None:
+            found = self.not_eos & ~new_row(self.size, (i for i in but if i < self.size))
+            if len(self._going_on) < MAX_ROWS:
+                self._going_on[but] = found
+        return found
 
 
 class Constraint:
@@ -50,6 +58,7 @@ class Constraint:
         gate: Follows thinking; None where there is none.
         matcher: The grammar's state.
         backend: What `matcher` belongs to.
+        was_forced: The last mask left one token only, and by the grammar.
     """
 
     def __init__(
@@ -58,12 +67,16 @@ class Constraint:
         gate: Gate | None,
         matcher: GrammarMatcher | None,
         backend: GrammarBackend | None = None,
+        stop_ids: Iterable[int] = (),
     ) -> None:
+        """Start at the prompt's end. `stop_ids`: the request's own, which a minimum length bans beside the ends."""
         self.gate = gate
         self.matcher = matcher
         self.backend = backend
+        self.was_forced = False
         self._sets = sets
         self._lead = 0
+        self._goes_on = sets.going_on(frozenset(stop_ids) - sets.eos_ids)
 
     @property
     def error(self) -> str | None:
@@ -91,6 +104,7 @@ class Constraint:
             matched: Whether `matching` wrote the row: False where there is none, or it allows everything.
         """
         gate, sets = self.gate, self._sets
+        self.was_forced = False
         if gate is not None:
             only = gate.only
             if only is not None:
@@ -99,14 +113,22 @@ class Constraint:
                     set_bit(row, token_id)
                 return True
             if gate.free and not gate.whole and self.matcher is not None:
-                row[:] = sets.thinking(gate.fence)
+                row[:] = sets.going_on(gate.fence)
                 return True
             if matched and gate.offered is not None:
                 set_bit(row, gate.offered)
             matched = self._ban(row, gate.banned, matched)
         if matched and self._lead > 0:
             np.bitwise_or(row, sets.lead[self._lead - 1], out=row)
+        self.was_forced = matched and only_one(row)
         return matched
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow by the grammar, as far as it is known which."""
+        matcher = self.matching
+        if matcher is None or self._lead or (self.gate is not None and self.gate.offered is not None):
+            return []
+        return matcher.forced()
 
     def _ban(self, row: Words, banned: int | None, written: bool) -> bool:
         """Take a token out of a row, unless nothing else is allowed; returns whether the row is written."""
@@ -140,8 +162,8 @@ class Constraint:
         return matcher.error or f"the grammar does not allow token {token_id} here"
 
     def only_ends(self, row: Words) -> bool:
-        """Whether a filled row allows nothing but ends of the reply."""
-        return not np.any(row & self._sets.not_eos)
+        """Whether a filled row allows nothing but ends of the reply and stop tokens."""
+        return not np.any(row & self._goes_on)
 
     def _take_rest(self, rest: bytes) -> str | None:
         """Text behind the end marker in the marker's last token: no mask was applied to it."""

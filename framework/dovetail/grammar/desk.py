@@ -82,7 +82,7 @@ class GrammarDesk:
                 failed.append((request, Finish("abort", None, outcome.message, outcome.code)))
             else:
                 request.undecided = False
-                request.sample.constraint = self._constraint(outcome, thinking)
+                request.sample.constraint = self._constraint(request, outcome, thinking)
                 request.grammar_step = outcome.step if outcome is not None else None
         self._undecided = still
         return failed
@@ -95,12 +95,12 @@ class GrammarDesk:
         """End threads and processes."""
         self.service.close()
 
-    def _constraint(self, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
+    def _constraint(self, request: Request, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
         sets = self.service.token_sets()
         gate = None if thinking is None else make_gate(thinking, sets.tokens, constrained=outcome is not None)
         if outcome is None:
             return Constraint(sets, gate, None)
-        return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend)
+        return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, request.sample.stop_ids)
 
 
 def make_desk(
