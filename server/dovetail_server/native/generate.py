@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dovetail_server.openai.common import (
     MAX_TOKENS,
+    PASS_KNOWN_IDS,
     FreeForm,
     Name,
     RequestModel,
@@ -16,10 +17,9 @@ from dovetail_server.openai.common import (
     SamplingFields,
     StructuredOutput,
     Text,
-    TokenId,
+    TokenIds,
 )
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 24)]
 BATCH = Field(min_length=1, max_length=4096)
 
 
@@ -41,7 +41,7 @@ class GenerateRequest(RequestModel):
     """Body of `POST /generate`: one prompt, or a batch with one value or a list of values per option."""
 
     text: Text | Annotated[list[Text], BATCH] | None = None
-    input_ids: TokenIds | Annotated[list[TokenIds], BATCH] | None = None
+    input_ids: Annotated[TokenIds | Annotated[list[TokenIds], BATCH] | None, PASS_KNOWN_IDS] = None
     sampling_params: GenerateParams | Annotated[list[GenerateParams], BATCH] | None = None
     return_logprob: bool | Annotated[list[bool], BATCH] | None = None
     logprob_start_len: LogprobStart | Annotated[list[LogprobStart], BATCH] | None = Field(

@@ -8,6 +8,7 @@ import msgspec
 from pydantic import Field
 
 from dovetail_server.openai.common import (
+    PASS_KNOWN_IDS,
     FinishReason,
     GrammarFields,
     Name,
@@ -16,23 +17,22 @@ from dovetail_server.openai.common import (
     ServiceFields,
     StructuredOutput,
     Text,
-    TokenId,
+    TokenIds,
     Usage,
 )
-
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 24)]
 
 
 class CompletionRequest(SamplingFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/completions`."""
 
     model: Name
-    prompt: (
+    prompt: Annotated[
         Text
         | Annotated[list[Text], Field(min_length=1, max_length=4096)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=4096)]
-    )
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=4096)],
+        PASS_KNOWN_IDS,
+    ]
     suffix: Text | None = Field(None, description="Not supported.")
     echo: bool | None = Field(None, description="Put the prompt before the completion.")
     best_of: int | None = Field(None, ge=1, le=128, description="Generate so many, return the `n` most likely.")

@@ -51,10 +51,10 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as text and ids."""
+    """A prompt's ids, and its text where that is echoed."""
 
-    text: str
     ids: list[int]
+    text: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     text = state.text
     constraints = plain_constraints(grammar_of(request), text)
     rules = stop_rules(request)
-    prompts = read_prompts(request.prompt, text)
+    prompts = read_prompts(request.prompt, text, has_echo=bool(request.echo))
     per_prompt = request.best_of or request.n or 1
     is_scoring = bool(request.echo) and request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
@@ -140,7 +140,7 @@ def check(request: CompletionRequest) -> None:
         raise RequestError("max_tokens is 0, which needs echo: true", param="max_tokens", code="invalid_value")
 
 
-def read_prompts(prompt: Any, text: TextTools) -> list[Prompt]:
+def read_prompts(prompt: Any, text: TextTools, *, has_echo: bool) -> list[Prompt]:
     """Return every prompt, whichever of the four forms was sent.
 
     Raises:
@@ -152,16 +152,17 @@ def read_prompts(prompt: Any, text: TextTools) -> list[Prompt]:
         items = [prompt]
     else:
         items = prompt
-    return [read_prompt(item, text, "prompt" if len(items) == 1 else f"prompt[{i}]") for i, item in enumerate(items)]
+    names = ["prompt"] if len(items) == 1 else [f"prompt[{i}]" for i in range(len(items))]
+    return [read_prompt(item, text, name, has_echo=has_echo) for item, name in zip(items, names, strict=True)]
 
 
-def read_prompt(item: str | list[int], text: TextTools, param: str) -> Prompt:
+def read_prompt(item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False) -> Prompt:
     """Return one prompt."""
     if isinstance(item, str):
-        result = Prompt(item, text.encode(item, param, add_special_tokens=True))
+        result = Prompt(text.encode(item, param, add_special_tokens=True), item)
     else:
         check_token_ids(item, text.limits.vocab_size, param)
-        result = Prompt(text.tokenizer.decode(item, skip_special_tokens=False), item)
+        result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")
     if not result.ids:
         raise RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")
     return result
