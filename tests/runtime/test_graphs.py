@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from dovetail.runtime import graphs as graphs_module
 from dovetail.runtime.graphs import AT_START, PATIENCE, DecodeGraphs
 
 
@@ -18,6 +19,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
         return self._captured.setdefault(bucket, Mock())
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
+    monkeypatch.setattr(graphs_module, "START_S", -1.0)
     made = DecodeGraphs(Mock(), Mock(), Mock(), 16, 100, Mock())
     made.capture_some()
     return made
@@ -46,4 +48,11 @@ def test_idle_time_completes_the_buckets(graphs: Any) -> None:
         seen += set(graphs._captured) - before
     assert seen == [12, 16, 24, 32, 48, 64, 96]
     graphs.capture_next()
+    assert graphs.is_complete
+
+
+def test_all_is_captured_at_the_start_where_that_is_quick(monkeypatch: pytest.MonkeyPatch, graphs: Any) -> None:
+    """With kernels compiled before, a start captures every bucket."""
+    monkeypatch.setattr(graphs_module, "START_S", 60.0)
+    graphs.capture_some()
     assert graphs.is_complete

@@ -34,6 +34,8 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 AT_START = 8
 """Buckets up to this size are captured before the engine is ready; the others while it has nothing to do."""
+START_S = 2.0
+"""Larger buckets are captured too before the engine is ready while that has taken no longer than so many seconds."""
 PATIENCE = 40
 """Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
@@ -109,12 +111,15 @@ class DecodeGraphs:
         attention.init_graph_state(self._buckets[-1], self._buckets[-1])
 
     def capture_some(self) -> None:
-        """Capture the buckets that the first requests will need, largest first, with a progress bar."""
+        """Capture what the first requests will need, largest first, then more while it is quick; with a progress bar."""
         started = time.perf_counter()
-        first = [b for b in self._buckets if b <= AT_START]
-        for bucket in tqdm(first[::-1], desc="Capturing CUDA graphs", unit="graph"):
+        first = [b for b in self._buckets if b <= AT_START][::-1]
+        more = [b for b in self._buckets if b > AT_START]
+        for bucket in tqdm(first + more, desc="Capturing CUDA graphs", unit="graph"):
+            if bucket > AT_START and time.perf_counter() - started > START_S:
+                break  # kernels are being compiled for the first time: the others can wait
             self._capture(bucket)
-        logger.debug("captured %s in %.2f s", first, time.perf_counter() - started)
+        logger.debug("captured %s in %.2f s", sorted(self._captured), time.perf_counter() - started)
 
     @property
     def is_complete(self) -> bool:
