@@ -60,22 +60,30 @@ class HttpServer(uvicorn.Server):
         self._draining = asyncio.get_running_loop().create_task(self.drain())
 
     async def drain(self) -> None:
-        """Let running requests finish, cut off the rest, then stop serving."""
-        self.state.is_draining = True
-        timeout = self.state.settings.drain_timeout
-        if self.state.num_live:
-            logger.info("Stopping: %d requests get up to %g s to finish.", self.state.num_live, timeout)
+        """Let what is under way finish, cut off the rest, then stop serving."""
+        state, timeout = self.state, self.state.settings.drain_timeout
+        state.is_draining = True
+        if self.is_busy:
+            logger.info("Stopping: %d requests get up to %g s to finish.", len(self.server_state.tasks), timeout)
         await self._wait_idle(timeout)
-        if self.state.num_live:
-            logger.warning("Cutting off %d requests after %g s.", self.state.num_live, timeout)
-            for rid in list(self.state.live_rids):
-                self.state.engine.abort(rid)
+        if state.num_live:
+            logger.warning("Cutting off %d requests after %g s.", state.num_live, timeout)
+            for rid in list(state.live_rids):
+                state.engine.abort(rid)
+            await self._wait_idle(LAST_WORDS_S)
+        if state.num_live:
+            await state.engine.close(wait=False)  # it does not answer: its end is what ends the streams
             await self._wait_idle(LAST_WORDS_S)
         self.should_exit = True
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered, or the engine works on one."""
+        return bool(self.server_state.tasks or self.state.num_live)
+
     async def _wait_idle(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self.state.num_live and time.monotonic() < deadline and not self.force_exit:
+        while self.is_busy and time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
 
 

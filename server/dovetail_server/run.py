@@ -65,6 +65,7 @@ async def run(
     """
     hooks = ApiHooks()
     engine: EngineClient | None = None
+    server: HttpServer | None = None
     forget_secrets()
     try:
         hooks = ApiHooks.start(plan)
@@ -92,7 +93,7 @@ async def run(
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         if engine is not None:
-            await engine.close()
+            await engine.close(wait=server is None or not server.force_exit)
         listener.close()
         hooks.stop()
     return 0 if server.started else 1

@@ -79,6 +79,10 @@ class EngineClient(Protocol):
         """Run `flush_cache` or `stats` and return its result."""
         ...
 
-    async def close(self) -> None:
-        """Stop the engine; open iterators end with `EngineDeadError`. Safe to call twice."""
+    async def close(self, *, wait: bool = True) -> None:
+        """Stop the engine; open iterators end with `EngineDeadError`. Safe to call twice.
+
+        Args:
+            wait: For the step under way. Without it, an engine process is killed, and a thread left to itself.
+        """
         ...

@@ -36,11 +36,12 @@ class InProcessClient(StreamClient):
         self._thread.start()
         return await self._started
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """See `EngineClient.close`."""
         if self._thread is not None and self._thread.is_alive():
             self._send(Control(id=0, op="shutdown"))
-            await asyncio.to_thread(self._thread.join)
+            if wait:
+                await asyncio.to_thread(self._thread.join)
         self._lost("the engine was closed")
 
     def poll(self, timeout_s: float) -> list[ToEngine]:

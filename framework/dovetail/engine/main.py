@@ -25,9 +25,11 @@ logger = logging.getLogger("dovetail.engine")
 
 def main(argv: list[str]) -> int:
     """Connect, load the plan, build the engine, serve; returns the exit code."""
-    # Ctrl-C reaches the whole process group; the parent decides when the engine stops.
+    # Ctrl-C, and a service manager's SIGTERM, reach the whole process group; the parent decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transport = SocketTransport(Path(argv[0]))
+    transport.exit_without_client()
     try:
         serve(transport, transport.receive_start())
     except ClosedError:

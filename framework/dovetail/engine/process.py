@@ -81,14 +81,14 @@ class ProcessClient(StreamClient):
             server.close()
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def close(self, *, grace_s: float = STOP_TIMEOUT_S) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """See `EngineClient.close`."""
         self._closing = True
         if self._link is not None and self._dead is None:
             self._send(Control(id=0, op="shutdown"))
         if self._process is not None and self._process.returncode is None:
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S if wait else 0)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()

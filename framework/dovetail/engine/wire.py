@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import select
+import signal
 import socket
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from dovetail.plugins import PluginPlan
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
+LEAVE_S = 3.0
+"""Time for the engine to end in order when its client is gone."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -74,6 +78,17 @@ class SocketTransport:
         while not self._frames:
             self._read()
         return msgspec.msgpack.decode(self._frames.pop(0), type=Start)
+
+    def exit_without_client(self) -> None:
+        """End this process soon after the client's death, even in the middle of a step that takes long."""
+        threading.Thread(target=self._watch, name="dovetail-client-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, 0)  # a hang-up is always told
+        poller.poll()
+        # The loop sees it too, and ends in order if it comes to it. A signal ends also what never does.
+        signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
         """See `Transport.poll`."""

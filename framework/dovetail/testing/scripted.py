@@ -178,6 +178,6 @@ class ScriptedEngine:
         )
         return msgspec.structs.asdict(stats)
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         self.is_closed = True
         self.dead = self.dead or "closed"

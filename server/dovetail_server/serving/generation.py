@@ -21,6 +21,7 @@ from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.text.stream import OutputStream
+from dovetail_server import errors
 from dovetail_server.pace import Pace
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ class Generation:
         step = choice.accept(delta)
         if self.pace is not None:
             self.pace.took(choice.index, len(step.ids))
+        if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
+            raise errors.draining()
         if step.is_last and choice.route is not None:
             await choice.judge(self.state.text.grammar)
         return step
@@ -229,7 +232,7 @@ class Generation:
     async def _pump(
         self, choice: Choice, whole: bool, queue: asyncio.Queue[Step | Exception], taken: asyncio.Event
     ) -> None:
-        """Put a choice's steps into the queue, never more than one at a time: more of it gathers in its stream."""
+        """Put a choice's steps into the queue, one or two at a time: more of it gathers in its stream."""
         try:
             async with aclosing(self._deltas(choice, whole)) as deltas:
                 async for delta in deltas:
