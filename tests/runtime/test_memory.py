@@ -15,7 +15,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.errors import ConfigError
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime import device_memory, graphs, prefill_graphs
+from dovetail.runtime import device_memory, graphs, host_memory, prefill_graphs
 from dovetail.runtime.memory import (
     BUCKET_SUM,
     GRAPH_ROWS,
@@ -167,6 +167,33 @@ def test_what_is_known_of_graphs_is_what_they_do() -> None:
     assert max(graphs.BUCKETS) == GRAPH_ROWS
     assert sum(graphs.BUCKETS) <= BUCKET_SUM * GRAPH_ROWS
     assert len(graphs.BUCKETS) * 3 + len(prefill_graphs.BUCKETS) == NUM_GRAPHS
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host can give is bounded by the control group, of either version; cache that can go is not in use."""
+    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 8192 kB\nMemFree: 1 kB\nMemAvailable: 6144 kB\nHugePages_Total: 0\n")
+    (group / "memory").mkdir(parents=True)
+    monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(host_memory, "CGROUP", group)
+
+    def found() -> tuple[int, int]:
+        device = host_memory.host_bytes()
+        return device.total >> 20, device.free >> 20
+
+    assert found() == (8, 6)
+    (group / "memory.max").write_text("max\n")
+    assert found() == (8, 6)
+    (group / "memory.max").write_text(f"{4 << 20}\n")
+    (group / "memory.current").write_text(f"{3 << 20}\n")
+    (group / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 20}\n")
+    assert found() == (4, 2)
+    (group / "memory.max").unlink()
+    (group / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert found() == (8, 6)
+    (group / "memory" / "memory.limit_in_bytes").write_text(f"{5 << 20}\n")
+    (group / "memory" / "memory.usage_in_bytes").write_text(f"{1 << 20}\n")
+    assert found() == (5, 4)
 
 
 def test_headers_give_the_size_that_the_engine_measures(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
-from dovetail.runtime.memory import DeviceBytes, MemoryPlan, gib, host_bytes, plan_memory
+from dovetail.runtime.host_memory import host_bytes
+from dovetail.runtime.memory import DeviceBytes, MemoryPlan, gib, plan_memory
 from dovetail.runtime.memory_table import print_table
 from dovetail.runtime.weight_size import weight_size
 from dovetail.settings import EngineSettings
@@ -36,8 +37,8 @@ class DeviceMemory:
         self._settings, self._config, self._device, self._dtype = settings, config, device, dtype
         self._bytes = device_bytes(device)
         name = str(dtype).removeprefix("torch.")
-        size = weight_size(settings.folder, config, name, device.type, dummy=settings.load_format == "dummy")
-        self.plan = self._make_plan(size.num_bytes)
+        self._weights = weight_size(settings.folder, config, name, device.type, dummy=settings.load_format == "dummy")
+        self.plan = self._make_plan(self._weights.num_bytes)
 
     @property
     def context_len(self) -> int:
@@ -68,7 +69,7 @@ class DeviceMemory:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
         self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
-        plan = self.plan = self._make_plan(weight_bytes)
+        plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
         try:
             return PagedKVPool(self._config, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
         except RuntimeError as error:

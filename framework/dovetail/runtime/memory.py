@@ -19,16 +19,12 @@ B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and H
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.settings import EngineSettings
-
-logger = logging.getLogger(__name__)
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STATIC_FRACTION = 0.88
@@ -348,21 +344,6 @@ def _no_room(plan: MemoryPlan, left: int, advice: str) -> str:
 def _advice(settings: EngineSettings, limit: str) -> str:
     lower = "lower --chunked-prefill-size or --max-running-requests"
     return f"raise {limit}, or {lower}" if settings.mem_fraction_static or settings.gpu_memory_utilization else lower
-
-
-def host_bytes() -> DeviceBytes:
-    """Measure the host: all memory, and what it can give without swapping, by Linux's own estimate."""
-    found: dict[str, int] = {}
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                found[name] = int(value.split()[0]) * 1024
-    except OSError:
-        logger.debug("no /proc/meminfo; assuming 4 GiB of memory, 2 GiB of it free")
-    return DeviceBytes(
-        kind="cpu", name="cpu", total=found.get("MemTotal", 4 << 30), free=found.get("MemAvailable", 2 << 30)
-    )
 
 
 def gib(num: int) -> str:

@@ -13,10 +13,10 @@ from dovetail.runtime.memory import ITEM_BYTES
 
 
 class WeightSize(NamedTuple):
-    """Bytes in the engine's dtype, and where the number is from."""
+    """Bytes in the engine's dtype; `repacked_bytes` of them are copies that are made after loading."""
 
     num_bytes: int
-    source: str
+    repacked_bytes: int
 
 
 def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, dummy: bool = False) -> WeightSize:
@@ -37,15 +37,14 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     packed_head = config.tie_word_embeddings and device == "cpu" and dtype == "bfloat16"
     extra = config.vocab_size * config.hidden_size * item if packed_head else 0
     if dummy:
-        return WeightSize(dense_numel(config) * item + extra, "a dense decoder of these sizes")
-    files = checkpoint_files(folder)
-    num, numel = 0, 0
-    for file in files:
+        return WeightSize(dense_numel(config) * item + extra, extra)
+    numel = 0
+    for file in checkpoint_files(folder):
         for name, shape in headers(file):
             if config.tie_word_embeddings and name.startswith("lm_head."):
                 continue
-            num, numel = num + 1, numel + prod(shape)
-    return WeightSize(numel * item + extra, f"{num} tensors in {len(files)} files")
+            numel += prod(shape)
+    return WeightSize(numel * item + extra, extra)
 
 
 def headers(file: Path) -> list[tuple[str, list[int]]]:

@@ -135,7 +135,8 @@ def device_of(name: str, memory: str | None) -> DeviceBytes:
     Raises:
         ConfigError: The size cannot be read, or the device is not there.
     """
-    from dovetail.runtime.memory import CUDA_CONTEXT_BYTES, DeviceBytes, gib, host_bytes
+    from dovetail.runtime.host_memory import host_bytes
+    from dovetail.runtime.memory import CUDA_CONTEXT_BYTES, DeviceBytes, gib
 
     if memory is not None:
         total = size_of(memory)
