@@ -159,6 +159,8 @@ def test_a_plan_holds_the_halves() -> None:
         ("torch_native", "", False),
         ("torch_native", "prefill", True),
     ]
+    plan = make_plan(Registry.scan(), attention_backend="auto", decode_attention_backend="auto", device="cpu")
+    assert [p.use for p in plan.plugins] == [""]
     with pytest.raises(PluginError, match=r"^--decode-attention-backend 'nope': not installed"):
         make_plan(Registry.scan(), attention_backend="auto", decode_attention_backend="nope", device="cpu")
     with pytest.raises(PluginError, match=r"^--prefill-attention-backend 'triton'.*runs on cuda, not on cpu"):

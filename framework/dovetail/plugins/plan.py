@@ -117,8 +117,8 @@ def make_plan(
         registry: What is installed.
         model: Hugging Face architecture string.
         attention_backend: A name, or `auto`; None selects none. The same holds for the three parsers and backends.
-        prefill_attention_backend: Name of the one that computes prompts; None for `attention_backend`.
-        decode_attention_backend: Name of the one that computes the other tokens; None for `attention_backend`.
+        prefill_attention_backend: Name of the one that computes prompts; None or `auto` for `attention_backend`.
+        decode_attention_backend: Name of the one that computes the other tokens; as above.
         reasoning_parser: As above.
         tool_parser: As above.
         grammar_backend: As above.
@@ -146,7 +146,7 @@ def make_plan(
         elif name is not None:
             planned.append(_by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
-        if half is not None:
+        if half is not None and half != AUTO:
             planned.append(_half(registry, use, half, device, options or {}))
     for name in dict.fromkeys(hooks):
         planned.append(_by_name(registry, "hooks", name, device, options or {}))

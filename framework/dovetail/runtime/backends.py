@@ -14,6 +14,7 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError, DovetailError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
+from dovetail.plugins.plan import AUTO
 from dovetail.runtime.hybrid import hybrid
 from dovetail.settings import EngineSettings
 
@@ -80,7 +81,8 @@ def choose_backend(
         PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
     """
     wanted = Wanted(config, device, dtype, settings.page_size)
-    asked = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
+    given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
+    asked = {use: None if name == AUTO else name for use, name in given.items()}
     if asked["prefill"] is None and asked["decode"] is None:
         return _pick(plugins, "", settings.attention_backend, wanted)
     picked = [
