@@ -59,6 +59,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "A question": {"model": "$model", "input": "What is the capital of France?"},
         "As a stream": {"model": "$model", "input": "What is the capital of France?", "stream": True},
     },
+    "/v1/responses/input_tokens": {"A question": {"model": "$model", "input": "What is the capital of France?"}},
     "/v1/messages": {
         "A question": {"model": "$model", "max_tokens": 200, "messages": QUESTION},
         "As a stream": {"model": "$model", "max_tokens": 200, "messages": QUESTION, "stream": True},

@@ -70,6 +70,10 @@ def test_a_response_and_what_continues_it(gpt: openai.OpenAI) -> None:
     assert second.metadata == {"k": "v"}
     assert second.usage is not None
     assert second.usage.input_tokens_details.cached_tokens > 0
+    counted = gpt.responses.input_tokens.count(
+        model=MODEL, input="And of Japan?", previous_response_id=first.id, instructions=given["instructions"]
+    )
+    assert counted.input_tokens == second.usage.input_tokens
     items = gpt.responses.input_items.list(second.id, order="asc")
     assert [item.role for item in items] == ["user", "assistant", "user"]  # type: ignore[union-attr]
     gpt.responses.delete(first.id)
@@ -169,6 +173,27 @@ def test_a_batch_of_responses(gpt: openai.OpenAI, tmp_path: Path) -> None:
         assert "Paris" in openai.types.responses.Response.model_validate(result["response"]["body"]).output_text
 
 
+def test_async_files_and_batches(port: int) -> None:
+    """The async client uploads, runs and reads a batch."""
+
+    async def run() -> str:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="None") as api:
+            body = {"model": MODEL, "messages": say(FRANCE), "temperature": 0}
+            line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            uploaded = await api.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+            batch = await api.batches.create(
+                input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            async with asyncio.timeout(60):
+                while batch.status not in ("completed", "failed"):
+                    await asyncio.sleep(0.1)
+                    batch = await api.batches.retrieve(batch.id)
+            assert batch.output_file_id is not None
+            return (await api.files.content(batch.output_file_id)).text
+
+    assert "Paris" in asyncio.run(run())
+
+
 def test_async_responses(port: int) -> None:
     """Many at once with the async client, whole and streamed."""
 
@@ -235,6 +260,24 @@ def test_a_messages_tool(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(messages=say(WEATHER), **given) as stream:
         (call,) = [block for block in stream.get_final_message().content if block.type == "tool_use"]
     assert call.input == {"city": "Paris"}
+
+
+def test_the_tool_runner(claude: anthropic.Anthropic) -> None:
+    """The client's own loop of calls and results runs to the answer."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the current weather in a city.
+
+        Args:
+            city: Its name.
+        """
+        return json.dumps({"city": city, "weather": "sunny"})
+
+    runner = claude.beta.messages.tool_runner(
+        model=MODEL, max_tokens=200, tools=[get_weather], messages=say(WEATHER), extra_body={"temperature": 0}
+    )
+    assert [message.content[0].type for message in runner] == ["tool_use", "text"]
 
 
 def test_thinking_and_its_budget(claude: anthropic.Anthropic) -> None:

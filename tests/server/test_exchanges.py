@@ -105,6 +105,7 @@ FAMILIES: dict[str, list[Ask]] = {
         post("continue", "/v1/responses", {**RESPONSE, "previous_response_id": "{first}"}, says=THINKS),
         post("stream", "/v1/responses", {**RESPONSE, "stream": True}, says=THINKS),
         post("calls, streamed", "/v1/responses", {**RESPONSE, "stream": True, "tools": [FLAT_TOOL]}, says=CALLS),
+        post("count", "/v1/responses/input_tokens", {**RESPONSE, "previous_response_id": "{first}"}),
         get("get", "/v1/responses/{first}"),
         get("input items", "/v1/responses/{first}/input_items"),
         post("cancel what nobody waits for only", "/v1/responses/{first}/cancel"),

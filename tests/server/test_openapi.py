@@ -41,6 +41,7 @@ ROUTES = {
     "/v1/messages/count_tokens": {"post"},
     "/v1/plugins": {"get"},
     "/v1/responses": {"post"},
+    "/v1/responses/input_tokens": {"post"},
     "/v1/responses/{response_id}": {"get", "delete"},
     "/v1/responses/{response_id}/cancel": {"post"},
     "/v1/responses/{response_id}/input_items": {"get"},

@@ -149,6 +149,22 @@ def test_reasoning_comes_back_from_what_was_encoded(make_harness: Callable[..., 
     assert refused(server, given=[bad])["param"] == "input[0].encrypted_content"
 
 
+def test_counting_input_tokens(thinking: Harness) -> None:
+    """The count is that of the prompt that a response would have, with what it continues and with its tools."""
+    thinking.text = ALL
+    first = ask(thinking, "weather?", tools=[TOOL])
+    fields = {"tools": [TOOL], "instructions": "Be brief.", "previous_response_id": first["id"]}
+    results = [{"type": "function_call_output", "call_id": first["output"][2]["call_id"], "output": "sunny"}]
+    used = ask(thinking, results, **fields)["usage"]["input_tokens"]
+    body = {"model": "tiny", "input": results, **fields, "text": {"format": {"type": "text"}}}
+    reply = thinking.post("/v1/responses/input_tokens", body)
+    assert reply.json() == {"object": "response.input_tokens", "input_tokens": used}
+    long = thinking.post("/v1/responses/input_tokens", {"model": "tiny", "input": "x" * 600})
+    assert long.json()["input_tokens"] > 600
+    bad = thinking.post("/v1/responses/input_tokens", {"model": "tiny", "input": "x", "store": True})
+    assert error_of(bad)["param"] == "store"
+
+
 def test_stored_responses_are_fetched_listed_and_deleted(harness: Harness) -> None:
     """A response is there as it was returned, with its input, until it is deleted."""
     first = ask(harness, "one")

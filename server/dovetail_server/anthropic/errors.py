@@ -6,7 +6,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail_server.anthropic.schema import AnthropicError, AnthropicErrorDetail
+from dovetail_server.anthropic.schema import AnthropicError, AnthropicErrorDetail, UnsupportedThread
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 
 PREFIX = "/v1/messages"
@@ -21,6 +21,7 @@ TYPES = {
     529: "overloaded_error",
 }
 OVERLOADED = 529
+NO_THREADS = "thread_unsupported_request"
 
 
 def status_of(status: int, code: str | None) -> int:
@@ -40,7 +41,10 @@ def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> Anth
     message = detail.message
     if detail.param is not None and detail.param not in message:
         message = f"{detail.param}: {message}"
-    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=message), request_id=request_id)
+    details = UnsupportedThread() if detail.code == NO_THREADS else msgspec.UNSET
+    return AnthropicError(
+        error=AnthropicErrorDetail(type=kind, message=message, details=details), request_id=request_id
+    )
 
 
 def is_here(path: str) -> bool:

@@ -159,6 +159,7 @@ class PromptFields(RequestModel):
     workspace_id: Name | None = None
     context_management: FreeForm | None = Field(None, description="Not supported.")
     mcp_servers: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
+    thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
 
 
 class CountTokensRequest(PromptFields):
@@ -251,11 +252,19 @@ class TokenCount(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
+class UnsupportedThread(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients learn that no conversation is held here: they go on with the whole history."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[str, ...] = ("thread",)
+
+
 class AnthropicErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong. `type` follows from the status; the message names the field at fault."""
 
     type: str
     message: str
+    details: UnsupportedThread | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):

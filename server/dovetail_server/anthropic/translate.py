@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
+from dovetail_server.anthropic.errors import NO_THREADS
 from dovetail_server.anthropic.schema import (
     AnthropicMessage,
     AnthropicTool,
@@ -49,6 +50,9 @@ def check(request: PromptFields) -> None:
         raise errors.unsupported("context_management", "nothing is edited out of a conversation here")
     if request.mcp_servers:
         raise errors.unsupported("mcp_servers", "this server calls no other; the client runs the tools")
+    if request.thread is not None:
+        text = "thread is not supported: no conversation is held here; send all messages"
+        raise RequestError(text, param="thread", code=NO_THREADS)
     thinking = request.thinking
     if thinking is None:
         return

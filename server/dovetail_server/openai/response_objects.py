@@ -151,6 +151,13 @@ class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     """Reply of `GET /v1/responses/{id}/input_items`: items in the form in which they can be sent again."""
 

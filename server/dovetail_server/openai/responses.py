@@ -180,8 +180,8 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
 
 
-class ResponsesRequest(RequestModel):
-    """Body of `POST /v1/responses`."""
+class ResponsePrompt(RequestModel):
+    """What the prompt of a response is made of, and how it is read."""
 
     model: Name
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=65536)]
@@ -190,18 +190,29 @@ class ResponsesRequest(RequestModel):
     tools: Annotated[list[ResponseTool], Field(max_length=1024)] | None = None
     tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` leaves out the oldest turns that do not fit."
+    )
+    chat_template_kwargs: FreeForm | None = None
+    conversation: Name | FreeForm | None = Field(None, description="Not supported.")
+
+
+class InputTokensRequest(ResponsePrompt):
+    """Body of `POST /v1/responses/input_tokens`."""
+
+
+class ResponsesRequest(ResponsePrompt):
+    """Body of `POST /v1/responses`."""
+
     max_tool_calls: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
     )
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Needs message.output_text.logprobs in `include`.")
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="`auto` leaves out the oldest turns that do not fit."
-    )
     include: Annotated[list[Includable], Field(max_length=32)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -215,7 +226,6 @@ class ResponsesRequest(RequestModel):
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_options: FreeForm | None = None
 
-    conversation: Name | FreeForm | None = Field(None, description="Not supported.")
     prompt: FreeForm | None = Field(None, description="Not supported.")
     context_management: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(
         None, description="Not supported."
@@ -231,7 +241,6 @@ class ResponsesRequest(RequestModel):
     stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking.")
-    chat_template_kwargs: FreeForm | None = None
     priority: int | None = Field(
         None,
         ge=-(1 << 31),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
-from dovetail_server.openai.responses import ItemReference, ResponsesRequest
+from dovetail_server.openai.responses import InputTokensRequest, ItemReference, ResponsesRequest
 from dovetail_server.responses import translate
-from dovetail_server.responses.items import Item, input_items, new_response_id
+from dovetail_server.responses.items import Item, input_items, messages_of, new_response_id
 from dovetail_server.responses.keeper import Keeper
 from dovetail_server.responses.store import ResponseStore
 from dovetail_server.serving.responses import ResponsesJob, prepare
+from dovetail_server.serving.translate import fields_named, prompt_tokens
 
 if TYPE_CHECKING:
     from dovetail_server.state import ServerState
@@ -32,17 +33,47 @@ async def begin(state: ServerState, request: ResponsesRequest, owner: str) -> Re
     translate.check(request)
     store = await open_store(state, request)
     response_id = new_response_id()
+    before, items = await gather(store, request, owner, response_id)
+    keeps = store is not None and request.store is not False and state.settings.max_stored_responses > 0
+    keeper = Keeper(store, owner) if keeps and store is not None else None
+    return await asyncio.to_thread(
+        prepare, state, request, model, response_id=response_id, items=items, before=before, keeper=keeper
+    )
+
+
+async def count(state: ServerState, request: InputTokensRequest, owner: str) -> int:
+    """Return the tokens of a response's prompt, nothing left out.
+
+    Raises:
+        RequestError: See `begin`.
+        ServiceError: See `begin`.
+    """
+    state.check_model(request.model)
+    fields = {name: getattr(request, name) for name in request.model_fields_set}
+    asked = ResponsesRequest(**fields, store=False)
+    translate.check(asked)
+    response_id = new_response_id()
+    before, items = await gather(await open_store(state, asked), asked, owner, response_id)
+
+    def run() -> int:
+        messages = messages_of([*before, *items], asked.instructions)
+        with fields_named(translate.NAMES):
+            return prompt_tokens(translate.to_chat(asked, messages, response_id), state.text)
+
+    return await asyncio.to_thread(run)
+
+
+async def gather(
+    store: ResponseStore | None, request: ResponsesRequest, owner: str, response_id: str
+) -> tuple[list[Item], list[Item]]:
+    """Return the items of the responses that a request continues, and its own, references resolved."""
     before: list[Item] = []
     if request.previous_response_id is not None and store is not None:
         before = await store.chain(owner, request.previous_response_id)
     items = await asyncio.to_thread(input_items, request.input, response_id)
     if store is not None:
         items = [await resolve(store, owner, item, at) for at, item in enumerate(items)]
-    keeps = store is not None and request.store is not False and state.settings.max_stored_responses > 0
-    keeper = Keeper(store, owner) if keeps and store is not None else None
-    return await asyncio.to_thread(
-        prepare, state, request, model, response_id=response_id, items=items, before=before, keeper=keeper
-    )
+    return before, items
 
 
 async def open_store(state: ServerState, request: ResponsesRequest) -> ResponseStore | None:

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server.body import json_body
-from dovetail_server.openai.response_objects import ItemList, ResponseDeleted, ResponseObject
-from dovetail_server.openai.responses import Includable, ResponsesRequest
+from dovetail_server.openai.response_objects import InputTokens, ItemList, ResponseDeleted, ResponseObject
+from dovetail_server.openai.responses import Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
-from dovetail_server.responses.entry import begin, not_background
+from dovetail_server.responses.entry import begin, count, not_background
 from dovetail_server.responses.store import OPEN, decode_items, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
 from dovetail_server.serving.responses import last_words, reply
@@ -48,6 +48,17 @@ async def create_response(
     if body.stream:
         return await start(request, events_of(job), last_words)
     return Response(await while_connected(request, reply(job)), media_type="application/json")
+
+
+@json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens)
+async def count_input_tokens(
+    request: Request,
+    body: Annotated[InputTokensRequest, Depends(json_body(InputTokensRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Count the tokens of a prompt, with the responses that it continues."""
+    num = await while_connected(request, count(state, body, owner_of(request)))
+    return json_reply(InputTokens(input_tokens=num))
 
 
 async def service_of(state: ServerState, response_id: str) -> BatchService:

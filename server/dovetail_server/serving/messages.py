@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.text.chat import template_switches
 from dovetail_server import errors
 from dovetail_server.anthropic import translate
 from dovetail_server.anthropic.blocks import BlockBuilder
@@ -27,7 +26,7 @@ from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, usage_of
 from dovetail_server.serving.generation import Choice
 from dovetail_server.serving.sse import Chunks
-from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
+from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named, prompt_tokens
 from dovetail_server.storage.paths import new_id
 
 if TYPE_CHECKING:
@@ -111,20 +110,9 @@ def count(state: ServerState, request: CountTokensRequest) -> int:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
     translate.check(request)
-    text = state.text
     with fields_named(translate.NAMES):
-        asked = chat_request(translate.prompt_fields(request, can_think=text.reasoning is not None))
-        wish = chat.tool_wish(asked, text)
-        messages = [message.model_dump(exclude_unset=True) for message in asked.messages]
-        text.check_size(messages)
-        rendered = text.template.render(
-            messages,
-            tools=None if wish is None else wish.tools,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=bool(asked.continue_final_message),
-            template_kwargs=template_switches(asked.reasoning_effort, asked.chat_template_kwargs),
-        )
-        return len(text.encode(rendered.text, "messages", add_special_tokens=False))
+        fields = translate.prompt_fields(request, can_think=state.text.reasoning is not None)
+        return prompt_tokens(chat_request(fields), state.text)
 
 
 async def reply(job: MessagesJob) -> bytes:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from dovetail.errors import RequestError
+from dovetail.text.chat import template_switches
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.serving.chat import tool_wish
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
 
 OVERFLOW = "context_length_exceeded"
 
@@ -44,3 +50,22 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
                 param = re.sub(rf"^{pattern}", name, param)
             message = re.sub(rf"(?<![\w.]){pattern}(?![A-Za-z_])", name, message)
         raise RequestError(message, param=param, code=error.code, status=error.status) from error
+
+
+def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
+    """Return the tokens of a prompt as a chat request would have it; one beyond the context is counted, too.
+
+    Raises:
+        RequestError: The prompt cannot be made, or is too big to look at.
+    """
+    wish = tool_wish(request, text)
+    messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+    text.check_size(messages)
+    rendered = text.template.render(
+        messages,
+        tools=None if wish is None else wish.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        template_kwargs=template_switches(request.reasoning_effort, request.chat_template_kwargs),
+    )
+    return len(text.encode(rendered.text, "messages", add_special_tokens=False))
