@@ -160,6 +160,26 @@ LOGIC: list[Case] = [
         ['{"a": 1}', '{"b": 1}'],
         ["{}", '{"c": 1}'],
     ),
+    (
+        {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 4}, {"type": "null"}]},
+        ['"ab"', '"abcd"', '"abcdef"', '""', "null"],
+        ['"abc"', "1"],
+    ),
+    (
+        {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}, {"enum": ["x", 1]}]},
+        ['""', '"abcdef"', "1"],
+        ["2", "null"],
+    ),
+    (
+        {
+            "anyOf": [
+                {"type": "string", "maxLength": 2, "title": "t"},
+                {"type": "string", "maxLength": 3, "minLength": 2},
+            ]
+        },
+        ['""', '"abc"'],
+        ['"abcd"'],
+    ),
     ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["1", '"x"'], ["null"]),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["1.5"], ["1", '"x"']),
     ({"oneOf": [{"type": "integer", "minimum": 2}, {"type": "integer", "maximum": 5}]}, ["1", "6"], ["3"]),

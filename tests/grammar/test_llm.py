@@ -5,9 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -17,10 +15,7 @@ from pydantic import BaseModel
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail.grammar.output_types import fields_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
-from grammar_schemas import schemas
+from dovetail_server.bench.grammar_schemas import schemas
 
 
 class Person(BaseModel):

@@ -9,6 +9,7 @@ listed, as a repeated key counts twice.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -185,11 +186,46 @@ def _prepare_keyword(key: str, value: Any, *, drop: bool) -> Any:
     if key in schema.ONE and isinstance(value, dict):
         return prepare_value(value, drop=drop)
     if key in schema.LISTS and isinstance(value, list):
-        return [prepare_value(item, drop=drop) for item in value]
+        options = [prepare_value(item, drop=drop) for item in value]
+        return merge_strings(options) if key == "anyOf" else options
     if key in schema.MAPS and isinstance(value, dict):
         names = [name for name in value if not (drop and key == "patternProperties" and is_unreadable(name))]
         return {name: prepare_value(value[name], drop=drop) for name in names}
     return value
+
+
+def merge_strings(options: list[Any]) -> list[Any]:
+    """Join alternatives that are strings of certain lengths.
+
+    Two kinds of long strings at once keep the library from its shortcuts: a mask within them costs fifty times as much.
+    """
+    spans = sorted(span for option in options if (span := _lengths(option)) is not None)
+    if len(spans) < 2:
+        return options
+    joined = [spans[0]]
+    for low, high in spans[1:]:
+        if low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    strings: list[Any] = [
+        {"type": "string", "minLength": int(low)} | ({} if high == math.inf else {"maxLength": int(high)})
+        for low, high in joined
+    ]
+    others = [option for option in options if _lengths(option) is None]
+    if joined == [(0, math.inf)]:
+        others = [option for option in others if not (isinstance(option, dict) and option.get("type") == "string")]
+    return strings + others
+
+
+def _lengths(option: Any) -> tuple[float, float] | None:
+    """Return the lengths of a schema that is nothing but a string of these lengths."""
+    if not isinstance(option, dict) or option.get("type") != "string":
+        return None
+    if any(key not in ("type", "minLength", "maxLength") and key not in schema.ANNOTATIONS for key in option):
+        return None
+    low, high = option.get("minLength", 0), option.get("maxLength", math.inf)
+    return (low, high) if low <= high else None
 
 
 def whitespace(most: int) -> str:

@@ -14,6 +14,7 @@ BENCHMARKS = {
         "load on a server over HTTP: ours, or any that speaks OpenAI's API",
     ),
     "latency": ("dovetail_server.cli.bench_engine:latency", "the engine without HTTP, by batch size"),
+    "grammar": ("dovetail_server.cli.bench_grammar:main", "structured outputs: schemas, masks, hostile grammars"),
     "throughput": ("dovetail_server.cli.bench_engine:throughput", "the offline LLM with many requests"),
 }
 

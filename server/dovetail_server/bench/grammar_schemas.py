@@ -30,12 +30,13 @@ class SchemaMaker:
             schema["properties"]["shared"] = {"$ref": "#/$defs/shared"}
         if self._exotic and self._rng.random() < 0.15:
             key = self._rng.choice(("not", "if", "minProperties", "dependentRequired"))
-            schema |= {
+            extra: dict[str, dict[str, Any]] = {
                 "not": {"not": {"required": ["zzz"]}},
                 "if": {"if": {"required": ["name"]}, "then": {"required": ["name"]}},
                 "minProperties": {"minProperties": 1},
                 "dependentRequired": {"dependentRequired": {"zzz": ["yyy"]}},
-            }[key]
+            }
+            schema |= extra[key]
         return schema
 
     def _object(self, depth: int) -> dict[str, Any]:

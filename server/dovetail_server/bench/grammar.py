@@ -1,0 +1,99 @@
+"""`dovetail bench grammar`: what structured outputs cost, on one CPU core unless more are allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import dovetail
+from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.text.tokenizer import Tokenizer
+from dovetail_server.bench import report
+from dovetail_server.bench.grammar_folder import make_folder
+from dovetail_server.bench.grammar_load import HostileBench, StepBench
+from dovetail_server.bench.grammar_masks import MaskBench
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarOptions:
+    """What the command was asked for, checked."""
+
+    tokenizer: Path | None
+    num_schemas: int
+    num_rows: int
+    rounds: int
+    num_cores: int
+    parts: tuple[str, ...]
+    seed: int
+    json: Path | None
+
+
+def main(options: GrammarOptions) -> int:
+    """Measure what was asked for and print it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[: options.num_cores])
+    torch.set_num_threads(min(options.num_cores, len(before)))
+    try:
+        figures = measure(options)
+    finally:
+        os.sched_setaffinity(0, before)
+    report.save(options.json, figures)
+    return 0
+
+
+def measure(options: GrammarOptions) -> dict[str, Any]:
+    """Return all figures by part."""
+    out = report.console()
+    figures: dict[str, Any] = {"dovetail": dovetail.__version__, "cores": options.num_cores, "seed": options.seed}
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as name:
+        folder = make_folder(Path(name), options.tokenizer)
+        if {"compile", "masks", "batch"} & set(options.parts):
+            tokenizer = Tokenizer.load(folder)
+            vocabulary = make_vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+            bench = MaskBench(vocabulary, options.num_schemas, options.seed)
+            figures["vocabulary"] = vocabulary.size
+            title = f"{options.num_schemas} schemas, {vocabulary.size:,} tokens"
+            figures["compile"], made = bench.compile()
+            out.print(table_of(title, figures["compile"]))
+            if "masks" in options.parts:
+                figures["masks"] = bench.walks(made, options.seed)
+                out.print(table_of("masks of a row (CPU time)", figures["masks"]))
+            if "batch" in options.parts:
+                figures["batch"] = bench.batch(made, options.num_rows)
+                out.print(table_of("masks of a step", figures["batch"]))
+            bench.close()
+        if "step" in options.parts:
+            steps = StepBench(folder, options.num_rows)
+            figures["step"] = steps.run(options.rounds)
+            steps.close()
+            out.print(table_of(f"decode steps of {options.num_rows} rows, a tiny model on CPU", figures["step"]))
+    if "hostile" in options.parts:
+        hostile = HostileBench()
+        figures["hostile"] = asyncio.run(hostile.run())
+        out.print(table_of("hostile grammars beside four streams of the demo model", figures["hostile"]))
+        for seconds, what, step in hostile.answers:
+            line = f"  {seconds:6.2f} s  {what:28}  {step.backend} {step.kind} {step.source[:50]}"
+            out.print(line, markup=False, highlight=False)
+    return figures
+
+
+def table_of(title: str, figures: Mapping[str, Any]) -> Table:
+    """Lay figures out."""
+    table = Table(title=title, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            value = "  ".join(
+                f"{key} {report.number(number, 2 if number < 100 else 0)}" for key, number in value.items()
+            )
+        table.add_row(name, report.number(value, 2) if isinstance(value, float) else str(value))
+    return table

@@ -1,0 +1,168 @@
+"""What grammars cost an engine's requests: the constrained ones per step, all others under hostile grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from dovetail.demo import MODEL_DIR
+from dovetail.engine.core import EngineCore
+from dovetail.engine.inprocess import InProcessClient
+from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.settings import EngineSettings
+from dovetail_server.bench.grammar_masks import points
+
+LONG = GrammarStep(
+    backend="llguidance",
+    kind="json",
+    source=json.dumps(
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tag": {"enum": ["a", "b"]}},
+                "required": ["name", "age", "tag"],
+                "additionalProperties": False,
+            },
+            "minItems": 1000,
+        }
+    ),
+)
+"""A text that does not end within a measurement."""
+HOSTILE = [
+    GrammarStep(backend="llguidance", kind="regex", source="[ab]*a[ab]{20}"),
+    GrammarStep(backend="outlines", kind="regex", source="[ab]*a[ab]{20}"),
+    GrammarStep(backend="llguidance", kind="regex", source="(x+x+)+y"),
+    GrammarStep(backend="llguidance", kind="regex", source="a{100000}"),
+    GrammarStep(backend="llguidance", kind="json", source=json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
+    GrammarStep(backend="llguidance", kind="json", source='{"items":' * 10_000 + "{}" + "}" * 10_000),
+    GrammarStep(backend="llguidance", kind="json", source='{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}'),
+    GrammarStep(backend="llguidance", kind="lark", source='start: (("a"~0..100)~0..100)~0..100'),
+    GrammarStep(backend="outlines", kind="regex", source="(((a{0,60}b){0,60}c){0,60}d){0,60}"),
+]
+"""What a request could bring that nobody's checks had refused; sent past the server's own."""
+WARM_S = 4.0
+
+
+class StepBench:
+    """An engine of a tiny model with a wide vocabulary, stepped by hand."""
+
+    def __init__(self, folder: Path, num_rows: int) -> None:
+        """Load it with random weights."""
+        plan = make_plan(
+            Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", grammar_backend="auto", device="cpu"
+        )
+        wanted = {
+            "model_path": str(folder),
+            "device": "cpu",
+            "load_format": "dummy",
+            "max_running_requests": num_rows,
+            "max_total_tokens": num_rows * 256,
+            "random_seed": 1,
+        }
+        self._core = EngineCore(EngineSettings.model_validate(wanted), load(plan, "engine"))
+        self._num_rows = num_rows
+
+    def run(self, rounds: int, num_steps: int = 8) -> dict[str, Any]:
+        """Time steps of all rows with and without a grammar, in turns; the difference is what grammars cost."""
+        self._time(LONG, num_steps)
+        free: list[float] = []
+        bound: list[float] = []
+        for _ in range(rounds):
+            free += self._time(None, num_steps)
+            bound += self._time(LONG, num_steps)
+        without, with_ = statistics.median(free), statistics.median(bound)
+        return {
+            "step without grammars, CPU ms": without * 1e3,
+            "step with grammars, CPU ms": with_ * 1e3,
+            "added, µs per row": (with_ - without) * 1e6 / self._num_rows,
+            "added": f"{with_ / without - 1:.1%}",
+        }
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._core.close()
+
+    def _time(self, step: GrammarStep | None, num_steps: int) -> list[float]:
+        core = self._core
+        params = SamplingParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
+        for i in range(self._num_rows):
+            grammar = () if step is None else (step,)
+            core.handle(Submit(rid=f"r{i}", prompt_ids=[i % 100, 1, 2], params=params, grammar=grammar))
+        took = []
+        while core.has_work:
+            started = time.thread_time()  # others share the machine
+            tick = core.step()
+            spent = time.thread_time() - started
+            if len(tick.deltas) == self._num_rows and all(delta.finish is None for delta in tick.deltas):
+                took.append(spent)
+        return took[1:]
+
+
+class HostileBench:
+    """A steady load on the demo model's engine, whose token times are watched while hostile grammars come."""
+
+    def __init__(self) -> None:
+        """Prepare; the engine starts in `run`."""
+        plan = make_plan(
+            Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", grammar_backend="auto", device="cpu"
+        )
+        self._client = InProcessClient(
+            EngineSettings.model_validate({"model_path": str(MODEL_DIR), "device": "cpu"}), plan
+        )
+        self._gaps: list[float] = []
+        self.answers: list[tuple[float, str, GrammarStep]] = []
+
+    async def run(self) -> dict[str, Any]:
+        """Measure the gaps between others' tokens without, then with hostile requests."""
+        await self._client.start()
+        for backend in ("llguidance", "outlines"):
+            await self._hostile(-1, GrammarStep(backend=backend, kind="choice", source='["warm"]'))
+        tasks = [asyncio.create_task(self._background(i)) for i in range(4)]
+        await asyncio.sleep(WARM_S)
+        quiet, self._gaps = points(self._gaps, 1e3), []
+        self.answers = [await self._hostile(i, step) for i, step in enumerate(HOSTILE)]
+        under_fire = points(self._gaps, 1e3)
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._client.close()
+        return {
+            "between others' tokens, quiet, ms": quiet,
+            "the same under hostile grammars, ms": under_fire,
+            "added at p99, ms": under_fire["p99"] - quiet["p99"],
+            "slowest answer, s": max(seconds for seconds, _, _ in self.answers),
+        }
+
+    async def _background(self, number: int) -> None:
+        """Generate without end, noting the time between tokens."""
+        count = 0
+        while True:
+            params = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
+            last = None
+            stream = self._client.submit(Submit(rid=f"b{number}-{count}", prompt_ids=[1, 2, 3], params=params))
+            async with contextlib.aclosing(stream):
+                async for _ in stream:
+                    now = time.perf_counter()
+                    if last is not None:
+                        self._gaps.append(now - last)
+                    last = now
+            count += 1
+
+    async def _hostile(self, number: int, step: GrammarStep) -> tuple[float, str, GrammarStep]:
+        """Send one hostile request; returns how long its answer took, and what it was."""
+        started = time.perf_counter()
+        params = SamplingParams(max_tokens=30, temperature=1.0, seed=1)
+        finish = None
+        submit = Submit(rid=f"h{number}-{step.backend}", prompt_ids=[1, 2], params=params, grammar=(step,))
+        async for delta in self._client.submit(submit):
+            finish = delta.finish
+        what = "?" if finish is None else f"{finish.reason} {finish.code or ''}".strip()
+        return time.perf_counter() - started, what, step

@@ -1,0 +1,166 @@
+"""What grammars cost where no model is needed: compiling schemas, and the masks of their tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocabulary
+from dovetail.errors import RequestError
+from dovetail.grammar.bits import ids_of
+from dovetail.grammar.cache import Enforced, Refused
+from dovetail.grammar.constraint import Constraint, TokenSets
+from dovetail.grammar.masks import MaskBuffer
+from dovetail.grammar.route import Router
+from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.plugins import Registry, load, make_plan
+from dovetail_server.bench.grammar_schemas import schemas
+
+Points = dict[str, float]
+WALK_LEN = 60
+SETTLE_S = 0.03
+"""After compiling: a backend may prepare a grammar while its first request prefills."""
+
+
+def points(values: Sequence[float], scale: float) -> Points:
+    """Return percentiles and the mean, in units of 1 / `scale` seconds."""
+    ordered = sorted(values)
+    found = {f"p{p}": ordered[min(len(ordered) - 1, p * len(ordered) // 100)] * scale for p in (50, 95, 99)}
+    return found | {"mean": statistics.fmean(values) * scale, "max": ordered[-1] * scale}
+
+
+class MaskBench:
+    """Schemas compiled as the engine does it, and walks through them."""
+
+    def __init__(self, vocabulary: Vocabulary, num_schemas: int, seed: int) -> None:
+        """Load the backends and wait until they are warm."""
+        self.vocabulary = vocabulary
+        self._specs = [GrammarSpec(kind=Kind.JSON, source=json.dumps(s)) for s in schemas(num_schemas, seed)]
+        plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "engine")
+        self.service = GrammarService(plugins, lambda: vocabulary, timeout_s=5, cache_bytes=1 << 30)
+        self._router = Router({p.name: backend(vocabulary) for p, backend in plugins.candidates("grammar_backend")})
+        self.service.warm_up()
+        warm = GrammarSpec(kind=Kind.JSON, source='{"type": "null"}')
+        self._settle(self.service.request(self._router.route(warm, "json_schema").steps))
+
+    def compile(self) -> tuple[dict[str, Any], list[Enforced]]:
+        """Time new schemas and known ones, from the spec to a matcher in hand, with the first mask filled."""
+        new, busy, known, made, refused, full = [], [], [], [], 0, 0
+        row = np.zeros((1, self.vocabulary.mask_words), dtype=np.int32)
+        for spec in self._specs:
+            started, worked = time.perf_counter(), time.process_time()
+            try:
+                route = self._router.route(spec, "json_schema")
+            except RequestError:
+                refused += 1
+                continue
+            outcome = self._settle(self.service.request(route.steps))
+            if not isinstance(outcome, Enforced):
+                refused += 1
+                continue
+            outcome.compiled.matcher().fill(row, 0)
+            new.append(time.perf_counter() - started)
+            busy.append(time.process_time() - worked)
+            time.sleep(SETTLE_S)
+            known.append(statistics.median(self._time_known(route.steps) for _ in range(3)))
+            made.append(outcome)
+            full += route.ways[outcome.step].enforcement == "full"
+        figures: dict[str, Any] = {
+            "new schema, ms to the first mask": points(new, 1e3),
+            "of it CPU time here, ms": points(busy, 1e3),
+            "known schema, CPU µs": points(known, 1e6),
+        }
+        return figures | {"accepted": len(made), "exact": full, "refused": refused}, made
+
+    def walks(self, made: Sequence[Enforced], seed: int) -> dict[str, Any]:
+        """Time the masks along random texts of each grammar: its first walk, then the same walk again."""
+        first: list[float] = []
+        again: list[float] = []
+        for place, outcome in enumerate(made):
+            taken = self._walk(outcome.compiled, random.Random(seed + place), first)
+            self._follow(outcome.compiled, taken, again)
+        return {
+            "first visits, µs": points(first, 1e6),
+            "later visits, µs": points(again, 1e6),
+            "masks": len(first) + len(again),
+        }
+
+    def batch(self, made: Sequence[Enforced], num_rows: int) -> dict[str, Any]:
+        """Time the masks of a step of constrained rows on the host: filled in one call, applied to logits."""
+        sets = TokenSets(self.vocabulary)
+        constraints = [
+            Constraint(sets, None, made[i % len(made)].compiled.matcher(), made[i % len(made)].backend)
+            for i in range(num_rows)
+        ]
+        buffer = MaskBuffer(self.vocabulary.mask_words, torch.device("cpu"))
+        logits = torch.randn(num_rows, self.vocabulary.size)
+        fills, applies = [], []
+        # On one core no threads help, and CPU time is what a quiet machine would take.
+        clock = time.thread_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
+        rng = random.Random(0)
+        for _ in range(30):
+            started = clock()
+            mask = buffer.fill(constraints, [False] * num_rows)
+            fills.append(clock() - started)
+            if mask is None:
+                break
+            mask.apply(logits)
+            applies.append(clock() - started - fills[-1])
+            for row, constraint in enumerate(constraints):
+                allowed = [t for t in ids_of(mask.words[row].numpy()) if t not in self.vocabulary.eos_ids]
+                if allowed:
+                    constraint.accept(rng.choice(allowed))
+        fills, applies = fills[1:], applies[1:]  # the first step allocates
+        return {
+            f"fill, {num_rows} rows, µs per row": points(fills, 1e6 / num_rows),
+            f"apply on CPU, {num_rows} rows, µs per row": points(applies, 1e6 / num_rows),
+        }
+
+    def close(self) -> None:
+        """End threads and processes."""
+        self.service.close()
+
+    def _settle(self, ticket: Ticket) -> Enforced | Refused | None:
+        """Wait for a ticket as the engine does, without its other work."""
+        while not ticket.is_ready:
+            self.service.wait(0.002)
+        return ticket.outcome
+
+    def _time_known(self, steps: Any) -> float:
+        started = time.thread_time()
+        outcome = self.service.request(steps).outcome
+        if isinstance(outcome, Enforced):
+            outcome.compiled.matcher()
+        return time.thread_time() - started
+
+    def _walk(self, grammar: CompiledGrammar, rng: random.Random, took: list[float]) -> list[int]:
+        """Go on with tokens drawn from the masks; CPU time, as others share the machine."""
+        row = np.zeros((1, self.vocabulary.mask_words), dtype=np.int32)
+        matcher, taken = grammar.matcher(), []
+        for _ in range(WALK_LEN):
+            started = time.thread_time()
+            matcher.fill(row, 0)
+            took.append(time.thread_time() - started)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8)[0], bitorder="little"))
+            token = int(allowed[rng.randrange(len(allowed))]) if len(allowed) else -1
+            if token < 0 or token in self.vocabulary.eos_ids or matcher.accept([token]) != 1:
+                break
+            taken.append(token)
+        return taken
+
+    def _follow(self, grammar: CompiledGrammar, taken: Sequence[int], took: list[float]) -> None:
+        row = np.zeros((1, self.vocabulary.mask_words), dtype=np.int32)
+        matcher = grammar.matcher()
+        for token in taken:
+            started = time.thread_time()
+            matcher.fill(row, 0)
+            took.append(time.thread_time() - started)
+            matcher.accept([token])
