@@ -108,7 +108,11 @@ class DecodeGraphs:
         self._captured: dict[int, Captured] = {}
         self._missed: dict[int, int] = {}
         self._pool = pool
-        attention.init_graph_state(self._buckets[-1], self._buckets[-1])
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch that a graph serves."""
+        return self._buckets[-1]
 
     def capture_some(self) -> None:
         """Capture what the first requests will need, largest first, then more while it is quick; with a progress bar."""

@@ -53,6 +53,11 @@ class PrefillGraphs:
         self._page_size, self._pool = page_size, pool
         self._captured: dict[int, CapturedPrefill] = {}
 
+    @property
+    def max_tokens(self) -> int:
+        """The longest chunk that a graph serves."""
+        return BUCKETS[-1]
+
     def capture_all(self) -> None:
         """Capture every bucket, largest first, with a progress bar."""
         for bucket in tqdm(BUCKETS[::-1], desc="Capturing prefill graphs", unit="graph"):

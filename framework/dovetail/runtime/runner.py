@@ -70,12 +70,13 @@ class ModelRunner:
             return None
         parts = (self.model, self.attention, self.state, self.pool.page_size)
         pool = GraphPool(self.device)
-        prefill = None
+        decode = DecodeGraphs(*parts, settings.max_running_requests, pool)
+        prefill = PrefillGraphs(*parts, pool) if self.attention.caps.graph == "mixed" else None
         with torch.inference_mode():
-            if self.attention.caps.graph == "mixed":
-                prefill = PrefillGraphs(*parts, pool)
+            max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
+            self.attention.init_graph_state(decode.max_batch, max_tokens)
+            if prefill is not None:
                 prefill.capture_all()
-            decode = DecodeGraphs(*parts, settings.max_running_requests, pool)
             decode.capture_some()
         return StepGraphs(decode=decode, prefill=prefill)
 
