@@ -327,11 +327,11 @@ class ServeSettings(EngineSettings, BaseSettings):
         20_000,
         ge=0,
         le=1 << 30,
-        description="Replies of /v1/responses that are kept, the newest; 0 keeps none.",
+        description="Replies of /v1/responses that are kept per key, the newest; 0 keeps none.",
         json_schema_extra=flag(),
     )
     max_stored_response_bytes: int = Field(
-        1 << 30, ge=1 << 20, le=1 << 50, description="Most bytes of all kept replies.", json_schema_extra=flag()
+        1 << 30, ge=1 << 20, le=1 << 50, description="Most bytes of kept replies per key.", json_schema_extra=flag()
     )
     stored_response_ttl: int = Field(
         30 * 24 * 3600, ge=1, le=1 << 31, description="Seconds that a reply is kept.", json_schema_extra=flag()

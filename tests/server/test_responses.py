@@ -207,16 +207,21 @@ def test_a_server_can_store_nothing(make_harness: Callable[..., Harness], tmp_pa
 
 
 def test_the_oldest_responses_go_first(make_harness: Callable[..., Harness], tmp_path: Path) -> None:
-    """Number and age of stored responses are bounded."""
-    server = make_harness(max_stored_responses=5, file_storage_path=tmp_path)
-    ids = [ask(server, str(i))["id"] for i in range(8)]
-    statuses = [server.get(f"/v1/responses/{each}").status_code for each in ids]
-    assert statuses[-5:] == [200] * 5
+    """Number and age of what a key stores are bounded; one key's flood does not touch another's responses."""
+    keys = ["sk-alice-1f6c", "sk-bob-77aa"]
+    server = make_harness(max_stored_responses=4, file_storage_path=tmp_path, api_key=keys)
+    alice, bob = ({"authorization": f"Bearer {key}"} for key in keys)
+    body = {"model": "tiny", "input": "x"}
+    kept = server.post("/v1/responses", body, headers=alice).json()["id"]
+    ids = [server.post("/v1/responses", body, headers=bob).json()["id"] for _ in range(8)]
+    statuses = [server.get(f"/v1/responses/{each}", headers=bob).status_code for each in ids]
+    assert statuses[-4:] == [200] * 4
     assert statuses[0] == 404
+    assert server.get(f"/v1/responses/{kept}", headers=alice).status_code == 200
     with sqlite3.connect(tmp_path / "dovetail.db") as db:
         assert db.execute("select count(*) from responses").fetchone()[0] <= 6
         db.execute("update responses set expires_at = 1")
-    assert server.get(f"/v1/responses/{ids[-1]}").status_code == 404
+    assert server.get(f"/v1/responses/{kept}", headers=alice).status_code == 404
 
 
 def test_responses_survive_a_restart(make_harness: Callable[..., Harness], tmp_path: Path) -> None:

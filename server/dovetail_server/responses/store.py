@@ -1,10 +1,12 @@
-"""Responses in the database: kept for a time, up to a number and a size, the oldest given up first."""
+"""Responses in the database: kept for a time, up to a number and a size per owner, the oldest given up first."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,6 +38,14 @@ decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
 decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
+@dataclass(slots=True)
+class Held:
+    """About how much is stored for an owner: a bit more where something was deleted since the last count."""
+
+    num: int = 0
+    num_bytes: int = 0
+
+
 class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
@@ -46,8 +56,7 @@ class ResponseStore:
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
         self.ttl_s = settings.stored_response_ttl
-        self._num = 0
-        self._bytes = 0
+        self._held: dict[str, Held] = defaultdict(Held)
         self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -104,9 +113,11 @@ class ResponseStore:
                 if not is_first(row):
                     values = {name: value for name, value in row.items() if name not in FIXED}
                     await db.execute(sa.update(table).where(table.c.id == row["id"]).values(values))
-        self._num += len(new)
-        self._bytes += sum(row["bytes"] for row in rows)
-        if self._num > self.max_num * SLACK or self._bytes > self.max_bytes * SLACK:
+        for row in rows:
+            self._held[row["owner"]].num += is_first(row)
+            self._held[row["owner"]].num_bytes += row["bytes"]
+        held = [self._held[owner] for owner in {row["owner"] for row in rows}]
+        if any(h.num > self.max_num * SLACK or h.num_bytes > self.max_bytes * SLACK for h in held):
             await self.trim()
 
     async def get(self, owner: str, response_id: str) -> RowMapping:
@@ -175,22 +186,26 @@ class ResponseStore:
         raise RequestError(text, param=param, code="item_not_found", status=404)
 
     async def trim(self) -> int:
-        """Delete what has expired, and the oldest responses beyond the limits.
+        """Delete what has expired, and of each owner the oldest responses beyond the limits.
 
         Returns:
             How many went.
         """
-        newest = (table.c.created_at.desc(), table.c.id.desc())
-        rank = sa.func.row_number().over(order_by=newest).label("rank")
-        total = sa.func.sum(table.c.bytes).over(order_by=newest).label("total")
+        newest: dict[str, Any] = {
+            "partition_by": table.c.owner,
+            "order_by": (table.c.created_at.desc(), table.c.id.desc()),
+        }
+        rank = sa.func.row_number().over(**newest).label("rank")
+        total = sa.func.sum(table.c.bytes).over(**newest).label("total")
         ranked = sa.select(table.c.id, rank, total).subquery()
         beyond = sa.select(ranked.c.id).where(sa.or_(ranked.c.rank > self.max_num, ranked.c.total > self.max_bytes))
         expired = table.c.expires_at <= time.time()
+        count = sa.select(table.c.owner, sa.func.count(), sa.func.sum(table.c.bytes)).group_by(table.c.owner)
         async with self.database.write() as db:
             query = sa.delete(table).where(sa.or_(expired, table.c.id.in_(beyond)))
             num = (await db.execute(query)).rowcount
-            count = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.bytes), 0)).select_from(table)
-            self._num, self._bytes = map(int, (await db.execute(count)).one())
+            rows = (await db.execute(count)).all()
+        self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 
     async def renew(self) -> None:

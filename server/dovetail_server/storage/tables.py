@@ -97,6 +97,6 @@ responses = sa.Table(
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("items", sa.LargeBinary, nullable=False),
-    sa.Index("responses_by_age", "created_at", "id", "bytes"),
+    sa.Index("responses_by_age", "owner", "created_at", "id", "bytes"),
     sa.Index("responses_by_process", "process"),
 )

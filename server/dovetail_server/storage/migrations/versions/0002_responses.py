@@ -26,7 +26,7 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("items", sa.LargeBinary, nullable=False),
     )
-    op.create_index("responses_by_age", "responses", ["created_at", "id", "bytes"])
+    op.create_index("responses_by_age", "responses", ["owner", "created_at", "id", "bytes"])
     op.create_index("responses_by_process", "responses", ["process"])
 
 
