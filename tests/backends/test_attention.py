@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.testing.conformance.attention_qkv import verify_qkv
+from dovetail.testing.conformance.attention_world import Case
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 
@@ -131,6 +134,24 @@ def test_attention_equals_float64(
     )
     error = (out.cpu().double() - want).norm() / want.norm()
     assert error < 1e-6
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "changes"),
+    [
+        ([(70, 1), (0, 1), (1, 1), (200, 1)], {}),
+        ([(3, 1), (64, 1), (129, 1)], {"head_dim": 80, "num_qo_heads": 6, "num_kv_heads": 2, "page_size": 1}),
+        ([(150, 1), (63, 1)], {"num_qo_heads": 7, "num_kv_heads": 1, "sinks": True, "page_size": 64}),
+        ([(150, 1), (2, 1), (65, 1)], {"window": 20, "head_dim": 96, "page_size": 3}),
+        ([(65, 1)], {"window": 1}),
+    ],
+    ids=str,
+)
+def test_decode_from_the_projection(lengths: list[tuple[int, int]], changes: dict[str, Any], normed: bool) -> None:
+    """One kernel for norm, rotation, write and attention equals the single steps; padding rows write nothing."""
+    case = Case(lengths=lengths, **changes)
+    assert verify_qkv(TritonBackend, case, DEVICE, normed=normed)
 
 
 def test_a_backend_says_why_it_cannot_serve() -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.layers.ops.skinny import skinny
+from dovetail.layers.ops.skinny import Tile, skinny
 
 SHAPES = {
     "0.5B": [(1152, 896), (896, 896), (9728, 896), (896, 4864), (151936, 896)],
@@ -50,8 +50,8 @@ def tune(n: int, k: int, rows: int) -> str:
     copies = max(2, min(48, COLD_BYTES // (2 * n * k)))
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
     x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-    best: tuple[float, tuple[int, int, int, int]] | None = None
-    for tile in itertools.product((16, 32, 64), (64, 128, 256), (2, 4), (3, 5)):
+    best: tuple[float, Tile] | None = None
+    for tile in itertools.product((16, 32, 64), (64, 128, 256), (2, 4), (3, 5), (1, 2, 4)):
         if (tile[0] + 16) * tile[1] * 2 * tile[3] > 160 * 1024:
             continue
         want = F.linear(x.float(), weights[0].float())
@@ -59,7 +59,7 @@ def tune(n: int, k: int, rows: int) -> str:
         if error > 1e-2:
             raise RuntimeError(f"{n}x{k} {tile}: relative error {error:.1e}")
 
-        def call(weight: Tensor, tile: tuple[int, int, int, int] = tile) -> Callable[[], object]:
+        def call(weight: Tensor, tile: Tile = tile) -> Callable[[], object]:
             return lambda: skinny(x, weight, None, tile)
 
         took = graph_us([call(w) for w in weights])

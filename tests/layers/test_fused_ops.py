@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.layers.ops import fused, reference
+from dovetail.layers.ops.gemv import gemv
 from dovetail.layers.ops.skinny import skinny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,9 +66,9 @@ def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> No
 
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize("rows", [2, 7, 16])
-@pytest.mark.parametrize("tile", [(16, 64, 2, 3), (64, 128, 4, 3), (32, 256, 4, 5)])
+@pytest.mark.parametrize("tile", [(16, 64, 2, 3, 1), (64, 128, 4, 3, 2), (32, 256, 4, 5, 1), (32, 64, 2, 1, 4)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_skinny(dtype: torch.dtype, rows: int, tile: tuple[int, int, int, int], with_bias: bool) -> None:
+def test_skinny(dtype: torch.dtype, rows: int, tile: tuple[int, int, int, int, int], with_bias: bool) -> None:
     """A few strided rows times a matrix equal the reference for every tile, at sizes off the tiles."""
     x, weight = random(rows, 330, dtype=dtype)[:, :300], random(100, 300, dtype=dtype, seed=1)
     bias = random(100, dtype=dtype, seed=2) if with_bias else None
@@ -80,3 +81,45 @@ def test_silu_and_mul(dtype: torch.dtype, width: int) -> None:
     """The fused gate equals the reference for widths off the block size."""
     gate_up = random(4, 2 * width, dtype=dtype)
     close(fused.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tile", [(2, 128, 2), (4, 512, 4)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gemv_with_its_surroundings(dtype: torch.dtype, tile: tuple[int, int, int], with_bias: bool) -> None:
+    """One row: norm before, gate or residual after the product equal the reference, in one chunk and in several."""
+    x, weight = random(1, 300, dtype=dtype), random(126, 300, dtype=dtype, seed=1)
+    bias = random(126, dtype=dtype, seed=2) if with_bias else None
+    norm, residual = random(300, dtype=dtype, seed=3), random(1, 126, dtype=dtype, seed=4)
+    around = {"norm": norm, "eps": 1e-3, "tile": tile}
+    close(gemv(x, weight, bias, **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
+    close(gemv(x, weight, bias, gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
+    close(gemv(x, weight, bias, residual=residual, tile=tile), reference.linear_add(x, weight, bias, residual.clone()))
+
+
+@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize("tile", [(32, 64, 2, 3, 4), (16, 512, 2, 1, 1)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_skinny_with_its_surroundings(
+    dtype: torch.dtype, tile: tuple[int, int, int, int, int], with_bias: bool
+) -> None:
+    """A few rows: norm before, gate or residual after the product equal the reference, in one chunk and in several."""
+    x, weight = random(5, 330, dtype=dtype)[:, :300], random(126, 300, dtype=dtype, seed=1)
+    bias = random(126, dtype=dtype, seed=2) if with_bias else None
+    norm, residual = random(300, dtype=dtype, seed=3), random(5, 126, dtype=dtype, seed=4)
+    around = {"norm": norm, "eps": 1e-3}
+    close(skinny(x, weight, bias, tile, **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
+    close(skinny(x, weight, bias, tile, gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
+    found = skinny(x, weight, bias, tile, residual=residual)
+    close(found, reference.linear_add(x, weight, bias, residual.clone()))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_operations_by_the_number_of_rows(rows: int) -> None:
+    """Whatever kernels serve a number of rows, the operations of the registry equal the reference."""
+    x, weight, bias = (random(*shape, dtype=torch.float32, seed=len(shape)) for shape in ((rows, 64), (96, 64), (96,)))
+    norm, residual = random(64, dtype=torch.float32, seed=3), random(rows, 96, dtype=torch.float32, seed=4)
+    close(fused.norm_linear(x, norm, 1e-6, weight, bias), reference.norm_linear(x, norm, 1e-6, weight, bias))
+    close(fused.norm_gate(x, norm, 1e-6, weight, bias), reference.norm_gate(x, norm, 1e-6, weight, bias))
+    want = reference.linear_add(x, weight, bias, residual.clone())
+    close(fused.linear_add(x, weight, bias, residual), want)

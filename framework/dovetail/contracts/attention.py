@@ -119,7 +119,8 @@ class ForwardBatch:
 class AttentionBackend(Configurable, ABC):
     """Computes attention over the paged KV cache. One instance per engine process.
 
-    Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`.
+    Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`;
+    `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it.
     """
 
     caps: AttentionCaps
@@ -189,6 +190,33 @@ class AttentionBackend(Configurable, ABC):
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Attend one new token per request over its pages, for the first `num_decode` requests. Shapes as above."""
+
+    def forward_decode_qkv(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        rope: tuple[Tensor, Tensor],
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+    ) -> bool:
+        """Serve a batch of decode rows straight from the layer's projection, or decline.
+
+        Offered before the single steps, which are: norm and rotation of queries and keys, `write_kv`,
+        `forward_decode`. A backend that has one kernel for all of them saves the launches.
+
+        Args:
+            qkv: `[B, Hq + 2 Hk, D]`: query, key and value heads of each row's token.
+            norm: Weight `[Hq + Hk, D]` and epsilon of an RMS norm of every query and key head, or None.
+            rope: Cosine and sine `[B, 1, D]` of the rows' positions, as `ops.norm_rotate` takes them.
+            layer: The layer's facts.
+            batch: The whole batch; every request in it decodes.
+            out: `[B, Hq, D]`, written in full if the backend serves.
+
+        Returns:
+            Whether it has done everything. The default does nothing and declines.
+        """
+        return False
 
     def forward_mixed(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.layers import ops
 
 
 def attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
@@ -31,3 +32,32 @@ def attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, batch: Forwar
     else:
         backend.forward_mixed(q, k, v, layer, batch, out)
     return out
+
+
+def attend_qkv(
+    layer: AttentionLayer,
+    qkv: Tensor,
+    norm: tuple[Tensor, float] | None,
+    rope: tuple[Tensor, Tensor],
+    batch: ForwardBatch,
+) -> Tensor:
+    """Normalise and rotate queries and keys, then `attend`; in one go where the backend serves that.
+
+    Args:
+        layer: The layer's facts.
+        qkv: `[T, Hq + 2 Hk, D]`: query, key and value heads of each token.
+        norm: Weight `[Hq + Hk, D]` and epsilon of the heads' RMS norm, or None.
+        rope: The step's cosine and sine.
+        batch: The step's batch.
+
+    Returns:
+        `[T, Hq, D]`, in the dtype of `qkv`.
+    """
+    hq, hk = layer.num_qo_heads, layer.num_kv_heads
+    if batch.num_decode == batch.num_requests:
+        out = torch.empty(qkv.shape[0], hq, layer.head_dim, dtype=qkv.dtype, device=qkv.device)
+        if batch.attention.forward_decode_qkv(qkv, norm, rope, layer, batch, out):
+            return out
+    weight, eps = (None, 0.0) if norm is None else norm
+    qk = ops.norm_rotate(qkv[:, : hq + hk], weight, eps, *rope)
+    return attend(layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)

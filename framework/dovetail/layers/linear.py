@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dovetail.contracts.model import BuildContext
 from dovetail.layers import ops
 from dovetail.layers.base import Layer
+from dovetail.layers.norm import RMSNorm
 
 
 class Linear(Layer):
@@ -61,6 +62,24 @@ class Linear(Layer):
         if self.weight is None:
             raise RuntimeError("the weight was repacked and lost")
         return ops.linear(x, self.weight, self.bias)
+
+    def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """`self(norm(x))`."""
+        if self.weight is None:
+            return self(norm(x)[0])  # type: ignore[no-any-return]
+        return ops.norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+
+    def gate_after(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """`silu(gate) * up` of `self(norm(x))`, where the output is gate and up side by side."""
+        if self.weight is None:
+            return ops.silu_and_mul(self(norm(x)[0]))
+        return ops.norm_gate(x, norm.weight, norm.eps, self.weight, self.bias)
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual + self(x)`; `residual` may be overwritten."""
+        if self.weight is None:
+            return residual + self(x)  # type: ignore[no-any-return]
+        return ops.linear_add(x, self.weight, self.bias, residual)
 
 
 def can_prepack(weight: Tensor) -> bool:

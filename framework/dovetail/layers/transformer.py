@@ -8,7 +8,7 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.model import BuildContext, ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers import ops
-from dovetail.layers.attention import attend
+from dovetail.layers.attention import attend_qkv
 from dovetail.layers.linear import Linear
 from dovetail.layers.norm import QKNorm, RMSNorm
 
@@ -52,13 +52,19 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
         """Map `[T, H]` to `[T, H]`; `rope` is the step's cosine and sine."""
-        hq, hk = self.hq, self.hk
-        qkv = self.qkv(x).view(-1, hq + 2 * hk, self.d)
-        qk = qkv[:, : hq + hk]
-        qk = ops.norm_rotate(qk, None, 0.0, *rope) if self.qk_norm is None else self.qk_norm(qk, rope)
-        attended = attend(self.layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)
-        out: Tensor = self.out(attended.view(-1, hq * self.d))
+        out: Tensor = self.out(self._attend(self.qkv(x), rope, batch))
         return out
+
+    def onto(self, stream: Tensor, norm: RMSNorm, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Add `self(norm(stream))` to the stream `[T, H]`, which may be overwritten."""
+        if type(self).forward is not SelfAttention.forward:
+            return stream + self(norm(stream)[0], rope, batch)  # type: ignore[no-any-return]
+        return self.out.onto(stream, self._attend(self.qkv.after(norm, stream), rope, batch))
+
+    def _attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        heads = qkv.view(-1, self.hq + 2 * self.hk, self.d)
+        norm = None if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        return attend_qkv(self.layer, heads, norm, rope, batch).view(-1, self.hq * self.d)
 
 
 class GatedMLP(nn.Module):
@@ -77,11 +83,18 @@ class GatedMLP(nn.Module):
         out: Tensor = self.down(ops.silu_and_mul(self.gate_up(x)))
         return out
 
+    def onto(self, stream: Tensor, norm: RMSNorm) -> Tensor:
+        """Add `self(norm(stream))` to the stream `[T, H]`, which may be overwritten."""
+        if type(self).forward is not GatedMLP.forward:
+            return stream + self(norm(stream)[0])  # type: ignore[no-any-return]
+        return self.down.onto(stream, self.gate_up.gate_after(norm, stream))
+
 
 class DecoderLayer(nn.Module):
-    """Pre-norm decoder layer with a residual stream carried beside the activations.
+    """Pre-norm decoder layer: attention and MLP each add to the residual stream what they make of its norm.
 
-    Built from parts, so that an architecture chooses its own attention and MLP.
+    Built from parts, so that an architecture chooses its own attention and MLP. The built-in parts take the norm into
+    their first kernel and the addition into their last (`onto`); any other part is called with the norm's output.
     """
 
     def __init__(self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
@@ -91,11 +104,12 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
         self.mlp = mlp
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output and the residual stream to which the next norm adds it, both `[T, H]`."""
-        x, residual = self.attention_norm(x, residual)
-        x = self.attention(x, rope, batch)
-        x, residual = self.mlp_norm(x, residual)
-        return self.mlp(x), residual
+    def forward(self, stream: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Return the residual stream `[T, H]` with this layer's part added; what was given may be overwritten."""
+        if isinstance(self.attention, SelfAttention):
+            stream = self.attention.onto(stream, self.attention_norm, rope, batch)
+        else:
+            stream = stream + self.attention(self.attention_norm(stream)[0], rope, batch)
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp.onto(stream, self.mlp_norm)
+        return stream + self.mlp(self.mlp_norm(stream)[0])  # type: ignore[no-any-return]

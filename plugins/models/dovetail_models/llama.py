@@ -63,11 +63,10 @@ class DenseDecoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        x, residual = self.embed(ids), None
-        rope = self.rotary(batch.positions)
+        stream, rope = self.embed(ids), self.rotary(batch.positions)
         for layer in self.layers:
-            x, residual = layer(x, residual, rope, batch)
-        hidden: Tensor = self.norm(x, residual)[0]
+            stream = layer(stream, rope, batch)
+        hidden: Tensor = self.norm(stream)[0]
         return hidden
 
 

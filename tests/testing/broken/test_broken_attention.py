@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, Phase
+from dovetail.layers.ops import reference
 from dovetail.testing import check_class, conformance_class
 from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, attend
 
@@ -200,6 +201,40 @@ class OneMaskForAllLayers(Right):
         super().one(q, keys, values, replace(layer, sliding_window=self.window), out)
 
 
+class FromProjection(Right):
+    """Serves from the projection by the single steps."""
+
+    rotates, writes = True, True
+
+    def forward_decode_qkv(self, qkv: Any, norm: Any, rope: Any, layer: Any, batch: Any, out: Any) -> bool:
+        hq, hk = layer.num_qo_heads, layer.num_kv_heads
+        weight, eps = (None, 0.0) if norm is None else norm
+        qk = reference.norm_rotate(qkv[:, : hq + hk], weight, eps, *rope) if self.rotates else qkv
+        live = batch.kv_slots >= 0
+        k, v = qk[:, hq : hq + hk], qkv[:, hq + hk :]
+        pages, offsets = batch.kv_slots // self.kv_pool.page_size, batch.kv_slots % self.kv_pool.page_size
+        kv = self.kv_pool.layer(layer.index)
+        before = kv.clone()
+        last = (batch.seq_lens.long() - 1) // self.kv_pool.page_size
+        pages = torch.where(live, pages, batch.page_table[batch.rows, last].long())
+        offsets = torch.where(live, offsets, (batch.seq_lens.long() - 1) % self.kv_pool.page_size)
+        kv[pages, 0, offsets], kv[pages, 1, offsets] = k, v
+        self.forward_decode(qk[:, :hq], k, v, layer, batch, out)
+        if self.writes:
+            kv[pages[~live], :, offsets[~live]] = before[pages[~live], :, offsets[~live]]
+        else:
+            kv.copy_(before)
+        return True
+
+
+class RotatesNothing(FromProjection):
+    rotates = False
+
+
+class WritesNothing(FromProjection):
+    writes = False
+
+
 FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "wrong under page size 3": (PagesOfPowersOfTwo, "test_page_sizes", "wrong under page size 3"),
     "wrong for a head dim that it claims": (OneHeadDim, "test_every_head_dim_and_dtype", "head dim 8: wrong result at"),
@@ -253,13 +288,20 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     ),
     "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
     "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),
+    "projection not rotated": (RotatesNothing, "test_decode_from_the_projection", "forward_decode_qkv: wrong result"),
+    "projection not written": (
+        WritesNothing,
+        "test_decode_from_the_projection",
+        "forward_decode_qkv writes wrong keys and values",
+    ),
     "claims too much": (Boastful, "test_why_not_is_honest", "why_not answers None for dtype float64"),
 }
 
 
-def test_a_right_backend_passes() -> None:
-    """The backend that the faults are made from has none."""
-    report = check_class(conformance_class("attention_backend", plugin_class=Right))
+@pytest.mark.parametrize("backend", [Right, FromProjection])
+def test_a_right_backend_passes(backend: type[AttentionBackend]) -> None:
+    """The backends that the faults are made from have none."""
+    report = check_class(conformance_class("attention_backend", plugin_class=backend))
     assert report.passed, report.text()
 
 

@@ -33,6 +33,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.norm_linear`."""
+    found: Tensor = _implementation(x).norm_linear(x, norm, eps, weight, bias)
+    return found
+
+
+def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.norm_gate`."""
+    found: Tensor = _implementation(x).norm_gate(x, norm, eps, weight, bias)
+    return found
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """See `reference.linear_add`: `residual` may be overwritten."""
+    found: Tensor = _implementation(x).linear_add(x, weight, bias, residual)
+    return found
+
+
 def _implementation(x: Tensor) -> ModuleType:
     if not x.is_cuda:
         return reference
@@ -41,4 +59,4 @@ def _implementation(x: Tensor) -> ModuleType:
     return fused
 
 
-__all__ = ["add_rms_norm", "linear", "norm_rotate", "silu_and_mul"]
+__all__ = ["add_rms_norm", "linear", "linear_add", "norm_gate", "norm_linear", "norm_rotate", "silu_and_mul"]

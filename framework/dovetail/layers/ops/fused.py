@@ -5,6 +5,8 @@ They compute in float32 and round where the reference rounds. T tokens, H hidden
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -13,8 +15,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.layers.ops.gemv import gemv
-from dovetail.layers.ops.pdl import launch_options
-from dovetail.layers.ops.skinny import MAX_ROWS, TILES, skinny
+from dovetail.layers.ops.pdl import launch_options, shared_bytes
+from dovetail.layers.ops.silu import gated
+from dovetail.layers.ops.skinny import GATE_TILES, MAX_ROWS, SHARED_BYTES, TILES, Tile, skinny
 
 
 @triton.jit
@@ -68,41 +71,45 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 @triton.jit
 def _norm_rotate_kernel(
     x, weight, cos, sin, out, eps, stride_token, stride_head,
-    N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, HALF)
-    inside = at < D // 2
-    source = x + token * stride_token + head * stride_head
-    low = tl.load(source + at, mask=inside, other=0.0)
-    high = tl.load(source + D // 2 + at, mask=inside, other=0.0)
+    token, heads = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, HALF)
+    inside = d < D // 2
+    mask = (heads < N)[:, None] & inside[None, :]
+    source = x + token * stride_token + heads[:, None] * stride_head + d[None, :]
+    low = tl.load(source, mask=mask, other=0.0)
+    high = tl.load(source + D // 2, mask=mask, other=0.0)
     a, b = low.to(tl.float32), high.to(tl.float32)
     if HAS_NORM:
-        scale = 1.0 / tl.sqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
-        w_low = tl.load(weight + head * D + at, mask=inside, other=0.0).to(tl.float32)
-        w_high = tl.load(weight + head * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
+        scale = (1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps))[:, None]
+        at = weight + heads[:, None] * D + d[None, :]
+        w_low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        w_high = tl.load(at + D // 2, mask=mask, other=0.0).to(tl.float32)
         a = ((a * scale).to(low.dtype).to(tl.float32) * w_low).to(low.dtype).to(tl.float32)
         b = ((b * scale).to(low.dtype).to(tl.float32) * w_high).to(low.dtype).to(tl.float32)
-    c_low = tl.load(cos + token * D + at, mask=inside, other=0.0).to(tl.float32)
-    c_high = tl.load(cos + token * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
-    s_low = tl.load(sin + token * D + at, mask=inside, other=0.0).to(tl.float32)
-    s_high = tl.load(sin + token * D + D // 2 + at, mask=inside, other=0.0).to(tl.float32)
-    target = out + (token * N + head) * D
-    tl.store(target + at, (a * c_low + b * s_low).to(low.dtype), mask=inside)
-    tl.store(target + D // 2 + at, (b * c_high + a * s_high).to(low.dtype), mask=inside)
+    c_low = tl.load(cos + token * D + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    c_high = tl.load(cos + token * D + D // 2 + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    s_low = tl.load(sin + token * D + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    s_high = tl.load(sin + token * D + D // 2 + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+    target = out + (token * N + heads[:, None]) * D + d[None, :]
+    tl.store(target, (a * c_low + b * s_low).to(low.dtype), mask=mask)
+    tl.store(target + D // 2, (b * c_high + a * s_high).to(low.dtype), mask=mask)
 
 
 def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """See `reference.norm_rotate`: one kernel, one program per token and head. `x` may be a strided view."""
+    """See `reference.norm_rotate`: one kernel, up to 16 heads of a token a program. `x` may be a strided view."""
     num, heads, dim = x.shape
     out = torch.empty(num, heads, dim, dtype=x.dtype, device=x.device)
-    _norm_rotate_kernel[(num, heads)](
+    block = min(16, triton.next_power_of_2(heads))
+    _norm_rotate_kernel[(num, triton.cdiv(heads, block))](
         x, x if weight is None else weight, cos, sin, out, eps, x.stride(0), x.stride(1),
-        N=heads, D=dim, HALF=triton.next_power_of_2(dim // 2), HAS_NORM=weight is not None, num_warps=1,
-        **launch_options(x),
+        N=heads, BLOCK_N=block, D=dim, HALF=triton.next_power_of_2(dim // 2), HAS_NORM=weight is not None,
+        num_warps=max(1, min(4, block // 4)), **launch_options(x),
     )  # fmt: skip
     return out
 
@@ -117,9 +124,8 @@ def _silu_and_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     inside = at < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + at, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + at, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out + row * WIDTH + at, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    value = gated(gate.to(tl.float32), up.to(tl.float32), gate.dtype)
+    tl.store(out + row * WIDTH + at, value.to(gate.dtype), mask=inside)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -135,9 +141,45 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.linear`: our kernels for one row and, at shapes where they are faster, for a few; else cuBLAS."""
-    if x.stride(-1) == 1 and weight.is_contiguous():
-        if x.shape[0] == 1:
-            return gemv(x, weight, bias)
-        if x.shape[0] <= MAX_ROWS and (weight.shape[0], weight.shape[1]) in TILES and x.dtype == torch.bfloat16:
-            return skinny(x, weight, bias)
-    return F.linear(x, weight, bias)
+    if _is_gemv(x, weight):
+        return gemv(x, weight, bias)
+    return skinny(x, weight, bias) if _is_skinny(x, weight) else F.linear(x, weight, bias)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.norm_linear`: one kernel for up to 16 rows."""
+    if _is_gemv(x, weight):
+        return gemv(x, weight, bias, norm=norm, eps=eps)
+    if _is_skinny(x, weight):
+        return skinny(x, weight, bias, norm=norm, eps=eps)
+    return F.linear(add_rms_norm(x, None, norm, eps)[0], weight, bias)
+
+
+def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.norm_gate`: one kernel for up to 16 rows."""
+    if _is_gemv(x, weight):
+        return gemv(x, weight, bias, norm=norm, eps=eps, gate=True)
+    if _is_skinny(x, weight, GATE_TILES):
+        return skinny(x, weight, bias, norm=norm, eps=eps, gate=True)
+    return silu_and_mul(F.linear(add_rms_norm(x, None, norm, eps)[0], weight, bias))
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """See `reference.linear_add`: one kernel; cuBLAS adds in place."""
+    if _is_gemv(x, weight):
+        return gemv(x, weight, bias, residual=residual)
+    if _is_skinny(x, weight):
+        return skinny(x, weight, bias, residual=residual)
+    total = residual.addmm_(x, weight.t())
+    return total if bias is None else total.add_(bias)
+
+
+def _is_gemv(x: Tensor, weight: Tensor) -> bool:
+    return x.shape[0] == 1 and x.stride(-1) == 1 and weight.is_contiguous()
+
+
+def _is_skinny(x: Tensor, weight: Tensor, tiles: Mapping[tuple[int, int], Tile] = TILES) -> bool:
+    if not 1 < x.shape[0] <= MAX_ROWS or x.dtype != torch.bfloat16 or x.stride(-1) != 1:
+        return False
+    is_measured = (weight.shape[0], weight.shape[1]) in tiles
+    return is_measured and weight.is_contiguous() and shared_bytes(x.device) >= SHARED_BYTES

@@ -2,6 +2,7 @@
 
 cuBLAS reads the weights of a 0.5B model at a third of an H200's bandwidth here; this kernel at two thirds. A program
 makes BLOCK_N outputs and walks over K; its first weights are loaded before it waits for the kernel that writes `x`.
+What stands around the product is done by the same kernel: a launch costs more than computing a norm once per program.
 """
 
 from __future__ import annotations
@@ -13,27 +14,31 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.layers.ops.pdl import launch_options
+from dovetail.layers.ops.silu import gated
 
 TILES: dict[tuple[int, int], tuple[int, int, int]] = {
-    (1152, 896): (4, 2048, 8),
-    (896, 896): (4, 2048, 8),
-    (9728, 896): (8, 512, 1),
-    (896, 4864): (1, 2048, 8),
+    (1152, 896): (4, 1024, 8),
+    (896, 896): (4, 1024, 8),
+    (9728, 896): (4, 512, 1),
+    (896, 4864): (2, 4096, 8),
     (151936, 896): (2, 512, 1),
-    (4096, 1024): (4, 512, 1),
-    (6144, 1024): (4, 512, 1),
+    (4096, 1024): (4, 1024, 4),
     (1024, 2048): (2, 2048, 4),
-    (1024, 3072): (2, 2048, 4),
-    (6144, 4096): (4, 1024, 2),
+    (6144, 1024): (4, 512, 1),
+    (1024, 3072): (4, 4096, 16),
+    (6144, 4096): (4, 2048, 8),
     (4096, 4096): (2, 1024, 4),
-    (28672, 4096): (1, 2048, 1),
+    (28672, 4096): (8, 512, 2),
     (4096, 14336): (1, 2048, 4),
 }
 """Best (BLOCK_N, BLOCK_K, warps) by (N, K), measured on an H200 with Triton 3.6 and cold weights."""
 
 
-def tile(n: int, k: int) -> tuple[int, int, int]:
-    """Tile sizes and warps for a shape: measured, or by analogy with the measured ones."""
+def best_tile(n: int, k: int, *, gate: bool = False) -> tuple[int, int, int]:
+    """Tile sizes and warps for a weight: measured, or by analogy with the measured ones; half the rows for a gate."""
+    if gate:
+        block_n, block_k, warps = best_tile(n, k)
+        return max(1, block_n // 2), block_k, warps
     if (n, k) in TILES:
         return TILES[n, k]
     if n * k >= 1 << 25:
@@ -45,46 +50,93 @@ def tile(n: int, k: int) -> tuple[int, int, int]:
 
 @triton.jit
 def _gemv_kernel(
-    x, w, bias, out, N, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-    PDL: tl.constexpr,
+    x, w, bias, norm, residual, out, eps,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     rows = w + n[:, None].to(tl.int64) * K
+    up_rows = rows + N * K
     mask = (n[:, None] < N) & (k[None, :] < K)
     weights = tl.load(rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    if GATE:
+        up_weights = tl.load(up_rows + k[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    if NORM:
+        norms = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     inputs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    if NORM:
+        squares = inputs * inputs
+        inputs *= norms
     total = tl.sum(weights.to(tl.float32) * inputs[None, :], 1)
+    if GATE:
+        up_total = tl.sum(up_weights.to(tl.float32) * inputs[None, :], 1)
     for start in range(BLOCK_K, K, BLOCK_K):
         at = start + k
         inputs = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += inputs * inputs
+            inputs *= tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
         mask = (n[:, None] < N) & (at[None, :] < K)
         weights = tl.load(rows + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         total += tl.sum(weights.to(tl.float32) * inputs[None, :], 1)
+        if GATE:
+            up_weights = tl.load(up_rows + at[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+            up_total += tl.sum(up_weights.to(tl.float32) * inputs[None, :], 1)
+    if NORM:
+        factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + eps)
+        total *= factor
+        if GATE:
+            up_total *= factor
     if BIAS:
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        if GATE:
+            up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATE:
+        total = gated(total, up_total, out.dtype.element_ty)
+    if RESIDUAL:
+        added = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
+        total = total.to(out.dtype.element_ty).to(tl.float32) + added
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`x Wᵀ + b` for one row.
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gate: bool = False,
+    residual: Tensor | None = None,
+    tile: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """`x Wᵀ + b` for one row, with what stands before and after it.
 
     Args:
         x: `[1, K]`.
-        weight: `[N, K]`, contiguous.
-        bias: `[N]` or None.
+        weight: `[N, K]`, contiguous; `[2 N, K]` with `gate`.
+        bias: As many as the weight has rows, or None.
+        norm: `[K]`, weight of an RMS norm of `x` before the product, or None.
+        eps: Of the norm.
+        gate: The product is gate and up side by side; return `silu(gate) * up`.
+        residual: `[1, N]`, added to the product, or None.
+        tile: BLOCK_N, BLOCK_K and warps; from `TILES` if not given.
 
     Returns:
-        `[1, N]` in the dtype of `x`; sums are in float32.
+        `[1, N]` in the dtype of `x`; sums are in float32. The norm's factor multiplies the product rather than the
+        row, so that one pass over the row does for both.
     """
-    n, k = weight.shape
+    num, k = weight.shape
+    n = num // 2 if gate else num
     out = torch.empty(1, n, dtype=x.dtype, device=x.device)
-    block_n, block_k, warps = tile(n, k)
+    block_n, block_k, warps = tile or best_tile(num, k, gate=gate)
     _gemv_kernel[(triton.cdiv(n, block_n),)](
-        x, weight, weight if bias is None else bias, out, n, k,
-        BLOCK_N=block_n, BLOCK_K=block_k, BIAS=bias is not None, num_warps=warps, num_stages=1, **launch_options(x),
+        x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
+        eps, N=n, K=k, BLOCK_N=block_n, BLOCK_K=block_k, BIAS=bias is not None, NORM=norm is not None, GATE=gate,
+        RESIDUAL=residual is not None, num_warps=warps, num_stages=1, **launch_options(x),
     )  # fmt: skip
     return out

@@ -1,8 +1,10 @@
 """Programmatic dependent launch: a kernel is started while the one before it still runs, and waits before it reads.
 
 Every kernel that takes part calls `gdc_launch_dependents` and then `gdc_wait` before its first load of anything that
-another kernel wrote; only weights may be loaded earlier. It hides the launch gap of about a microsecond, of which a
-decode step of a small model has hundreds. Source: CUDA Programming Guide, "Programmatic Dependent Launch".
+another kernel of the step wrote. Weights may be loaded earlier, and what was complete before the last ordinary launch,
+for instance what earlier steps wrote: every step begins with ordinary launches, the lookup of its embeddings among
+them. It hides the launch gap of about a microsecond, of which a decode step of a small model has hundreds.
+Source: CUDA Programming Guide, "Programmatic Dependent Launch".
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
 
 
 @cache
@@ -25,3 +28,12 @@ def launch_options(tensor: torch.Tensor) -> dict[str, Any]:
     """Keyword arguments of a kernel call: the constant `PDL`, and Triton's launch flag where it is on."""
     on = tensor.is_cuda and supported(tensor.device.index)
     return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may use; 0 where kernels are interpreted."""
+    if device.type != "cuda":
+        return 0
+    found: int = triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    return found

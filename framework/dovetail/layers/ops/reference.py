@@ -60,3 +60,18 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x Wᵀ + b` for `x` `[T, in]` and `weight` `[out, in]`."""
     return F.linear(x, weight, bias)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight."""
+    return F.linear(rms_norm(x, norm, eps), weight, bias)
+
+
+def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """First half of a gated MLP after its norm: `silu(gate) * up`, `weight` `[2F, in]` making both side by side."""
+    return silu_and_mul(norm_linear(x, norm, eps, weight, bias))
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """Linear layer added to `residual` `[T, out]`, which may be overwritten: use the result in its place."""
+    return residual + F.linear(x, weight, bias)

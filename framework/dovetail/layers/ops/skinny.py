@@ -5,6 +5,8 @@ M rows, N outputs, K inputs. A program makes BLOCK_N outputs of all rows.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -12,72 +14,164 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.layers.ops.pdl import launch_options
+from dovetail.layers.ops.silu import gated
 
 MAX_ROWS = 16
-TILES: dict[tuple[int, int], tuple[int, int, int, int]] = {
-    (1152, 896): (16, 128, 4, 5),
-    (896, 896): (16, 128, 2, 5),
-    (9728, 896): (64, 128, 4, 3),
-    (151936, 896): (64, 128, 4, 3),
-    (4096, 1024): (64, 256, 4, 3),
-    (1024, 2048): (16, 256, 2, 3),
-    (6144, 1024): (16, 256, 2, 5),
-    (1024, 3072): (32, 256, 4, 5),
-    (151936, 1024): (64, 128, 4, 3),
-    (6144, 4096): (64, 128, 4, 5),
-    (4096, 4096): (32, 256, 2, 5),
-    (4096, 14336): (32, 256, 4, 5),
-}
-"""Shapes (N, K) where this kernel beats cuBLAS at 16 rows, with the best (BLOCK_N, BLOCK_K, warps, stages).
+BLOCK_M = 16
+SHARED_BYTES = 200 << 10
+"""Shared memory of a device for which the tiles are meant."""
 
-Measured on an H200 with Triton 3.6 and cold weights by `tests/bench/skinny.py`: by 4 to 40 %. It lost at 28672 x 4096
-and 128256 x 4096 and drew at 896 x 4864.
-"""
+Tile = tuple[int, int, int, int, int]
+"""BLOCK_N, BLOCK_K, warps, stages, splits of K."""
+
+TILES: dict[tuple[int, int], Tile] = {
+    (1152, 896): (16, 1024, 4, 2, 1),
+    (896, 896): (16, 128, 2, 5, 1),
+    (896, 4864): (64, 256, 4, 3, 4),
+    (151936, 896): (64, 128, 4, 3, 1),
+    (4096, 1024): (64, 256, 4, 3, 1),
+    (1024, 2048): (64, 256, 4, 3, 4),
+    (1024, 3072): (64, 256, 4, 3, 4),
+    (151936, 1024): (64, 128, 4, 3, 1),
+    (6144, 4096): (64, 256, 4, 3, 1),
+    (4096, 4096): (64, 128, 4, 3, 4),
+    (4096, 14336): (64, 128, 4, 3, 4),
+}
+"""Weights [N, K] where this kernel beats cuBLAS at 16 rows, with the best tile; measured on an H200 with Triton 3.6
+and cold weights by `tests/bench/skinny.py`."""
+GATE_TILES: dict[tuple[int, int], Tile] = {(28672, 4096): (64, 128, 8, 3, 1)}
+"""The same for gate and up, `[2 N, K]`, with norm and gate in the kernel."""
+
+
+@triton.jit
+def _columns(
+    x, norm, squares, at, M, stride_x, K: tl.constexpr, BLOCK_M: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Columns `at` of the rows, times the norm's weight, `[BLOCK_K, BLOCK_M]`; and the sums of squares so far."""
+    m = tl.arange(0, BLOCK_M)
+    mask = (m[:, None] < M) & (at[None, :] < K)
+    inputs = tl.load(x + m[:, None] * stride_x + at[None, :], mask=mask, other=0.0)
+    if NORM:
+        wide = inputs.to(tl.float32)
+        squares += tl.sum(wide * wide, 1)
+        norms = tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
+        inputs = (wide * norms[None, :]).to(inputs.dtype)
+    return tl.trans(inputs), squares
 
 
 @triton.jit
 def _skinny_kernel(
-    x, w, bias, out, M, N, stride_x, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    x, w, bias, norm, residual, out, part, arrived, eps, M, stride_x, stride_r,
+    N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
+    rows = w + n[:, None].to(tl.int64) * K
+    up_rows = rows + N * K
+    begin = split * SPAN
+    at = begin + k
+    mask = (n[:, None] < N) & (at[None, :] < K)
+    weights = tl.load(rows + at[None, :], mask=mask, other=0.0)
+    if GATE:
+        ups = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    weights_at = w + n[:, None].to(tl.int64) * K
-    inputs_at = x + m[:, None] * stride_x
-    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    columns, squares = _columns(x, norm, squares, at, M, stride_x, K, BLOCK_M, NORM)
+    total = tl.dot(weights, columns, input_precision="ieee")
+    if GATE:
+        up_total = tl.dot(ups, columns, input_precision="ieee")
+    for start in tl.range(begin + BLOCK_K, tl.minimum(begin + SPAN, K), BLOCK_K, num_stages=STAGES):
         at = start + k
-        weights = tl.load(weights_at + at[None, :], mask=(n[:, None] < N) & (at[None, :] < K), other=0.0)
-        inputs = tl.load(inputs_at + at[None, :], mask=(m[:, None] < M) & (at[None, :] < K), other=0.0)
-        total = tl.dot(weights, tl.trans(inputs), total, input_precision="ieee")
-    if BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    tl.store(
-        out + m[None, :] * N + n[:, None], total.to(out.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N)
-    )
+        mask = (n[:, None] < N) & (at[None, :] < K)
+        weights = tl.load(rows + at[None, :], mask=mask, other=0.0)
+        columns, squares = _columns(x, norm, squares, at, M, stride_x, K, BLOCK_M, NORM)
+        total = tl.dot(weights, columns, total, input_precision="ieee")
+        if GATE:
+            ups = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
+            up_total = tl.dot(ups, columns, up_total, input_precision="ieee")
+    is_last = True
+    if SPLITS > 1:
+        at_part = part + (tile * SPLITS + tl.arange(0, SPLITS)) * (BLOCK_N * BLOCK_M)
+        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        tl.store(part + (tile * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            tl.store(arrived + tile, 0)
+            parts = tl.load(at_part[:, None, None] + inner[None, :, :], cache_modifier=".cg")
+            total = tl.sum(parts, 0)
+    if is_last:
+        live = (m[None, :] < M) & (n[:, None] < N)
+        if NORM:
+            factor = 1.0 / tl.sqrt(squares / K + eps)
+            total *= factor[None, :]
+            if GATE:
+                up_total *= factor[None, :]
+        if BIAS:
+            total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            if GATE:
+                up_total += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if GATE:
+            total = gated(total, up_total, out.dtype.element_ty)
+        if RESIDUAL:
+            added = tl.load(residual + m[None, :] * stride_r + n[:, None], mask=live, other=0.0).to(tl.float32)
+            total = total.to(out.dtype.element_ty).to(tl.float32) + added
+        tl.store(out + m[None, :] * N + n[:, None], total.to(out.dtype.element_ty), mask=live)
 
 
-def skinny(x: Tensor, weight: Tensor, bias: Tensor | None, tile: tuple[int, int, int, int] | None = None) -> Tensor:
-    """`x Wᵀ + b` for 2 to 16 rows.
+def skinny(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tile: Tile | None = None,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gate: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`x Wᵀ + b` for 2 to 16 rows, with what stands before and after it.
 
     Args:
         x: `[M, K]`, rows contiguous in K.
-        weight: `[N, K]`, contiguous.
-        bias: `[N]` or None.
-        tile: BLOCK_N, BLOCK_K, warps and stages; from `TILES` if not given.
+        weight: `[N, K]`, contiguous; `[2 N, K]` with `gate`.
+        bias: As many as the weight has rows, or None.
+        tile: From `TILES` if not given. With `norm` or `gate`, K is not split.
+        norm: `[K]`, weight of an RMS norm of the rows of `x` before the product, or None.
+        eps: Of the norm.
+        gate: The product is gate and up side by side; return `silu(gate) * up`.
+        residual: `[M, N]`, rows contiguous, added to the product, or None.
 
     Returns:
-        `[M, N]` in the dtype of `x`; sums are in float32.
+        `[M, N]` in the dtype of `x`; sums are in float32, splits of K added in fixed order.
     """
-    rows, (n, k) = x.shape[0], weight.shape
-    block_n, block_k, warps, stages = tile or TILES[n, k]
+    rows, (num, k) = x.shape[0], weight.shape
+    n = num // 2 if gate else num
+    block_n, block_k, warps, stages, splits = tile or (GATE_TILES if gate else TILES)[num, k]
+    if norm is not None or gate:
+        splits = 1
+    tiles, span = triton.cdiv(n, block_n), triton.cdiv(triton.cdiv(k, block_k), splits) * block_k
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    _skinny_kernel[(triton.cdiv(n, block_n),)](
-        x, weight, weight if bias is None else bias, out, rows, n, x.stride(0), k,
-        BLOCK_M=16, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages, BIAS=bias is not None, num_warps=warps,
+    part, arrived = _scratch(x.device, tiles * splits * block_n * BLOCK_M, tiles) if splits > 1 else (x, x)
+    _skinny_kernel[(tiles, splits)](
+        x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
+        part, arrived, eps, rows, x.stride(0), n if residual is None else residual.stride(0),
+        N=n, K=k, SPAN=span, SPLITS=splits, BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
+        BIAS=bias is not None, NORM=norm is not None, GATE=gate, RESIDUAL=residual is not None, num_warps=warps,
         **launch_options(x),
     )  # fmt: skip
     return out
+
+
+@cache
+def _scratch(device: torch.device, size: int, tiles: int) -> tuple[Tensor, Tensor]:
+    """Partial sums of split products, and how many splits of a tile have come: zero between kernels."""
+    return (
+        torch.empty(size, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+    )

@@ -11,6 +11,7 @@ import torch
 from dovetail.contracts.attention import AttentionCaps, Phase
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_graph import capture_and_replay
+from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import (
     NUM_LAYERS,
     Case,
@@ -244,6 +245,16 @@ class AttentionBackendConformance(Conformance):
                     same, f"not batch invariant: request {number} ({cached} cached, {new} new) differs alone ({case})"
                 )
                 start += new
+
+    @pytest.mark.parametrize(("query", "kv", "window"), [(4, 4, None), (6, 2, None), (8, 1, 7)])
+    def test_decode_from_the_projection(self, query: int, kv: int, window: int | None) -> None:
+        """Where `forward_decode_qkv` serves, it equals norm, rotation, `write_kv` and `forward_decode`."""
+        if window is not None and not self._caps().sliding_window:
+            pytest.skip("caps claim no sliding window")
+        case = self._case(DECODE, num_qo_heads=query, num_kv_heads=kv, window=window)
+        for normed in (True, False):
+            if not verify_qkv(self.plugin(), case, self._device(), normed=normed):
+                pytest.skip("the backend declines forward_decode_qkv")
 
     @pytest.mark.gpu
     def test_grid_on_a_gpu(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
-from dovetail_backends.triton.decode import DecodeScratch, decode
+from dovetail_backends.triton.decode import DecodeScratch, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
 from dovetail_backends.triton.kv import write_kv
 
@@ -43,6 +43,19 @@ class TritonBackend(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out)
+
+    def forward_decode_qkv(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        rope: tuple[Tensor, Tensor],
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+    ) -> bool:
+        """One kernel for the rotation, the write and the attention; serves always."""
+        decode_qkv(qkv, norm, rope, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out)
+        return True
 
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

@@ -1,13 +1,20 @@
-"""Paged decode attention with grouped heads, split over the keys (FlashDecoding, arXiv:2311.01282).
+"""Paged decode attention with grouped heads, split over the keys (FlashDecoding, arXiv:2311.01282), in one launch.
 
 Grid (request, KV head, split). A program takes tiles `split, split + NUM_SPLITS, …` of its request, so that a short
-request spreads over splits too and one graph serves every length; a second kernel adds the splits up in fixed order.
-The group's query heads fill the 16 rows that a matrix instruction needs. All lengths are read on the device.
+request spreads over splits too and one graph serves every length. The last of a head's programs to finish adds the
+splits up, in fixed order. The group's query heads fill the 16 rows that a matrix instruction needs. All lengths are
+read on the device.
+
+From the fused projection (`decode_qkv`) the kernel also normalises and rotates queries and the new key, and split 0
+writes the new key and value to the pool; it takes them from registers, so that nobody reads what this step wrote. So
+the first tile can be loaded before the kernel that makes the projection has finished.
 
 B requests, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, S device rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -22,109 +29,215 @@ LOG2E = 1.4426950408889634
 
 
 @triton.jit
-def _split_kernel(
-    q, kv, page_table, rows, seq_lens, part, part_max, part_sum,
-    scale, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
-    HQ: tl.constexpr, G: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
+def _rotated(
+    x, weight, cos, sin, heads, live, eps, stride_head, D: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Heads `heads` of a token's projection, normalised and rotated as `ops.norm_rotate` does: `[R, BLOCK_D]`."""
+    d = tl.arange(0, BLOCK_D)
+    partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
+    mask = live[:, None] & (d < D)[None, :]
+    value = tl.load(x + heads[:, None] * stride_head + d[None, :], mask=mask, other=0.0)
+    a = value.to(tl.float32)
+    b = tl.load(x + heads[:, None] * stride_head + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        factor = 1.0 / tl.sqrt(tl.sum(a * a, 1) / D + eps)
+        w_a = tl.load(weight + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        w_b = tl.load(weight + heads[:, None] * D + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+        a = ((a * factor[:, None]).to(value.dtype).to(tl.float32) * w_a).to(value.dtype).to(tl.float32)
+        b = ((b * factor[:, None]).to(value.dtype).to(tl.float32) * w_b).to(value.dtype).to(tl.float32)
+    c = tl.load(cos + d, mask=d < D, other=0.0).to(tl.float32)
+    s = tl.load(sin + d, mask=d < D, other=0.0).to(tl.float32)
+    return (a * c[None, :] + b * s[None, :]).to(value.dtype)
+
+
+@triton.jit
+def _load_pages(table, tile, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Page of each of a tile's tokens that is within `first … end - 1`."""
+    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.load(table + places // P, mask=(places < end) & (places >= first), other=0)
+
+
+@triton.jit
+def _load_tile(
+    kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
+    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`."""
+    d = tl.arange(0, BLOCK_D)
+    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (places < end) & (places >= first)
+    base = kv + pages.to(tl.int64) * stride_page + (places % P) * stride_token + head * stride_head
+    mask = inside[:, None] & (d < D)[None, :]
+    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0.0)
+    values = tl.load(base[:, None] + stride_half + d[None, :], mask=mask, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def _merged(
+    part, part_max, part_sum, base, live, used,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Sum of the splits' results, with its maximum and sum of weights; `base` `[R]` is each head's first split."""
+    d, s = tl.arange(0, BLOCK_D), tl.arange(0, NUM_SPLITS)
+    mask = live[:, None] & (s < used)[None, :]
+    maxima = tl.load(part_max + base[:, None] + s[None, :], mask=mask, other=float("-inf"), cache_modifier=".cg")
+    sums = tl.load(part_sum + base[:, None] + s[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    best = tl.where(live, tl.max(maxima, 1), 0.0)
+    total = tl.sum(tl.exp2(maxima - best[:, None]) * sums, 1)
+    out = tl.zeros([base.shape[0], BLOCK_D], tl.float32)
+    for start in range(0, used, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        some = live[:, None] & (at < used)[None, :]
+        tops = tl.load(part_max + base[:, None] + at[None, :], mask=some, other=float("-inf"), cache_modifier=".cg")
+        shares = tl.exp2(tops - best[:, None])
+        wide = some[:, :, None] & (d < D)[None, None, :]
+        where = (base[:, None] + at[None, :]).to(tl.int64)[:, :, None] * D + d[None, None, :]
+        parts = tl.load(part + where, mask=wide, other=0.0, cache_modifier=".cg")
+        out += tl.sum(parts * shares[:, :, None], 1)
+    return out, best, total
+
+
+@triton.jit
+def _decode_kernel(
+    q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
+    scale, eps, stride_qb, stride_qh, stride_ob, stride_oh, stride_table,
+    stride_page, stride_half, stride_token, stride_head,
+    HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    b, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        if not FUSED:
+            gdc_wait()
+    G: tl.constexpr = HQ // HK
+    b, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(seq_lens + b).to(tl.int32)
+    table = page_table + tl.load(rows + b) * stride_table
+    end = length - 1 if FUSED else length
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
     first_tile = first // BLOCK_N
-    num_tiles = (length + BLOCK_N - 1) // BLOCK_N - first_tile
-    if split >= num_tiles:
+    end_tile = (end + BLOCK_N - 1) // BLOCK_N
+    used = tl.minimum(tl.maximum(end_tile - first_tile, 1), NUM_SPLITS)
+    if split >= used:
         return
-    table = page_table + tl.load(rows + b) * stride_table
-    g, d, n = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    heads = head * G + g
-    q_mask = (g < G)[:, None] & (d < D)[None, :]
-    queries = tl.load(q + b.to(tl.int64) * stride_qb + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
+    tile = first_tile + split
+    pages = _load_pages(table, tile, first, end, P, BLOCK_N)
+    keys, values = _load_tile(
+        kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head, P, D, BLOCK_D, BLOCK_N
+    )  # fmt: skip
+    pages = _load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
+    if PDL and FUSED:
+        gdc_wait()
+    g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    heads, live = head * G + g, g < G
+    q_mask = live[:, None] & (d < D)[None, :]
     best = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
-    out = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for tile in range(first_tile + split, first_tile + num_tiles, NUM_SPLITS):
-        places = tile * BLOCK_N + n
-        inside = (places < length) & (places >= first)
-        pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
-        base = kv + pages * stride_page + (places % P) * stride_token + head * stride_head
-        load = inside[:, None] & (d < D)[None, :]
-        keys = tl.load(base[:, None] + d[None, :], mask=load, other=0.0)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    token = q + b * stride_qb
+    if FUSED:
+        c, s = cos + b * D, sin + b * D
+        queries = _rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM)
+        if split == 0:
+            mine = HQ + head + tl.arange(0, 1)
+            key = _rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM)
+            value = tl.load(token + (HQ + HK + head) * stride_qh + d, mask=d < D, other=0.0)
+            slot = tl.load(slots + b)
+            if slot >= 0:
+                target = kv + slot // P * stride_page + slot % P * stride_token + head * stride_head + d
+                tl.store(target[None, :], key, mask=(d < D)[None, :])
+                tl.store(target + stride_half, value, mask=d < D)
+            best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+            total = tl.full([BLOCK_G], 1.0, tl.float32)
+            acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)[None, :]
+    else:
+        queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
+    for tile in range(first_tile + split, end_tile, NUM_SPLITS):
+        # The next tile, and the pages of the one after it, are on their way while this one is computed.
+        next_keys, next_values = _load_tile(
+            kv, pages, tile + NUM_SPLITS, first, end, head, stride_page, stride_half, stride_token, stride_head,
+            P, D, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+        pages = _load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
+        places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = (places < end) & (places >= first)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
+        shares = tl.exp2(scores - new[:, None])
         shrink = tl.exp2(best - new)
-        values = tl.load(base[:, None] + stride_half + d[None, :], mask=load, other=0.0)
-        out = out * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink + tl.sum(shares, 1)
         best = new
-    at = (b * HQ + heads) * NUM_SPLITS + split
-    tl.store(part + at.to(tl.int64)[:, None] * D + d[None, :], out, mask=q_mask)
-    tl.store(part_max + at, best, mask=g < G)
-    tl.store(part_sum + at, total, mask=g < G)
-
-
-@triton.jit
-def _merge_kernel(
-    part, part_max, part_sum, seq_lens, sinks, out, stride_ob, stride_oh,
-    HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    b, head = tl.program_id(0), tl.program_id(1)
-    length = tl.load(seq_lens + b).to(tl.int32)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0)
-    num = tl.minimum((length + BLOCK_N - 1) // BLOCK_N - first // BLOCK_N, NUM_SPLITS)
-    s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    at = (b * HQ + head) * NUM_SPLITS + s
-    maxima = tl.load(part_max + at, mask=s < num, other=float("-inf"))
-    best = tl.max(maxima, 0)
-    if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        best = tl.maximum(best, sink)
-    shares = tl.exp2(maxima - best)
-    total = tl.sum(shares * tl.load(part_sum + at, mask=s < num, other=0.0), 0)
-    if SINKS:
-        total += tl.exp2(sink - best)
-    mask = (s < num)[:, None] & (d < D)[None, :]
-    parts = tl.load(part + at.to(tl.int64)[:, None] * D + d[None, :], mask=mask, other=0.0)
-    merged = tl.sum(parts * shares[:, None], 0) / total
-    tl.store(out + b.to(tl.int64) * stride_ob + head * stride_oh + d, merged.to(out.dtype.element_ty), mask=d < D)
+        keys, values = next_keys, next_values
+    is_last = used == 1
+    if NUM_SPLITS > 1:  # noqa: SIM102 (this is known when compiling, the next is not)
+        if used > 1:
+            base = ((b * HQ + heads) * NUM_SPLITS).to(tl.int32)
+            tl.store(part + (base + split).to(tl.int64)[:, None] * D + d[None, :], acc, mask=q_mask)
+            tl.store(part_max + base + split, best, mask=live)
+            tl.store(part_sum + base + split, total, mask=live)
+            tl.debug_barrier()
+            is_last = tl.atomic_add(arrived + b * HK + head, 1, sem="acq_rel") == used - 1
+            if is_last:
+                tl.store(arrived + b * HK + head, 0)
+                acc, best, total = _merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
+    if is_last:
+        if SINKS:
+            sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+            top = tl.maximum(best, sink)
+            acc = acc * tl.exp2(best - top)[:, None]
+            total = total * tl.exp2(best - top) + tl.exp2(sink - top)
+        total = tl.where(live, total, 1.0)
+        result = (acc / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + b * stride_ob + heads[:, None] * stride_oh + d[None, :], result, mask=q_mask)
 
 
 class DecodeScratch:
-    """Partial results of the splits, allocated once for the largest batch. The number of splits falls as B grows."""
+    """Partial results of the splits by batch size, allocated on first use."""
 
     def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
         self._heads, self._kv_heads, self._dim, self._device = num_qo_heads, num_kv_heads, head_dim, device
-        self._buffers: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
-    def num_splits(self, batch: int) -> int:
-        """Splits per request and KV head: enough programs to fill a large GPU about four times, 64 at most."""
-        return max(1, min(64, triton.next_power_of_2(max(1, 512 // (batch * self._kv_heads)))))
+    def get(self, batch: int, splits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return partial outputs `[B, Hq, splits, D]`, maxima and sums `[B, Hq, splits]`, float32, and counters.
 
-    def get(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return partial outputs `[B, Hq, splits, D]`, maxima and sums `[B, Hq, splits]`, float32."""
-        key = (batch, self.num_splits(batch))
-        if key not in self._buffers:
-            shape = (batch, self._heads, key[1])
-            self._buffers[key] = (
+        The counters `[B, Hk]` int32 say how many splits of a head are done; they are zero between kernels.
+        """
+        if batch not in self._buffers:
+            shape = (batch, self._heads, splits)
+            self._buffers[batch] = (
                 torch.empty(*shape, self._dim, dtype=torch.float32, device=self._device),
                 torch.empty(shape, dtype=torch.float32, device=self._device),
                 torch.empty(shape, dtype=torch.float32, device=self._device),
+                torch.zeros(batch, self._kv_heads, dtype=torch.int32, device=self._device),
             )
-        return self._buffers[key]
+        return self._buffers[batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a batch is cut: splits per request and KV head, tokens per tile, warps."""
+
+    splits: int
+    block_n: int
+    warps: int
+
+
+def choose_shape(batch: int, kv_heads: int, dim: int) -> Shape:
+    """Enough programs to fill a large GPU about four times; tiles as measured on an H200 with Triton 3.6."""
+    pairs = batch * kv_heads
+    splits = max(1, min(64, triton.next_power_of_2(max(1, 512 // pairs))))
+    if dim <= 64:
+        return Shape(splits, 64, 4 if pairs < 512 else 2)
+    if dim <= 128:
+        return Shape(splits, 64, 8) if pairs <= 32 else Shape(splits, 32, 2)
+    return Shape(splits, 32, 4)
 
 
 def decode(
@@ -140,23 +253,57 @@ def decode(
         scratch: Buffers for the splits.
         out: `[B, Hq, D]`, written in full.
     """
-    num, hq, d = q.shape
-    group = hq // layer.num_kv_heads
-    part, part_max, part_sum = scratch.get(num)
-    splits = scratch.num_splits(num)
-    block_d, block_n = max(16, triton.next_power_of_2(d)), 64 if d <= 128 else 32
-    window = layer.sliding_window or 0
-    _split_kernel[(num, layer.num_kv_heads, splits)](
-        q, kv, batch.page_table, batch.rows, batch.seq_lens, part, part_max, part_sum,
-        layer.scale * LOG2E, q.stride(0), q.stride(1), batch.page_table.stride(0),
-        kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
-        HQ=hq, G=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=d, BLOCK_D=block_d,
-        P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=splits, WINDOW=window, num_warps=4, num_stages=2,
+    _launch(q, kv, layer, batch, scratch, out, None, (q, q), is_fused=False)
+
+
+def decode_qkv(
+    qkv: Tensor,
+    norm: tuple[Tensor, float] | None,
+    rope: tuple[Tensor, Tensor],
+    kv: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    scratch: DecodeScratch,
+    out: Tensor,
+) -> None:
+    """Attend one token per request straight from the projection: norm, rotation, write to the pool, attention.
+
+    Args:
+        qkv: `[B, Hq + 2 Hk, D]`: queries, keys, values; heads contiguous in D.
+        norm: Weight `[Hq + Hk, D]` and epsilon of the RMS norm of query and key heads, or None.
+        rope: Cosine and sine `[B, 1, D]`, contiguous.
+        kv: `[N, 2, P, Hk, D]`, this layer of the pool, without the new tokens.
+        layer: The layer's facts.
+        batch: All of its requests decode.
+        scratch: Buffers for the splits.
+        out: `[B, Hq, D]`, written in full.
+    """
+    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, is_fused=True)
+
+
+def _launch(
+    q: Tensor,
+    kv: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    scratch: DecodeScratch,
+    out: Tensor,
+    norm: tuple[Tensor, float] | None,
+    rope: tuple[Tensor, Tensor],
+    *,
+    is_fused: bool,
+) -> None:
+    num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
+    shape = choose_shape(num, hk, d)
+    block_g, block_d = max(16, triton.next_power_of_2(hq // hk)), max(16, triton.next_power_of_2(d))
+    part, part_max, part_sum, arrived = scratch.get(num, shape.splits)
+    _decode_kernel[(num, hk, shape.splits)](
+        q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.kv_slots, q if norm is None else norm[0], *rope,
+        q if layer.sinks is None else layer.sinks, part, part_max, part_sum, arrived, out,
+        layer.scale * LOG2E, 0.0 if norm is None else norm[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
+        HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,
+        NUM_SPLITS=shape.splits, CHUNK=max(1, min(8, 8192 // (block_g * block_d))), WINDOW=layer.sliding_window or 0,
+        SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, num_warps=shape.warps,
         **launch_options(q),
-    )  # fmt: skip
-    _merge_kernel[(num, hq)](
-        part, part_max, part_sum, batch.seq_lens, layer.sinks if layer.sinks is not None else part_max, out,
-        out.stride(0), out.stride(1),
-        HQ=hq, D=d, BLOCK_D=block_d, BLOCK_N=block_n, NUM_SPLITS=splits, BLOCK_S=triton.next_power_of_2(splits),
-        WINDOW=window, SINKS=layer.sinks is not None, num_warps=2, **launch_options(q),
     )  # fmt: skip

@@ -9,15 +9,60 @@ T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail.layers.ops.pdl import launch_options
+from dovetail.layers.ops.pdl import launch_options, shared_bytes
 
 LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_tile(
+    queries, kv, table, at, head, length, place, best, total, acc, scale,
+    stride_page, stride_half, stride_token, stride_head,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
+    d, places = tl.arange(0, BLOCK_D), at + tl.arange(0, BLOCK_N)
+    if MASKED:
+        inside = places < length
+        pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
+    else:
+        pages = tl.load(table + places // P).to(tl.int64)
+    base = kv + (pages * stride_page + (places % P) * stride_token + head * stride_head)[:, None] + d[None, :]
+    if MASKED:
+        mask = inside[:, None] & (d < D)[None, :]
+        keys = tl.load(base, mask=mask, other=0.0)
+    elif D < BLOCK_D:
+        mask = (d < D)[None, :]
+        keys = tl.load(base, mask=mask, other=0.0)
+    else:
+        keys = tl.load(base)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if MASKED:
+        seen = inside[None, :] & (places[None, :] <= place[:, None])
+        if WINDOW > 0:
+            seen &= places[None, :] > place[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
+    new = tl.maximum(best, tl.max(scores, 1) * scale)
+    shift = new
+    if MASKED:
+        # A row that has seen nothing yet keeps -inf: subtract 0 there, or exp2(-inf + inf) is NaN.
+        shift = tl.where(new == float("-inf"), 0.0, new)
+    weights = tl.exp2(scores * scale - shift[:, None])
+    shrink = tl.exp2(best - shift)
+    if MASKED or D < BLOCK_D:  # noqa: SIM108 (`mask` exists in one case only)
+        values = tl.load(base + stride_half, mask=mask, other=0.0)
+    else:
+        values = tl.load(base + stride_half)
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+    return new, total * shrink + tl.sum(weights, 1), acc
 
 
 @triton.jit
@@ -26,21 +71,22 @@ def _extend_kernel(
     scale, first_request, first_token,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    tile, head = tl.program_id(0), tl.program_id(1)
-    request = tl.program_id(2) + first_request
+    head, request = tl.program_id(1), tl.program_id(2) + first_request
     start, end = tl.load(q_starts + request), tl.load(q_starts + request + 1)
     num_new = end - start
-    if tile * BLOCK_M >= num_new * G:
+    # Later tiles see more keys: they go first, so that the short ones fill the gaps at the end.
+    tile = (num_new * G + BLOCK_M - 1) // BLOCK_M - 1 - tl.program_id(0)
+    if tile < 0:
         return
     length = tl.load(seq_lens + request).to(tl.int32)
     table = page_table + tl.load(rows + request) * stride_table
-    m, n, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row = tile * BLOCK_M + m
     token, heads = row // G, head * G + row % G
     live = token < num_new
@@ -54,28 +100,20 @@ def _extend_kernel(
     lowest = length - num_new + tile * BLOCK_M // G
     highest = tl.minimum(length - num_new + (tile * BLOCK_M + BLOCK_M - 1) // G, length - 1)
     first = 0
+    seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    for at in range(first, highest + 1, BLOCK_N):
-        places = at + n
-        inside = places < length
-        pages = tl.load(table + places // P, mask=inside, other=0).to(tl.int64)
-        base = kv + pages * stride_page + (places % P) * stride_token + head * stride_head
-        load = inside[:, None] & (d < D)[None, :]
-        keys = tl.load(base[:, None] + d[None, :], mask=load, other=0.0)
-        seen = inside[None, :] & (places[None, :] <= place[:, None])
-        if WINDOW > 0:
-            seen &= places[None, :] > place[:, None] - WINDOW
-        scores = tl.where(seen, tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale, float("-inf"))
-        new = tl.maximum(best, tl.max(scores, 1))
-        # A row that has seen nothing yet keeps -inf: subtract 0 there, or exp2(-inf + inf) is NaN.
-        shift = tl.where(new == float("-inf"), 0.0, new)
-        weights = tl.exp2(scores - shift[:, None])
-        shrink = tl.exp2(best - shift)
-        values = tl.load(base[:, None] + stride_half + d[None, :], mask=load, other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, 1)
-        best = new
+        seen_by_all = first
+    for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
+        best, total, acc = _attend_tile(
+            queries, kv, table, at, head, length, place, best, total, acc, scale,
+            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, False,
+        )  # fmt: skip
+    for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
+        best, total, acc = _attend_tile(
+            queries, kv, table, at, head, length, place, best, total, acc, scale,
+            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, True,
+        )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
         final = tl.maximum(best, sink)
@@ -87,22 +125,54 @@ def _extend_kernel(
     tl.store(out + q_at[:, None] * stride_ot + heads[:, None] * stride_oh + d[None, :], result, mask=mask)
 
 
-def extend(q: Tensor, kv: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, longest: int) -> None:
+Tile = tuple[int, int, int, int]
+"""BLOCK_M, BLOCK_N, warps, stages."""
+
+
+def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int) -> Tile:
+    """Tile for `rows` pairs of token and head in the longest chunk, measured on an H200 with Triton 3.6.
+
+    Args:
+        rows: Pairs.
+        dim: Head dim.
+        dtype: Of queries and keys.
+        shared: Bytes of shared memory; a tile that does not fit gives way to a small one.
+    """
+    if rows <= 16:
+        return 16, 64 if dim <= 128 else 32, 4, 2
+    if dtype.itemsize > 2 or dim > 128:
+        return 64, 32, 4, 2
+    if rows > 1024:
+        block_m, block_n, warps, stages = (128, 64, 8, 3) if dim <= 64 else (128, 128, 8, 3)
+        if (block_m + 2 * stages * block_n) * triton.next_power_of_2(dim) * dtype.itemsize <= shared:
+            return block_m, block_n, warps, stages
+    return 64, 64, 4, 2
+
+
+def extend(
+    q: Tensor,
+    kv: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    out: Tensor,
+    longest: int,
+    tile: Tile | None = None,
+) -> None:
     """Attend the prefill chunks of a batch.
 
     Args:
         q: `[T', Hq, D]`, the tokens after the decode rows, heads contiguous in D.
         kv: `[N, 2, P, Hk, D]`, this layer of the pool; the new tokens are already in it.
-        layer: The layer's facts.
+        layer: The layer's facts; its scale is positive.
         batch: The whole batch; requests `num_decode …` are attended.
         out: `[T', Hq, D]`, written in full.
         longest: Most new tokens of one request; an upper bound will do.
+        tile: From `choose_tile` if not given.
     """
     d, hk = q.shape[2], layer.num_kv_heads
     group = q.shape[1] // hk
     num = batch.num_requests - batch.num_decode
-    block_m = 64 if longest * group > 16 else 16
-    block_d = max(16, triton.next_power_of_2(d))
+    block_m, block_n, warps, stages = tile or choose_tile(longest * group, d, q.dtype, shared_bytes(q.device))
     grid = (triton.cdiv(longest * group, block_m), hk, num)
     _extend_kernel[grid](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
@@ -110,7 +180,7 @@ def extend(q: Tensor, kv: Tensor, layer: AttentionLayer, batch: ForwardBatch, ou
         layer.scale * LOG2E, batch.num_decode, batch.num_decode,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
-        G=group, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=64 if d <= 128 else 32,
-        WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None, num_warps=4, num_stages=2,
+        G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
+        STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None, num_warps=warps,
         **launch_options(q),
     )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a backend must do that serves decode rows straight from the projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, Phase
+from dovetail.layers.ops import reference
+from dovetail.testing.checks import check, fail, raised
+from dovetail.testing.conformance.attention_world import TOLERANCE, Case, World, compare, make_backend, make_world
+
+EPS = 1e-5
+
+
+def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.device, *, normed: bool) -> bool:
+    """Compare `forward_decode_qkv` with the single steps in float64; without norm, the last row pads its batch.
+
+    Returns:
+        Whether the backend serves at all.
+    """
+    world = make_world(case, device)
+    backend = make_backend(backend_class, world)
+    batch, heads = world.batch, case.num_qo_heads + case.num_kv_heads
+    batch.attention = backend
+    if not normed:
+        batch.kv_slots[-1] = -1
+    rng = torch.Generator().manual_seed(5)
+    weight, (cos, sin) = _random(rng, world, heads), (_random(rng, world, batch.num_tokens)[:, None] for _ in "cs")
+    qkv = torch.cat((world.q, world.k, world.v), dim=1)
+    memory, given = world.pool.memory.clone(), qkv.clone()
+    out = torch.full_like(world.q, float("nan"))
+    try:
+        backend.plan(batch, Phase.EAGER)
+        backend.plan_in_graph(batch)
+        norm = (weight, EPS) if normed else None
+        if not backend.forward_decode_qkv(qkv, norm, (cos, sin), world.layer, batch, out):
+            check(bool(out.isnan().all()), "forward_decode_qkv declines but has written to `out`")
+            return False
+    except Exception as error:  # a stranger's backend; the message says what it did
+        fail(f"forward_decode_qkv raised {raised(error)} ({case})")
+    check(torch.equal(qkv, given), "forward_decode_qkv changes qkv, which it must only read")
+    qk = reference.norm_rotate(qkv[:, :heads], weight if normed else None, EPS, cos, sin)
+    q, k = qk[:, : case.num_qo_heads], qk[:, case.num_qo_heads :]
+    world.parts = [
+        (q[i : i + 1], torch.cat((keys[:-1], k[i : i + 1])), values) for i, (_, keys, values) in enumerate(world.parts)
+    ]
+    compare(world, out, backend_class, "forward_decode_qkv")
+    _check_pool(world, memory, k)
+    return True
+
+
+def _check_pool(world: World, memory: Tensor, k: Tensor) -> None:
+    """The new keys and values stand in their slots, a padding row's nowhere, and nothing else has changed."""
+    live = world.batch.kv_slots >= 0
+    slots, size = world.batch.kv_slots[live], world.case.page_size
+    at = (world.layer.index, slots // size, slice(None), slots % size)
+    found, want = world.pool.memory[at], torch.stack((k[live], world.v[live]), dim=1)
+    wrong = (found.double() - want.double()).norm() > TOLERANCE[world.case.dtype] * want.double().norm()
+    check(not bool(wrong), f"forward_decode_qkv writes wrong keys and values to the pool ({world.case})")
+    memory[at] = found
+    same = torch.equal(memory.nan_to_num(nan=-9.0), world.pool.memory.nan_to_num(nan=-9.0))
+    check(same, f"forward_decode_qkv writes where it has no slot ({world.case})")
+
+
+def _random(rng: torch.Generator, world: World, num: int) -> Tensor:
+    return torch.randn(num, world.case.head_dim, generator=rng).to(world.device, world.case.dtype)
