@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import requests
@@ -17,11 +18,22 @@ RESPONSE_KEYS = {
 }
 
 
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what validates a type; making one takes a second for the largest."""
+    return TypeAdapter(kind)
+
+
+def strict(kind: Any, body: Any) -> Any:
+    """Validate a body as it stands, without conversions."""
+    return adapter(kind).validate_json(json.dumps(body), strict=True)
+
+
 def strict_response(body: Any) -> Event:
     """Check a response by OpenAI's types, and that all its keys are there."""
     from openai.types.responses import Response
 
-    checked = TypeAdapter(Response).validate_json(json.dumps(body), strict=True)
+    checked = strict(Response, body)
     assert set(body) >= RESPONSE_KEYS
     assert not (checked.__pydantic_extra__ or {}).keys() - {"store", "structured_output"}
     found: Event = body
@@ -32,10 +44,9 @@ def response_events(reply: requests.Response) -> list[Event]:
     """Return the events of a finished stream, each checked by OpenAI's types, in an unbroken order."""
     from openai.types.responses import ResponseStreamEvent
 
-    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     found = sse(reply)
     for number, event in enumerate(found):
-        adapter.validate_json(json.dumps(event), strict=True)
+        strict(ResponseStreamEvent, event)
         assert event["sequence_number"] == number
     assert found[0]["type"] == "response.created"
     assert found[-1]["type"] in ("response.completed", "response.incomplete", "response.failed")
@@ -47,11 +58,10 @@ def message_events(reply: requests.Response) -> list[Event]:
     """Return the events of a finished stream of messages, each checked by Anthropic's types."""
     from anthropic.types import RawMessageStreamEvent
 
-    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     found = sse(reply)
     for event in found:
         if event["type"] not in ("ping", "error"):
-            adapter.validate_json(json.dumps(event), strict=True)
+            strict(RawMessageStreamEvent, event)
     assert found[0]["type"] == "message_start"
     assert [event["type"] for event in found].count("message_start") == 1
     return found

@@ -287,11 +287,11 @@ def test_thinking_and_its_budget(claude: anthropic.Anthropic) -> None:
     found = claude.messages.create(max_tokens=1100, thinking=budget, **given)
     assert [block.type for block in found.content] == ["thinking", "text"]
     assert "256" in found.content[1].text  # type: ignore[union-attr]
-    short = claude.messages.create(max_tokens=200, thinking={**budget, "budget_tokens": 2}, **given)
+    with claude.messages.stream(max_tokens=200, thinking={**budget, "budget_tokens": 2}, **given) as stream:
+        short = stream.get_final_message()
+    assert [block.type for block in short.content] == ["thinking", "text"]
     assert short.usage.output_tokens_details is not None
     assert short.usage.output_tokens_details.thinking_tokens <= 2
-    with claude.messages.stream(max_tokens=1100, thinking=budget, **given) as stream:
-        assert stream.get_final_message().content[0].thinking == found.content[0].thinking  # type: ignore[union-attr]
     off = claude.messages.create(max_tokens=100, thinking={"type": "disabled"}, **given)
     assert [block.type for block in off.content] == ["text"]
     count = claude.messages.count_tokens(model=MODEL, messages=say("What is 2^8?"), thinking={"type": "disabled"})

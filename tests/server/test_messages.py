@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import requests
 from exchanges import send_raw
-from pydantic import TypeAdapter
-from replies import message_events
+from replies import message_events, strict
 
 from conftest import Harness
 from dovetail.engine.messages import Finish
@@ -33,8 +32,8 @@ def ask(harness: Harness, messages: Any = USER, **fields: Any) -> dict[str, Any]
     reply = post(harness, messages, **fields)
     assert reply.status_code == 200, reply.text
     assert reply.headers["request-id"] == reply.headers["x-request-id"]
-    TypeAdapter(Message).validate_json(reply.text, strict=True)
     body: dict[str, Any] = reply.json()
+    strict(Message, body)
     assert set(body) == {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
     return body
 
@@ -45,7 +44,7 @@ def error_of(reply: requests.Response, status: int = 400) -> dict[str, Any]:
     assert reply.status_code == status, reply.text
     body = reply.json()
     if status != 413:  # the API's documentation knows the type of this one, its client does not
-        TypeAdapter(ErrorResponse).validate_json(reply.text, strict=True)
+        strict(ErrorResponse, body)
     assert body["request_id"] == reply.headers["request-id"]
     error: dict[str, Any] = body["error"]
     return error
