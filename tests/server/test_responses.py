@@ -312,6 +312,17 @@ def test_a_background_response_that_fails_says_why(harness: Harness) -> None:
     assert harness.get(path).json()["error"]["code"] == "server_error"
 
 
+def test_an_aborted_background_response_failed(harness: Harness) -> None:
+    """`/abort_request` ends it by its id, which is not the prompt's fault."""
+    harness.engine.hold.clear()
+    found = ask(harness, background=True)
+    harness.eventually(lambda: found["id"] in harness.engine.live)
+    assert harness.post("/abort_request", {"rid": found["id"]}).json() == {"aborted": 1}
+    path = f"/v1/responses/{found['id']}"
+    harness.eventually(lambda: harness.get(path).json()["status"] == "failed")
+    assert harness.get(path).json()["error"] == {"code": "server_error", "message": "the request was aborted"}
+
+
 def test_cut_off_is_incomplete(thinking: Harness) -> None:
     """At `max_output_tokens` the last item and the response are incomplete, whatever was being written."""
     thinking.text = ALL

@@ -24,7 +24,8 @@ class Live:
     """A response in the background. Its events stay until some time after its end."""
 
     owner: str
-    job: ResponsesJob
+    job: ResponsesJob | None
+    """None once it has ended: only the events are still wanted."""
     response: ro.ResponseObject
     log: list[bytes] = field(default_factory=list)
     is_ended: bool = False
@@ -39,6 +40,11 @@ class Live:
             self.log.append(written(event, len(self.log)))
             if isinstance(event, ro.LifeEvent):
                 self.response = event.response
+        self.wake()
+
+    def end(self) -> None:
+        """Note that nothing more comes."""
+        self.job, self.is_ended, self.ended_at = None, True, time.monotonic()
         self.wake()
 
     def wake(self) -> None:
@@ -79,30 +85,29 @@ class Background:
         self._forget()
         live = Live(owner, job, job.head)
         self._live[job.head.id] = live
-        live.task = asyncio.create_task(self._run(live))
+        live.task = asyncio.create_task(self._run(live, job))
         return live
 
-    async def _run(self, live: Live) -> None:
+    async def _run(self, live: Live, job: ResponsesJob) -> None:
         try:
-            async with aclosing(guarded(live.job)) as events:
+            async with aclosing(guarded(job)) as events:
                 async for batch in events:
                     live.tell(list(batch))
         except asyncio.CancelledError:
-            live.tell([await self._cut_off(live)])
+            live.tell([await self._cut_off(live, job)])
         except Exception as error:
-            live.tell([*opening(live.job), await failing(live.job, error)])
+            live.tell([*opening(job), await failing(job, error)])
         finally:
-            live.is_ended, live.ended_at = True, time.monotonic()
-            live.wake()
+            live.end()
 
     @staticmethod
-    async def _cut_off(live: Live) -> ro.StreamEvent:
+    async def _cut_off(live: Live, job: ResponsesJob) -> ro.StreamEvent:
         if live.is_cancelled:
-            response = replace(live.job.head, status="cancelled")
+            response = replace(job.head, status="cancelled")
         else:
             error = ro.ResponseError(code="server_error", message="the server was stopped")
-            response = replace(live.job.head, status="failed", error=error)
-        return ro.Failed(response=await kept(live.job, response))
+            response = replace(job.head, status="failed", error=error)
+        return ro.Failed(response=await kept(job, response))
 
     def get(self, owner: str, response_id: str) -> Live | None:
         """Return a response that runs, or that ended a short while ago."""
@@ -120,10 +125,9 @@ class Background:
         if live.task is not None:
             live.task.cancel()
             await asyncio.gather(live.task, return_exceptions=True)
-        if not live.is_ended:  # the task had not begun
-            live.tell([await self._cut_off(live)])
-            live.is_ended = True
-            live.wake()
+        if live.job is not None:  # the task had not begun
+            live.tell([await self._cut_off(live, live.job)])
+            live.end()
 
     async def drop(self, owner: str, response_id: str) -> None:
         """Cancel and forget a response that is about to be deleted."""

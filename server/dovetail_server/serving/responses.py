@@ -260,16 +260,16 @@ async def guarded(job: ResponsesJob) -> Events:
 async def failing(job: ResponsesJob, error: Exception) -> ro.StreamEvent:
     """Return the event of a response that failed, after keeping it."""
     status, detail, _ = errors.describe(error)
-    found = ro.ResponseError(code=error_code(status), message=detail.message)
+    found = ro.ResponseError(code=error_code(status, detail.code), message=detail.message)
     response = replace(job.head, status="failed", error=found, usage=response_usage(job))
     return ro.Failed(response=await kept(job, response))
 
 
-def error_code(status: int) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
-    """Return OpenAI's word for an error of this HTTP status."""
+def error_code(status: int, code: str | None) -> Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]:
+    """Return OpenAI's word for an error of this HTTP status and code."""
     if status == 429:
         return "rate_limit_exceeded"
-    return "server_error" if status >= 500 else "invalid_prompt"
+    return "server_error" if status >= 500 or code == "request_aborted" else "invalid_prompt"
 
 
 def written(event: ro.StreamEvent, number: int) -> bytes:
