@@ -115,7 +115,7 @@ class DecodeGraphs:
         return self._buckets[-1]
 
     def capture_some(self) -> None:
-        """Capture what the first requests will need, largest first, then more while it is quick; with a progress bar."""
+        """Capture what the first requests need, largest first, then more while it is quick; with a progress bar."""
         started = time.perf_counter()
         first = [b for b in self._buckets if b <= AT_START][::-1]
         more = [b for b in self._buckets if b > AT_START]
