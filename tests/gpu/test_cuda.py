@@ -15,7 +15,6 @@ import transformers
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine import messages
-from dovetail.runtime import draw
 from dovetail.runtime.random import exponentials
 from dovetail.runtime.seeds import row_key
 from dovetail.testing.engine import collect, generate, make_client, tokens
@@ -86,7 +85,7 @@ def reference(folder: Path, prompt: tuple[int, ...]) -> list[int]:
 def test_greedy_tokens_equal_transformers(architecture: str, changes: dict[str, Any], models: dict[str, Path]) -> None:
     """A mixed batch on the GPU gives transformers' tokens, with and without graphs, chunks and a small cache."""
     folder = models[architecture]
-    outputs = generate(folder, prompts(), GREEDY, device="cuda", **changes)
+    outputs = generate(folder, prompts(), GREEDY, device="cuda", **{"max_total_tokens": 8192, **changes})
     for prompt, deltas in zip(prompts(), outputs, strict=True):
         assert tokens(deltas) == reference(folder, tuple(prompt))
 
@@ -97,7 +96,7 @@ def test_prompts_one_by_one_equal_transformers(architecture: str, models: dict[s
     folder = models[architecture]
 
     async def main() -> list[list[int]]:
-        client = make_client(folder, device="cuda")
+        client = make_client(folder, device="cuda", max_total_tokens=8192)
         await client.start()
         found = []
         for i, n in enumerate([1, 15, 16, 17, 63, 64, 65, 130, 200, 200]):
@@ -123,21 +122,18 @@ def test_seeded_sampling_is_the_same_on_cpu_and_gpu_in_any_batch(models: dict[st
     other = messages.SamplingParams(max_tokens=16, temperature=1.3)
     folder = models["Qwen3ForCausalLM"]
     [cpu] = generate(folder, [[5, 6, 7]], mine)
-    gpu = generate(folder, [[9] * 30, [5, 6, 7], [8]], [other, mine, other], device="cuda")
+    gpu = generate(folder, [[9] * 30, [5, 6, 7], [8]], [other, mine, other], device="cuda", max_total_tokens=8192)
     assert tokens(gpu[1]) == tokens(cpu)
 
 
-def test_rows_that_need_more_candidates_are_drawn_again(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a candidate list that is too short, the graph's draw is replaced by one over the whole vocabulary."""
+def test_filters_on_flat_distributions_draw_the_same_on_cpu_and_gpu(models: dict[str, Path]) -> None:
+    """Rows that keep nearly the whole vocabulary, beside plain and greedy ones, draw what the CPU draws."""
     hot = [messages.SamplingParams(max_tokens=12, temperature=3.0, top_p=0.97, seed=seed) for seed in range(5)]
     mixed = [*hot, messages.SamplingParams(max_tokens=12, temperature=2.0, seed=9), GREEDY]
     folder = models["LlamaForCausalLM"]
     prompts = [[i + 1, 2, 3] for i in range(len(mixed))]
     cpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed)]
-    monkeypatch.setattr(draw, "CANDIDATES", 4)
-    gpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed, device="cuda")]
+    gpu = [tokens(deltas) for deltas in generate(folder, prompts, mixed, device="cuda", max_total_tokens=8192)]
     assert gpu == cpu
 
 
@@ -145,7 +141,7 @@ def test_aborts_leave_nothing_behind_under_graphs(models: dict[str, Path]) -> No
     """Requests that leave in mid-decode free their pages, and the next batch is right."""
 
     async def main() -> list[int]:
-        client = make_client(models["LlamaForCausalLM"], device="cuda")
+        client = make_client(models["LlamaForCausalLM"], device="cuda", max_total_tokens=8192)
         await client.start()
         long = messages.SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
         streams = [client.submit(messages.Submit(rid=str(i), prompt_ids=[i + 1] * 20, params=long)) for i in range(9)]

@@ -81,6 +81,42 @@ def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits - logits.max(dim=-1, keepdim=True).values) / safe[:, None]
 
 
+def draw(logits: Tensor, p: DrawParams, *, filtered: bool = True) -> Tensor:
+    """Draw one token per row, `[R, V]` to `[R]` int64: on CUDA in one kernel, fit for a graph, else in torch.
+
+    Args:
+        logits: Any float dtype; not changed.
+        p: Parameters by row; rows with temperature 0 take their best token.
+        filtered: Whether any row has a filter on. The kernel finds out by itself.
+    """
+    if logits.is_cuda:
+        from dovetail.runtime import draw_triton  # imports Triton, which only CUDA tensors need
+
+        return draw_triton.draw(logits, p)
+    scores = scaled(logits.float(), p.temperature)
+    on = _is_filtered(p)
+    if not filtered or not on.any():
+        found = draw_any(scores, p)
+    else:
+        found = draw_short(scores, p, min(CANDIDATES, logits.shape[-1]))
+        if not on.all():
+            found = torch.where(on, found, draw_any(scores, p))
+    return torch.where(p.temperature > 0, found, logits.argmax(dim=-1))
+
+
+def draw_short(scores: Tensor, p: DrawParams, width: int) -> Tensor:
+    """`draw_filtered` with a short list of candidates, and with all tokens for the rows where it is too short."""
+    found, enough = draw_filtered(scores, p, width)
+    again = torch.nonzero(_is_filtered(p) & ~enough)[:, 0]
+    if len(again) == 0:
+        return found
+    return found.index_copy(0, again, draw_filtered(scores[again], p.rows(again), scores.shape[-1])[0])
+
+
+def _is_filtered(p: DrawParams) -> Tensor:
+    return (p.top_k > 0) | (p.top_p < 1) | (p.min_p > 0)
+
+
 def draw_any(scores: Tensor, p: DrawParams) -> Tensor:
     """Draw from all tokens; `[R, V]` scaled logits to `[R]` int64."""
     tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
@@ -95,11 +131,24 @@ def draw_filtered(scores: Tensor, p: DrawParams, width: int) -> tuple[Tensor, Te
         not, the token is not valid and the row has to be drawn again with a larger width.
     """
     vocab = scores.shape[-1]
-    best, tokens = scores.topk(width, dim=-1) if width < vocab else scores.sort(dim=-1, descending=True)
+    best, tokens = _ordered(scores, width)
     probs = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()
     races = best - exponentials(p.keys, tokens.to(torch.int32)).log()
-    chosen = torch.where(keep_mask(probs, p), races, float("-inf")).argmax(dim=-1, keepdim=True)
-    return tokens.gather(1, chosen)[:, 0], _enough(probs, p, width == vocab)
+    kept = keep_mask(probs, p)
+    chosen = torch.where(kept, races, float("-inf")).argmax(dim=-1, keepdim=True)
+    # Where the last candidate's equals are kept, some of them may be missing from the list.
+    is_clear = ~(kept & (best == best[:, -1:])).any(dim=-1)
+    return tokens.gather(1, chosen)[:, 0], _enough(probs, p, width == vocab) & (is_clear | (width == vocab))
+
+
+def _ordered(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` best scores and their tokens, equal ones by token."""
+    if width == scores.shape[-1]:
+        best, tokens = scores.sort(dim=-1, descending=True, stable=True)
+        return best, tokens
+    tokens = scores.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
+    best, order = scores.gather(1, tokens).sort(dim=-1, descending=True, stable=True)
+    return best, tokens.gather(1, order)
 
 
 def _enough(probs: Tensor, p: DrawParams, is_all: bool) -> Tensor:

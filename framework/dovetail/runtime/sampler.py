@@ -17,7 +17,7 @@ from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.masks import MaskBuffer, TokenMask
 from dovetail.runtime import draw as draws
-from dovetail.runtime.draw import DrawParams, draw_any, draw_filtered, is_filtered, scaled
+from dovetail.runtime.draw import DrawParams, is_filtered
 from dovetail.runtime.penalties import History, TokenCounts, penalize
 from dovetail.runtime.seeds import row_key
 from dovetail.runtime.upload import upload
@@ -202,20 +202,7 @@ def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     params = DrawParams.of(
         [row.params for row in rows], [row_key(row.seed, row.num_output) for row in rows], logits.device
     )
-    scores = scaled(logits, params.temperature)
-    if not any(is_filtered(row.params) for row in rows):
-        return draw_any(scores, params)
-    width = min(draws.CANDIDATES, logits.shape[-1])
-    found, enough = draw_filtered(scores, params, width)
-    plain = [not is_filtered(row.params) for row in rows]
-    if any(plain):
-        mask = upload(plain, torch.bool, logits.device)
-        found, enough = torch.where(mask, draw_any(scores, params), found), enough | mask
-    if width < logits.shape[-1] and not enough.all():
-        again = torch.nonzero(~enough)[:, 0]
-        subset = params.rows(again)
-        found = found.index_copy(0, again, draw_filtered(scores[again], subset, logits.shape[-1])[0])
-    return found
+    return draws.draw(logits, params, filtered=any(is_filtered(row.params) for row in rows))
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:

@@ -1,0 +1,110 @@
+"""Head dims, page sizes, groups, windows, sinks, chunks, prefixes and retraction on a CUDA device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.engine.messages import SamplingParams
+from dovetail.testing.conformance.attention_qkv import verify_qkv
+from dovetail.testing.conformance.attention_world import Case, verify
+from dovetail.testing.engine import generate, tokens
+from dovetail.testing.models import make_model
+from dovetail_backends.triton import TritonBackend
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+DECODE = [(7, 1), (0, 1), (200, 1), (64, 1), (1500, 1)]
+MIXED = [(70, 1), (129, 1), (0, 90), (33, 40), (300, 170)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact() -> Iterator[None]:
+    """No tf32: comparisons are in full float32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("dim", "page", "changes"),
+    [
+        (64, 1, {"num_qo_heads": 14, "num_kv_heads": 2}),
+        (64, 16, {"num_qo_heads": 14, "num_kv_heads": 2, "dtype": torch.bfloat16}),
+        (80, 16, {"num_qo_heads": 4, "num_kv_heads": 4, "dtype": torch.bfloat16}),
+        (96, 64, {"num_qo_heads": 6, "num_kv_heads": 2}),
+        (128, 16, {"num_qo_heads": 8, "num_kv_heads": 2, "dtype": torch.bfloat16}),
+        (128, 64, {"num_qo_heads": 8, "num_kv_heads": 1, "window": 50}),
+        (128, 1, {"num_qo_heads": 8, "num_kv_heads": 1, "sinks": True}),
+        (256, 64, {"num_qo_heads": 4, "num_kv_heads": 2, "dtype": torch.bfloat16}),
+        (256, 16, {"num_qo_heads": 4, "num_kv_heads": 1, "window": 17, "sinks": True}),
+    ],
+    ids=str,
+)
+def test_attention_of_every_shape(dim: int, page: int, changes: dict[str, Any]) -> None:
+    """Decode from queries and from the projection, and mixed batches, equal float64 within the dtype's rounding."""
+    device = torch.device("cuda")
+    for lengths in (DECODE, MIXED):
+        verify(TritonBackend, Case(lengths=lengths, head_dim=dim, page_size=page, **changes), device)
+    for normed in (True, False):
+        assert verify_qkv(
+            TritonBackend, Case(lengths=DECODE, head_dim=dim, page_size=page, **changes), device, normed=normed
+        )
+
+
+def test_a_long_prefill_in_large_tiles() -> None:
+    """Chunks long enough for the large tiles, with and without prefix, equal float64 in bfloat16."""
+    for dim in (64, 96, 128):
+        case = Case(lengths=[(0, 700), (333, 650)], head_dim=dim, num_qo_heads=4, num_kv_heads=2, dtype=torch.bfloat16)
+        verify(TritonBackend, case, torch.device("cuda"))
+
+
+def prompts() -> list[list[int]]:
+    """Mixed lengths; some continue others, so that a cache finds their prefix."""
+    rng = random.Random(3)
+    first = [[rng.randrange(190) for _ in range(n)] for n in (3, 17, 64, 130, 201)]
+    return [*first, *([*p, *p[:9]] for p in first), first[3][:100] + first[2]]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[list[int]]]]:
+    """By head dim: a tiny model, and what the reference backend answers to each prompt on the same device."""
+    found = {}
+    for dim, heads, kv_heads in ((64, 4, 1), (80, 4, 4), (96, 6, 2), (128, 4, 2), (256, 2, 1)):
+        folder = tmp_path_factory.mktemp(f"dim{dim}")
+        make_model(folder, "Qwen3ForCausalLM", head_dim=dim, num_attention_heads=heads, num_key_value_heads=kv_heads)
+        deltas = generate(
+            folder, prompts(), GREEDY, device="cuda", attention_backend="torch_native", max_total_tokens=8192
+        )
+        found[dim] = folder, [tokens(d) for d in deltas]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dim", "changes"),
+    [
+        (64, {"page_size": 1}),
+        (64, {"page_size": 16, "max_running_requests": 3}),
+        (80, {"page_size": 16, "chunked_prefill_size": 31}),
+        (96, {"page_size": 64, "disable_cuda_graph": True}),
+        (128, {"page_size": 16, "max_total_tokens": 480}),
+        (128, {"page_size": 1, "max_total_tokens": 400, "chunked_prefill_size": 50}),
+        (128, {"page_size": 64, "disable_radix_cache": True}),
+        (256, {"page_size": 64, "chunked_prefill_size": 64, "disable_overlap_schedule": True}),
+    ],
+    ids=str,
+)
+def test_greedy_tokens_equal_the_reference_backend(
+    dim: int, changes: dict[str, Any], reference: dict[int, tuple[Path, list[list[int]]]]
+) -> None:
+    """Whatever the page size, the chunks, the cache's size (retractions) and the graphs: the reference's tokens."""
+    folder, want = reference[dim]
+    settings = {"max_total_tokens": 8192, **changes}
+    deltas = generate(folder, prompts(), GREEDY, device="cuda", attention_backend="triton", **settings)
+    assert [tokens(d) for d in deltas] == want

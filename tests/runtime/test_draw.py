@@ -1,0 +1,122 @@
+"""The draw kernel against draws from a full sort; on CPU it runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.engine.messages import SamplingParams
+from dovetail.runtime import draw, draw_triton
+from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.seeds import row_key
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def sampling(**chosen: Any) -> SamplingParams:
+    """Parameters of a request."""
+    return SamplingParams(max_tokens=1, **chosen)
+
+
+FILTERS = [
+    sampling(temperature=1.0),
+    sampling(temperature=0.0, top_p=0.3),
+    sampling(temperature=0.7, top_k=1),
+    sampling(temperature=1.1, top_k=7),
+    sampling(temperature=2.5, top_k=10_000),
+    sampling(temperature=1.0, top_p=0.7331),
+    sampling(temperature=3.0, top_p=0.99877),
+    sampling(temperature=0.9, top_p=1e-6),
+    sampling(temperature=1.3, min_p=0.0717),
+    sampling(temperature=1.7, top_k=40, top_p=0.8113, min_p=0.0211),
+    sampling(temperature=1.7, top_k=40, top_p=0.3113),
+]
+
+
+def params(rows: list[SamplingParams], seed: int) -> DrawParams:
+    """Parameters of rows, each with a seed of its own."""
+    return DrawParams.of(rows, [row_key(seed + i, 3) for i in range(len(rows))], DEVICE)
+
+
+def by_sorting(logits: Tensor, p: DrawParams) -> Tensor:
+    """What the kernel must draw: by a stable sort of the whole vocabulary."""
+    scores = draw.scaled(logits.float(), p.temperature)
+    ids, enough = draw.draw_filtered(scores, p, logits.shape[-1])
+    assert enough.all()
+    return torch.where(p.temperature > 0, ids, logits.argmax(dim=-1))
+
+
+def rounded(logits: Tensor) -> Tensor:
+    """Many equal values, as a model in bfloat16 gives them."""
+    return (logits * 2).round() / 2
+
+
+SHAPES = {
+    "smooth": lambda x: x,
+    "bfloat16": lambda x: x.bfloat16(),
+    "ties": rounded,
+    "flat": torch.zeros_like,
+    "masked": lambda x: torch.where(torch.arange(x.shape[-1], device=x.device) % 3 == 1, x, float("-inf")),
+    "steep": lambda x: x * 40,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("vocab", [63, 200])
+def test_the_kernel_draws_as_a_sort_would(shape: str, vocab: int) -> None:
+    """For every filter, the kernel keeps the tokens of a stable sort, ties by id, and draws the same."""
+    rows = FILTERS * (1 if DEVICE.type == "cpu" else 40)
+    generator = torch.Generator().manual_seed(vocab)
+    logits = SHAPES[shape](torch.randn(len(rows), vocab, generator=generator).to(DEVICE) * 2)
+    p = params(rows, seed=vocab)
+    assert draw_triton.draw(logits, p, block=128).tolist() == by_sorting(logits, p).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", [FILTERS[4], FILTERS[5], FILTERS[8], FILTERS[9]], ids=str)
+def test_the_kernel_draws_by_the_probabilities(row: SamplingParams) -> None:
+    """20,000 draws from 12 tokens: nothing outside the filters, and a chi-square below its 0.01% quantile."""
+    num = 20_000
+    logits = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 1.5).to(DEVICE).expand(num, 12)
+    p = params([row] * num, seed=0)
+    counts = torch.bincount(draw_triton.draw(logits, p, block=16), minlength=12).double().cpu()
+    probs = (logits[:1].double() / row.temperature).softmax(-1)
+    best, order = probs.float().sort(descending=True, stable=True)
+    kept = torch.zeros(12, dtype=torch.bool).to(DEVICE)
+    kept[order[0]] = draw.keep_mask(best, p.rows(torch.tensor([0], device=DEVICE)))[0]
+    want = torch.where(kept, probs[0], 0.0)
+    want = (want / want.sum() * num).cpu()
+    assert counts[want == 0].sum() == 0
+    chi = ((counts - want)[want > 0] ** 2 / want[want > 0]).sum().item()
+    freedom = int((want > 0).sum()) - 1
+    assert chi < freedom + 3.8 * math.sqrt(2 * freedom) + 10
+
+
+def test_rows_that_are_not_finite_end() -> None:
+    """Rows of NaN and of infinities give some token of the vocabulary and leave their neighbours alone."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    p = params([sampling(temperature=1.0, top_p=0.7331, top_k=20)] * 4, seed=9)
+    want = draw_triton.draw(logits, p, block=64)[3]
+    logits[0], logits[1], logits[2, 7] = float("nan"), float("-inf"), float("inf")
+    with np.errstate(invalid="ignore"):  # the interpreter computes in numpy
+        found = draw_triton.draw(logits, p, block=64)
+    assert ((found >= 0) & (found < 50)).all()
+    assert found[3] == want
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.41}])
+def test_equal_tokens_on_the_edge_are_kept_by_id(filters: dict[str, float]) -> None:
+    """Where a short list of candidates ends among equals, the draw is the full sort's."""
+    logits = torch.zeros(40, 30)
+    logits[:, 20:] = 1.0
+    rows = [sampling(temperature=1.0, **filters)] * 40
+    p = DrawParams.of(rows, [row_key(i, 1) for i in range(40)], torch.device("cpu"))
+    scores = draw.scaled(logits, p.temperature)
+    want = draw.draw_filtered(scores, p, 30)[0]
+    assert torch.equal(draw.draw_short(scores, p, 7), want)
+    assert want.max() <= (24 if "top_k" in filters else 29)
