@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
 from grammar_demo import Demo
+from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.grammar.vocabulary import make_vocabulary
@@ -22,6 +23,14 @@ from dovetail.testing.vocabularies import byte_level
 def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
     """The demo model, one engine for all tests; its steps one after another, and overlapped."""
     made = Demo(overlap_on_cpu=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    """The demo model over HTTP with the default settings, one server for all tests."""
+    made = Served()
     yield made
     made.close()
 

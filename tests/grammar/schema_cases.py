@@ -150,6 +150,21 @@ OBJECTS: list[Case] = [
         ["{}"],
     ),
     ({"type": "object", "properties": {"a": False}}, ["{}"], ['{"a": 1}']),
+    (
+        {
+            "type": "object",
+            "properties": {"a.b*(c": {"const": 1}},
+            "required": ["a.b*(c"],
+            "additionalProperties": False,
+        },
+        ['{"a.b*(c": 1}'],
+        ["{}", '{"axb*(c": 1}'],
+    ),
+    (
+        {"$schema": DRAFT7, "type": "object", "dependencies": {"a": {"required": ["b"]}}},
+        ['{"a": 1, "b": 1}'],
+        ['{"a": 1}'],
+    ),
 ]
 
 LOGIC: list[Case] = [
@@ -234,6 +249,8 @@ ANNOTATIONS: list[Case] = [
             "readOnly": True,
             "writeOnly": False,
             "$comment": "c",
+            "contentSchema": {"type": "null"},
+            "$vocabulary": {"https://json-schema.org/draft/2020-12/vocab/core": True},
             "type": "integer",
         },
         ["1"],

@@ -174,6 +174,17 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     assert cache.get(2) is not None
 
 
+def test_what_took_too_long_may_be_tried_again() -> None:
+    """A grammar that ran out of time on a busy machine is refused for a while, a wrong one for good."""
+    cache = GrammarCache(100, retry_s=0.05)
+    cache.put("slow", Refused("no", "grammar_too_complex"), 0)
+    cache.put("wrong", Refused("no", "invalid_grammar"), 0)
+    assert cache.get("slow") is not None
+    time.sleep(0.06)
+    assert cache.get("slow") is None
+    assert cache.get("wrong") is not None
+
+
 def test_finished_texts_are_judged_in_bounded_time() -> None:
     """The last word on a text comes from jsonschema, and a pattern that never ends gives no verdict, soon."""
     validator = FinalValidator()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend
+
+TOO_COMPLEX = "grammar_too_complex"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,14 @@ class Refused:
 class GrammarCache:
     """Least recently used first out. Not thread-safe: its owner locks."""
 
-    def __init__(self, max_bytes: int, max_refused: int = 1024) -> None:
+    def __init__(self, max_bytes: int, max_refused: int = 1024, retry_s: float = 60.0) -> None:
+        """Bound it; after `retry_s` a grammar that took too long may be tried again: the machine was busy, perhaps."""
         self.num_bytes = 0
+        self._retry_s = retry_s
         self._max_bytes = max_bytes
         self._max_refused = max_refused
         self._found: OrderedDict[Hashable, tuple[Enforced, int]] = OrderedDict()
-        self._refused: OrderedDict[Hashable, Refused] = OrderedDict()
+        self._refused: OrderedDict[Hashable, tuple[Refused, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -45,15 +51,21 @@ class GrammarCache:
         if entry is not None:
             self._found.move_to_end(key)
             return entry[0]
-        refused = self._refused.get(key)
-        if refused is not None:
-            self._refused.move_to_end(key)
+        found = self._refused.get(key)
+        if found is None:
+            return None
+        refused, until = found
+        if time.monotonic() > until:
+            del self._refused[key]
+            return None
+        self._refused.move_to_end(key)
         return refused
 
     def put(self, key: Hashable, outcome: Enforced | Refused, key_bytes: int) -> None:
         """Keep an outcome. One that is larger than the whole bound is not kept."""
         if isinstance(outcome, Refused):
-            self._refused[key] = outcome
+            lasting = outcome.code != TOO_COMPLEX
+            self._refused[key] = outcome, math.inf if lasting else time.monotonic() + self._retry_s
             while len(self._refused) > self._max_refused:
                 self._refused.popitem(last=False)
             return

@@ -6,6 +6,8 @@ the other way round: what is known, by tests, to be enforced is listed, and ever
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,12 +75,25 @@ class Subset:
         if key == "required":
             return set(node["required"]) <= set(node.get("properties", ()))
         if key == "pattern":
-            return not is_unreadable(node["pattern"])
+            return is_plain(node["pattern"])
+        if key == "properties":
+            return all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name in node["properties"])
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
         return True
 
 
+def is_plain(pattern: str) -> bool:
+    """Whether a pattern is of the whole string, and of characters that JSON writes as they are.
+
+    What matches anywhere is matched against the whole by some, and a class such as `.` lets raw control characters in.
+    """
+    whole = pattern.startswith("^") and re.search(r"(?<!\\)\$$", pattern) is not None
+    inner = re.sub(r"\((?:[^()\\]|\\.)*\)", "", pattern)
+    return whole and "|" not in inner and not is_unreadable(pattern) and _RISKY.search(pattern) is None
+
+
+_RISKY = re.compile(r"(?<!\\)\.|\[\^|\\[sSWDpPcxu\\]|[\"\x00-\x1f]")
 _KNOWN_FORMATS = frozenset(
     [
         *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4", "ipv6", "iri"),

@@ -36,7 +36,7 @@ SUBSET = Subset(
     by_type={
         "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties")),
         "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
-        "string": frozenset(("minLength", "maxLength", "pattern", "format")),
+        "string": frozenset(("pattern", "format")),  # between lengths it lets raw control characters through
         "integer": _NUMBERS,
         "number": _NUMBERS,
     },
@@ -94,6 +94,7 @@ class XgrammarBackend(GrammarBackend):
                 self._library = import_library()
                 v = self._vocabulary
                 tokens = [b"" if i in v.special_ids else token for i, token in enumerate(v.tokens)]
+                tokens += [b""] * (v.size - len(tokens))  # an end behind the last token would be forgotten
                 self._info = self._library.TokenizerInfo(
                     tokens, self._library.VocabType.RAW, vocab_size=v.size, stop_token_ids=sorted(v.eos_ids)
                 )

@@ -1,0 +1,89 @@
+"""Batches of requests that differ in everything: what each says does not depend on the others."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from grammar_demo import Demo, Result, json_step
+
+from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+
+PATTERN = "[a-f]{4,12}-[0-9]{2}"
+ENUM = {"type": "array", "items": {"enum": ["red", "green", 1, None]}, "minItems": 2, "maxItems": 5}
+
+
+def kinds(demo: Demo) -> list[dict[str, Any]]:
+    """Requests by their options: constrained by each backend or not, thinking or not, greedy or not."""
+    question = demo.prompt("What is the capital of France?", thinking=True)
+    return [
+        {"steps": [GrammarStep(backend="llguidance", kind="regex", source=PATTERN)], "seed": 1},
+        {"steps": [GrammarStep(backend="outlines", kind="regex", source=PATTERN)], "seed": 2},
+        {"steps": [GrammarStep(backend="xgrammar", kind="regex", source=PATTERN)], "seed": 3},
+        {"steps": [json_step(ENUM)], "seed": 4},
+        {"steps": [GrammarStep(backend="outlines", kind="choice", source='["yes", "no"]')], "temperature": 0},
+        {"steps": [], "seed": 5, "max_tokens": 25},
+        {"steps": [], "temperature": 0, "max_tokens": 25, "logprobs": 1},
+        {"steps": [], "seed": 6, "max_tokens": 40, "prompt": question, "thinking": demo.thinking("in", 3)},
+        {"steps": [json_step(ENUM)], "seed": 7, "prompt": question, "thinking": demo.thinking("in", 4)},
+        {"steps": [json_step(ENUM)], "seed": 8, "frequency_penalty": 0.7, "min_tokens": 5},
+    ]
+
+
+def one(demo: Demo, kind: dict[str, Any]) -> Any:
+    options = dict(kind)
+    return demo.one(*options.pop("steps"), **options)
+
+
+def test_a_mixed_batch_says_what_each_says_alone(make_demo: Callable[..., Demo]) -> None:
+    """Three backends, thinking budgets, penalties and free rows in one batch: each has the tokens it has alone."""
+    pytest.importorskip("xgrammar")
+    for overlap in (False, True):
+        demo = make_demo(overlap_on_cpu=overlap, grammar_compile_timeout=30.0)
+        wanted = kinds(demo)
+        alone: list[Result] = [demo.run(one(demo, kind)) for kind in wanted]
+        together = demo.together([one(demo, kind) for kind in wanted])
+        for kind, first, second in zip(wanted, alone, together, strict=True):
+            assert (first.ids, first.finish) == (second.ids, second.finish), kind
+        assert all(re.fullmatch(PATTERN, result.text) for result in together[:3])
+
+
+def test_leaving_and_retracted_requests_do_not_disturb_a_batch(make_demo: Callable[..., Demo]) -> None:
+    """With pages for a few and others leaving midway, every reply conforms, and no page is lost."""
+    demo = make_demo(max_total_tokens=700, page_size=4, disable_radix_cache=True)
+    long = [GrammarStep(backend="llguidance", kind="regex", source="([ab][0-9]){40,44}z")]
+    wanted = [{"steps": long, "max_tokens": 100, "seed": seed} for seed in range(8)] + kinds(demo)[3:6]
+
+    async def leave(number: int) -> None:
+        submit = Submit(
+            rid=f"gone-{number}",
+            prompt_ids=demo.prompt("x"),
+            params=SamplingParams(max_tokens=150, seed=number),
+            grammar=(json_step({"type": "array", "items": ENUM}),),
+        )
+        stream = demo.client.submit(submit)
+        count = 0
+        async for _ in stream:
+            count += 1
+            if count > 3 * number:
+                break
+        await stream.aclose()
+
+    async def main() -> tuple[list[Result], dict[str, int]]:
+        # Whoever came last is retracted first: those that stay come last.
+        found = await asyncio.gather(*(leave(i) for i in range(2)), *(one(demo, kind) for kind in wanted))
+        await demo.one(max_tokens=2)
+        return found[2:], await demo.client.control("stats")
+
+    together, stats = demo.run(main())
+    assert max(delta.num_retractions for result in together for delta in result.deltas) > 0
+    for kind, result in zip(wanted, together, strict=True):
+        if kind["steps"] == long:
+            assert re.fullmatch(long[0].source, result.text)
+        if result.deltas[-1].num_retractions == 0:  # what is computed anew may differ in its last bits
+            again: Result = demo.run(one(demo, kind))
+            assert (result.ids, result.finish) == (again.ids, again.finish), kind
+    assert (stats["num_running"], stats["num_queued"], stats["num_used_tokens"]) == (0, 0, 0)
