@@ -33,8 +33,9 @@ class OnCpu(FlashAttention3Backend):
 
 def write_in_torch(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
     """What the kernel `write_kv` does, without Triton's interpreter, which is slow."""
+    is_live, slots = (slots >= 0)[:, None, None], slots.clamp(min=0)
     pages, offsets = slots // kv.shape[2], slots % kv.shape[2]
-    kv[pages, 0, offsets], kv[pages, 1, offsets] = k, v
+    kv[pages, 0, offsets], kv[pages, 1, offsets] = k.where(is_live, 0), v.where(is_live, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ class ForwardBatch:
             the rows that pad its batch: write nothing there.
         rows: `[B]` int64, device row of each request, an index into `page_table`.
         page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined.
-        seq_lens: `[B]` int32, KV length of each request after this step's tokens are written.
+        seq_lens: `[B]` int64, KV length of each request after this step's tokens are written.
         q_starts: `[B + 1]` int32, first token of each request in the batch; the last entry is T.
         seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.
         q_lens_cpu: New tokens per request, on the host. In a graph, empty for decode and upper bounds for prefill.
@@ -163,9 +163,12 @@ class AttentionBackend(Configurable, ABC):
         """Write `k`, `v` `[T, Hk, D]` to `batch.kv_slots`. The default serves any device."""
         kv = self.kv_pool.layer(layer.index)
         page_size = kv.shape[2]
-        pages, offsets = batch.kv_slots // page_size, batch.kv_slots % page_size
-        kv[pages, 0, offsets] = k
-        kv[pages, 1, offsets] = v
+        # A graph's padding has negative slots: it writes zeros to the null page, which are there already.
+        is_live = (batch.kv_slots >= 0)[:, None, None]
+        slots = batch.kv_slots.clamp(min=0)
+        pages, offsets = slots // page_size, slots % page_size
+        kv[pages, 0, offsets] = k.where(is_live, 0)
+        kv[pages, 1, offsets] = v.where(is_live, 0)
 
     kv_pool: KVPool
     """Set by `__init__`; the default `write_kv` uses it."""

@@ -85,5 +85,6 @@ def penalize(logits: Tensor, histories: Sequence[History], params: Sequence[Samp
     said = table.said[slots]
     has_said = said > 0
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
-    out = torch.where(table.read[slots] | has_said, scaled, logits)
-    return out - (frequency * said + presence * has_said)
+    out: Tensor = torch.where(table.read[slots] | has_said, scaled, logits)
+    out -= frequency * said + presence * has_said
+    return out

@@ -138,6 +138,16 @@ class WritesToPage(Right):
         kv[slots // size, 1, (batch.positions + 1) % size] = v
 
 
+class WritesPadding(Right):
+    caps = replace(Right.caps, graph="decode")
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        size = self.kv_pool.page_size
+        kv, slots = self.kv_pool.layer(layer.index), batch.kv_slots
+        kv[slots // size, 0, slots % size] = k
+        kv[slots // size, 1, slots % size] = v
+
+
 class AlwaysFirstLayer(Right):
     def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
         return super().gather(replace(layer, index=1), batch, number, num)
@@ -273,6 +283,11 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         WritesToPage,
         "test_write_kv_fills_the_given_slots",
         "write_kv writes to the wrong slot",
+    ),
+    "writes a graph's padding": (
+        WritesPadding,
+        "test_write_kv_leaves_a_graphs_padding_out",
+        "write_kv writes for tokens with a negative slot",
     ),
     "ignores the row": (IgnoresRows, "test_rows_and_pages_in_any_order", "wrong with them shuffled"),
     "one layer for all": (AlwaysFirstLayer, "test_layers_are_kept_apart", "layer 0 of 3"),

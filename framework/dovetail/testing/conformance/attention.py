@@ -112,6 +112,26 @@ class AttentionBackendConformance(Conformance):
                     f"offset {offset} differs ({world.case}); slots are page * page_size + offset"
                 )
 
+    def test_write_kv_leaves_a_graphs_padding_out(self) -> None:
+        """Tokens with a negative slot, which pad the batch of a graph, change nothing in the pool."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        world = make_world(self._case(MIXED), self._device())
+        backend = make_backend(self.plugin(), world)
+        backend.plan(world.batch, Phase.EAGER)
+        world.pool.memory.zero_()
+        size, slots = world.case.page_size, world.batch.kv_slots.clone()
+        world.batch.kv_slots[::2] = -1
+        backend.write_kv(world.layer, world.k, world.v, world.batch)
+        want = torch.zeros_like(world.pool.memory)
+        live = slots[1::2]
+        want[world.layer.index, live // size, 0, live % size] = world.k[1::2]
+        want[world.layer.index, live // size, 1, live % size] = world.v[1::2]
+        check(
+            torch.equal(want, world.pool.memory),
+            "write_kv writes for tokens with a negative slot: they pad the batch of a graph and have no place",
+        )
+
     def test_every_row_is_written(self) -> None:
         """An output filled with NaN is finite afterwards, in decode, prefill and mixed batches."""
         for name, lengths in (("decode", DECODE), ("prefill", PREFILL), ("mixed", MIXED), ("one row", ((3, 1),))):
