@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -336,3 +337,13 @@ def test_async_messages(port: int) -> None:
     texts = asyncio.run(ask())
     assert len(set(texts)) == 1
     assert "Paris" in texts[0]
+
+
+def test_the_examples_of_the_page_run(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python blocks of docs/api.md run as they stand and print what one expects."""
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8").replace(":30000", f":{port}")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for block, answers in zip(blocks, (("Paris", "Tokyo"), ("2",)), strict=True):
+        exec(compile(block, "api.md", "exec"), {})
+        out = capsys.readouterr().out
+        assert all(answer in out for answer in answers), out
