@@ -55,6 +55,18 @@ def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [16, 80])
+def test_rotations(dtype: torch.dtype, dim: int) -> None:
+    """Cosine and sine of small and large positions equal the reference."""
+    positions = torch.tensor([0, 1, 77, 5000, 131071]).to(DEVICE)
+    freqs = (1.0 / 10000 ** (torch.arange(0, dim, 2) / dim)).to(DEVICE)
+    for found, want in zip(
+        fused.rotations(positions, freqs, 1.3, dtype), reference.rotations(positions, freqs, 1.3, dtype), strict=True
+    ):
+        close(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(63, 100), (896, 896), (300, 2050), (4100, 64)])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> None:

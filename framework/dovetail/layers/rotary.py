@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dovetail.contracts.model import BuildContext, RopeConfig
 from dovetail.errors import ModelError
+from dovetail.layers import ops
 
 
 def inverse_frequencies(rope: RopeConfig, dim: int, max_position: int) -> tuple[Tensor, float]:
@@ -82,6 +83,4 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine `[T, 1, dim]` in the model's dtype for positions `[T]`, for `ops.norm_rotate`."""
-        angles = (positions.to(torch.float32)[:, None] * self._freqs)[:, None]
-        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        return torch.cat((cos, cos), dim=-1).to(self._dtype), torch.cat((-sin, sin), dim=-1).to(self._dtype)
+        return ops.rotations(positions, self._freqs, self._scale, self._dtype)

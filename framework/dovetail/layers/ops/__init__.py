@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from dovetail.layers.ops import reference
@@ -18,6 +19,12 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """See `reference.norm_rotate`."""
     found: Tensor = _implementation(x).norm_rotate(x, weight, eps, cos, sin)
+    return found
+
+
+def rotations(positions: Tensor, freqs: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """See `reference.rotations`."""
+    found: tuple[Tensor, Tensor] = _implementation(positions).rotations(positions, freqs, factor, dtype)
     return found
 
 
@@ -59,4 +66,13 @@ def _implementation(x: Tensor) -> ModuleType:
     return fused
 
 
-__all__ = ["add_rms_norm", "linear", "linear_add", "norm_gate", "norm_linear", "norm_rotate", "silu_and_mul"]
+__all__ = [
+    "add_rms_norm",
+    "linear",
+    "linear_add",
+    "norm_gate",
+    "norm_linear",
+    "norm_rotate",
+    "rotations",
+    "silu_and_mul",
+]

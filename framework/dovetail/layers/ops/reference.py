@@ -57,6 +57,16 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def rotations(positions: Tensor, freqs: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine `[T, 1, D]` for `norm_rotate`, of positions `[T]` times float32 frequencies `[D / 2]`.
+
+    Both are multiplied by `factor` and rounded to `dtype`.
+    """
+    angles = (positions.to(torch.float32)[:, None] * freqs)[:, None]
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x Wᵀ + b` for `x` `[T, in]` and `weight` `[out, in]`."""
     return F.linear(x, weight, bias)
