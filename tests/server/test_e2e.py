@@ -73,6 +73,23 @@ def test_plain_http(port: int) -> None:
     assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+def test_every_example_of_the_documentation_runs(port: int) -> None:
+    """What /docs offers to try is answered by the demo model as it stands there."""
+    base = f"http://localhost:{port}"
+    document = requests.get(f"{base}/openapi.json", timeout=10).json()
+    num_run = 0
+    for path, methods in document["paths"].items():
+        body = methods.get("post", {}).get("requestBody", {})
+        for name, example in body.get("content", {}).get("application/json", {}).get("examples", {}).items():
+            reply = requests.post(base + path, json=example["value"], timeout=60)
+            assert reply.status_code == 200, (path, name, reply.text)
+            assert "event: error" not in reply.text
+            num_run += 1
+    assert num_run > 15
+    path = document["paths"]["/v1/models/{model_id}"]["get"]["parameters"][0]["example"]
+    assert requests.get(f"{base}/v1/models/{path}", timeout=10).json()["id"] == MODEL
+
+
 def test_openai_chat(client: openai.OpenAI) -> None:
     """Chat, a follow-up with sampling parameters, and a stream."""
     assert ask(client, "List 3 countries and their capitals.", max_tokens=64).message.content
@@ -255,20 +272,3 @@ def test_stopping_leaves_nothing_behind(server: tuple[Process, int]) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert not Path(f"/proc/{engine}").exists()
-
-
-def test_every_example_of_the_documentation_runs(port: int) -> None:
-    """What /docs offers to try is answered by the demo model as it stands there."""
-    base = f"http://localhost:{port}"
-    document = requests.get(f"{base}/openapi.json", timeout=10).json()
-    num_run = 0
-    for path, methods in document["paths"].items():
-        body = methods.get("post", {}).get("requestBody", {})
-        for name, example in body.get("content", {}).get("application/json", {}).get("examples", {}).items():
-            reply = requests.post(base + path, json=example["value"], timeout=60)
-            assert reply.status_code == 200, (path, name, reply.text)
-            assert "event: error" not in reply.text
-            num_run += 1
-    assert num_run > 15
-    path = document["paths"]["/v1/models/{model_id}"]["get"]["parameters"][0]["example"]
-    assert requests.get(f"{base}/v1/models/{path}", timeout=10).json()["id"] == MODEL
