@@ -329,12 +329,13 @@ class LLM:
     def _calls_route(
         self, tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], parallel: bool
     ) -> Route | None:
-        """How tool calls that must be made will be enforced; None where they are free."""
+        """How tool calls that must be made, or conform, will be enforced; None where they are free."""
         if isinstance(choice, str) and choice not in ("auto", "none", "required"):
             raise RequestError(
                 f"tool_choice must be 'auto', 'none', 'required' or an object (given: {choice!r})", param="tool_choice"
             )
-        if choice in ("auto", "none"):
+        is_strict = any(tool["function"].get("strict") for tool in tools or ())
+        if choice == "none" or (choice == "auto" and not (is_strict and tools)):
             return None
         if not tools:
             raise RequestError("tool_choice needs tools", param="tool_choice")

@@ -239,3 +239,49 @@ def test_a_thinking_budget_over_http(served: Served) -> None:
         ).json()
         assert reply["usage"]["reasoning_tokens"] <= 3
         assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"minLength": -1}}}, "/properties/a/minLength (minLength)"),
+        ({"items": {"type": "strange"}}, "/items/type (type)"),
+        ({"$defs": {"n": {"$ref": "#/$defs/m"}}, "$ref": "#/$defs/n"}, "#/$defs/m"),
+        ({"anyOf": []}, "/anyOf (anyOf)"),
+        ({"required": "a"}, "/required (required)"),
+        ({"pattern": 3}, "/pattern (pattern)"),
+        ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)
+def test_a_wrong_schema_is_told_where(served: Served, schema: dict[str, Any], place: str) -> None:
+    """The message of the 400 holds the place and the keyword."""
+    reply = served.post("/v1/completions", prompt="x", json_schema=schema)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "invalid_json_schema")
+    assert place in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "codes"),
+    [
+        ({"regex": "[ab]*a[ab]{20}"}, {200}),
+        ({"regex": "(x+x+)+y"}, {200}),
+        ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000}, {400}),
+        ({"json_schema": {"enum": [f"v{i}" for i in range(100_000)]}}, {400}),
+        ({"json_schema": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}}, {400, 200}),
+        ({"json_schema": {"type": "object", "properties": {"n": {"$ref": "#"}}}}, {200}),
+        ({"structured_outputs": {"regex": "(((a{0,60}b){0,60}c){0,60}d){0,60}"}}, {400, 200}),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
+)
+def test_hostile_grammars_are_answered(served: Served, fields: dict[str, Any], codes: set[int]) -> None:
+    """Explosive patterns, deep nesting, huge enums and endless references are answered, and the server goes on."""
+    reply = served.post("/v1/completions", prompt="x", max_tokens=8, **fields)
+    assert reply.status_code in codes, reply.text
+    if reply.status_code == 400:
+        assert reply.json()["error"]["code"] in (
+            *("grammar_too_large", "grammar_too_complex", "invalid_grammar", "unsupported_grammar"),
+            "invalid_json_schema",
+        )
+    assert served.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
-from dovetail.grammar.bits import Words, clear_bit, full_row, new_row, only_one, set_bit
+from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
 from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
 
 MAX_ROWS = 64
@@ -92,7 +92,7 @@ class Constraint:
     def matching(self) -> GrammarMatcher | None:
         """The matcher, where its own mask is needed for the next token."""
         gate = self.gate
-        if gate is not None and ((gate.free and not gate.whole) or gate.only is not None):
+        if gate is not None and not gate.whole and (gate.free or gate.only is not None):
             return None
         return self.matcher
 
@@ -107,7 +107,8 @@ class Constraint:
         self.was_forced = False
         if gate is not None:
             only = gate.only
-            if only is not None:
+            # A grammar of the whole reply may be in the middle of a character, which it wants to be finished first.
+            if only is not None and not (gate.whole and matched and not any(has_bit(row, i) for i in only)):
                 row[:] = 0
                 for token_id in only:
                     set_bit(row, token_id)
