@@ -24,6 +24,8 @@ from dovetail_server.state import ServerState
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 HERE_S = 0.005
 """A body that has been sent is here by now."""
+IDLE_S = 30.0
+"""A body may pause for so long: what has come of it counts against the bytes that all may hold."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 26
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
@@ -134,10 +136,10 @@ class Exchange:
         """Pass on a message of the client.
 
         Raises:
-            RequestError: The body exceeds its limit.
+            RequestError: The body exceeds its limit, or stops coming.
             ServiceError: There is no room for it.
         """
-        message = await self._receive()
+        message = await (self._receive_soon() if self.is_unread else self._receive())
         if message["type"] == "http.request":
             new = len(message.get("body", b""))
             self._check(self._num_bytes, new)
@@ -146,6 +148,14 @@ class Exchange:
             if self.is_held:
                 self.state.num_held_bytes += new
         return message
+
+    async def _receive_soon(self) -> Message:
+        try:
+            async with asyncio.timeout(IDLE_S):
+                return await self._receive()
+        except TimeoutError:
+            text = f"nothing of the request body has come for {IDLE_S:g} s"
+            raise RequestError(text, code="body_timeout", status=408) from None
 
     async def send(self, message: Message) -> None:
         """Pass on a message of the reply. One that comes before the body has ended also ends the connection.

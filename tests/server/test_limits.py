@@ -298,3 +298,18 @@ def test_slow_headers_are_cut_off(make_harness: Callable[..., Harness], monkeypa
                 assert client.recv(1) == b""
                 assert time.monotonic() - began < 5
         assert harness.state.num_live == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/files"])
+def test_a_body_that_stops_coming_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """It is a 408, and what had come of it is not held any longer."""
+    monkeypatch.setattr("dovetail_server.asgi.IDLE_S", 0.2)
+    kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 999\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", harness.port), timeout=10) as client:
+        client.sendall(head.encode() + b"--b\r\n")
+        received = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_timeout"' in received
+    assert b"connection: close" in received
+    harness.eventually(lambda: harness.state.num_held_bytes == 0)
