@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.loop import run_loop
+from dovetail.engine.loop import ClosedError, Transport
 from dovetail.engine.messages import (
     Abort,
+    Control,
     ControlReply,
     EngineInfo,
     Finish,
     Ready,
-    Stats,
     Submit,
     Tick,
     ToEngine,
@@ -48,13 +49,19 @@ class ScriptedCore:
         self.steps = 0
         self.due = 0.0
 
-    @property
-    def has_work(self) -> bool:
-        """As `EngineCore.has_work`."""
-        return bool(self.live or self.ended)
+    def run(self, transport: Transport) -> None:
+        """Serve as the engine's loop does, until told to stop."""
+        while True:
+            for message in transport.poll(0 if self.live or self.ended else 1.0):
+                if isinstance(message, Control) and message.op == "shutdown":
+                    return
+                if (reply := self.handle(message)) is not None:
+                    transport.send(reply)
+            if self.live or self.ended:
+                transport.send(self.step())
 
     def handle(self, message: ToEngine) -> ControlReply | None:
-        """As `EngineCore.handle`."""
+        """Take one message."""
         if isinstance(message, Submit):
             self.live[message.rid] = [0, message.params.max_tokens]
         elif isinstance(message, Abort):
@@ -62,20 +69,11 @@ class ScriptedCore:
                 self.ended.append(TokenDelta(rid=message.rid, ids=[], finish=Finish("abort", None, "aborted")))
         else:
             held = len(self.live)
-            stats = Stats(
-                step=self.steps,
-                num_running=held,
-                num_queued=0,
-                num_used_tokens=held,
-                num_cached_tokens=0,
-                max_total_tokens=1 << 20,
-                gen_throughput=0.0,
-            )
-            return ControlReply(id=message.id, result={name: getattr(stats, name) for name in stats.__struct_fields__})
+            return ControlReply(id=message.id, result={"num_running": held, "num_queued": 0, "num_used_tokens": held})
         return None
 
     def step(self) -> Tick:
-        """As `EngineCore.step`."""
+        """Make one step, when its time has come."""
         now = time.monotonic()
         if self.due > now:
             time.sleep(self.due - now)
@@ -92,9 +90,6 @@ class ScriptedCore:
             if finish is not None:
                 del self.live[rid]
         return Tick(step=self.steps, deltas=deltas)
-
-    def close(self) -> None:
-        """As `EngineCore.close`."""
 
 
 class ScriptedProcess(ProcessClient):
@@ -126,7 +121,9 @@ def main() -> None:
         load_s=0.0,
     )
     transport.send(Ready(info))
-    run_loop(ScriptedCore(tick_s), transport)  # type: ignore[arg-type]  # what the loop needs of an EngineCore
+    core = ScriptedCore(tick_s)
+    with contextlib.suppress(ClosedError):
+        core.run(transport)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -263,6 +265,38 @@ def test_the_quickstart_works(port: int, capsys: pytest.CaptureFixture[str]) -> 
         pytest.skip("no curl here; the Python blocks have run")
     out = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "Paris" in json.loads(out)["choices"][0]["message"]["content"]
+
+
+def leave(port: int, path: str, body: dict[str, Any], read_first: bool, wait_s: float) -> None:
+    """Send a request and close the connection: in the middle of the reply, or before it."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + data)
+        if read_first:
+            connection.recv(1)
+        time.sleep(wait_s)
+
+
+def test_clients_that_leave_hold_nothing(port: int) -> None:
+    """After many clients left at random stages, with and without streams and choices, the engine holds no page."""
+    chance = random.Random(7)
+    for _ in range(60):
+        path = chance.choice(["/v1/completions", "/generate"])
+        stream, n = chance.random() < 0.6, chance.choice([1, 1, 3])
+        options = {"ignore_eos": True, "n": n}
+        if path == "/generate":
+            body = {"text": "1 2 3", "stream": stream, "sampling_params": {**options, "max_new_tokens": 100}}
+        else:
+            body = {"model": MODEL, "prompt": "1 2 3", "stream": stream, "max_tokens": 100, **options}
+        leave(port, path, body, stream and chance.random() < 0.5, chance.choice([0, 0, 0.01, 0.03]))
+    deadline = time.monotonic() + 10
+    names = ("num_running", "num_queued", "num_used_tokens")
+    held = [-1]
+    while any(held) and time.monotonic() < deadline:
+        load = requests.get(f"http://127.0.0.1:{port}/get_server_info", timeout=10).json()["internal_states"][0]
+        held = [load[name] for name in names]
+    assert held == [0, 0, 0]
 
 
 def test_stopping_leaves_nothing_behind(server: tuple[Process, int]) -> None:
