@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine.messages import MarkedThinking, Marker
+from dovetail.engine.messages import MarkedThinking, Marker, SamplingParams
 from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
 from dovetail.grammar.gate import make_gate
 from dovetail.grammar.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.grammar.masks import MaskBuffer
+from dovetail.runtime.sampler import SampleRow, sample
 
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]
 
@@ -143,3 +144,25 @@ def test_masks_of_a_step_are_packed(small: Vocabulary, sets: TokenSets) -> None:
     many = buffer.fill([forced] * 40, [False] * 40)
     assert many is not None
     assert many.words.shape == (40, small.mask_words)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_sampling_leaves_the_logits_alone(
+    small: Vocabulary, sets: TokenSets, dtype: torch.dtype, logprobs: int | None
+) -> None:
+    """Masks are applied to a copy: the caller's logits stay, and log probabilities are those before the mask."""
+    thinking = MarkedThinking(state="in", start=START, end=END, budget=0)
+    constraint = Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None)
+    params = SamplingParams(max_tokens=5, temperature=0.0, logprobs=logprobs)
+    rows = [SampleRow(params, 1, (), constraint=constraint), SampleRow(params, 1, ())]
+    torch.manual_seed(3)
+    logits = torch.randn(2, small.size).to(dtype)
+    before = logits.clone()
+    sampled = sample(logits, rows, MaskBuffer(small.mask_words, torch.device("cpu")))
+    assert torch.equal(logits, before)
+    assert sampled.ids.tolist() == [END.ids[0], int(before[1].float().argmax())]
+    if logprobs is not None:
+        assert sampled.logprobs is not None
+        wanted = before[0].float().log_softmax(dim=-1)[END.ids[0]].item()
+        assert sampled.logprobs.read()[0].logprob == pytest.approx(wanted)

@@ -111,8 +111,10 @@ def sample(
     raw = logits.float()
     top, greedy = raw.max(dim=-1)
     broken = ~torch.isfinite(top)
-    adjusted = adjust(raw, rows, mask, counts)
-    if adjusted is not raw:
+    # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
+    in_place = mask is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
+    adjusted = adjust(raw, rows, mask, counts, in_place=in_place)
+    if in_place or adjusted is not raw:
         greedy = adjusted.argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     ids = greedy
@@ -132,14 +134,22 @@ def fill_masks(rows: list[SampleRow], masks: MaskBuffer | None) -> TokenMask | N
 
 
 def adjust(
-    raw: Tensor, rows: list[SampleRow], mask: TokenMask | None = None, counts: TokenCounts | None = None
+    raw: Tensor,
+    rows: list[SampleRow],
+    mask: TokenMask | None = None,
+    counts: TokenCounts | None = None,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
-    """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any."""
+    """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any.
+
+    With `in_place` the mask is applied to `raw`.
+    """
     _remember(rows, counts or TokenCounts(raw.shape[-1], raw.device))
     out = raw
     only_ends: frozenset[int] = frozenset()
     if mask is not None:
-        out = raw.clone()
+        out = raw if in_place else raw.clone()
         mask.apply(out)
         only_ends = mask.only_ends
     for group in _by_table(rows):

@@ -28,7 +28,7 @@ CONFIG = {
     "max_position_embeddings": 8192,
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
-    "torch_dtype": "float32",
+    "torch_dtype": "bfloat16",
 }
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
