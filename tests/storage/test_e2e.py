@@ -157,7 +157,7 @@ def test_run_batch(tmp_path: Path) -> None:
         (["-i", "in.jsonl", "-o", "out", "--no-such-flag"], "--no-such-flag: unknown option"),
         (["-i", "in.jsonl", "-o"], "-o: expected a file"),
         (["-i", "in.jsonl", "-o", "out"], "the first request cannot be read"),
-        (["-i", "other.jsonl", "-o", "out"], "'/v1/embeddings' is none of"),
+        (["-i", "other.jsonl", "-o", "out"], "'/v1/moderations' is none of"),
     ],
 )
 def test_mistakes_of_run_batch(
@@ -168,7 +168,7 @@ def test_mistakes_of_run_batch(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text("{")
-    (tmp_path / "other.jsonl").write_text(json.dumps(task(1) | {"url": "/v1/embeddings"}))
+    (tmp_path / "other.jsonl").write_text(json.dumps(task(1) | {"url": "/v1/moderations"}))
     assert main(["run-batch", *arguments]) == 2
     error = capsys.readouterr().err
     assert part in error.splitlines()[-1]
