@@ -11,10 +11,11 @@ import textwrap
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from dovetail.engine.messages import SamplingParams, Submit
-from dovetail.engine.process import ProcessClient
+from dovetail.engine.messages import SamplingParams, Submit, Tick, TokenDelta
+from dovetail.engine.process import LOT_BYTES, ProcessClient, _Link
 from dovetail.engine.wire import FrameReader, frame
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.plugins import Registry, make_plan
@@ -133,6 +134,51 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
         parent.kill()
         parent.stdout.close()
     assert gone(pid, within_s=5)
+
+
+class Wire(asyncio.Transport):
+    """Notes whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause")
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume")
+
+    def write(self, data: object) -> None:
+        self.calls.append("write")
+
+
+def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> None:
+    """After a lot of messages at once the socket is left alone until those who wait for them have run."""
+
+    async def main() -> None:
+        client, wire = process_client(qwen3), Wire()
+        link = _Link(client)
+        link.connection_made(wire)
+        stream = client.submit(long_request())
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        del wire.calls[:]
+        delta = TokenDelta(rid="a", ids=[1] * 100, prompt_tokens=3)
+        message = frame(msgspec.msgpack.encode(Tick(step=1, deltas=[delta])))
+        link.data_received(message)
+        assert wire.calls == []
+        link.data_received(message * (LOT_BYTES // len(message) + 1))
+        assert wire.calls == ["pause"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert wire.calls == ["pause", "resume"]
+        assert len((await reader).ids) == 100 * (LOT_BYTES // len(message) + 2)
+
+    asyncio.run(main())
 
 
 def test_frames_survive_any_cut() -> None:

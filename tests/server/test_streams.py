@@ -42,6 +42,9 @@ class Ticking(StreamClient):
                 self.tick()
             await asyncio.sleep(0)
 
+    async def close(self, *, wait: bool = True) -> None:
+        self._lost("closed by the test")
+
     def tick(self) -> None:
         deltas = []
         for rid, at in list(self.live.items()):
@@ -161,6 +164,26 @@ def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harn
     assert rest[2:] == ["data: [DONE]"]
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_who_leaves_after_the_headers_and_before_a_token_holds_nothing(
+    make_harness: Callable[..., Harness], n: int
+) -> None:
+    """A disconnect in the silence aborts the request as at any other stage."""
+    harness = make_harness(stream_keep_alive=0.05)
+    harness.engine.hold.clear()
+    with open_stream(harness, BODY | {"n": n}) as client:
+        client.settimeout(5)
+        data = b""
+        while data.count(COMMENT.encode()) < 2:
+            data += client.recv(1 << 16)
+        assert len(harness.engine.live) == n
+    left = time.monotonic()
+    harness.eventually(lambda: not harness.engine.live)
+    assert time.monotonic() - left < 0.25
+    harness.eventually(lambda: harness.state.num_live == 0)
+    assert len(harness.engine.aborted) == n
+
+
 def test_a_busy_stream_gets_no_comments(make_harness: Callable[..., Harness]) -> None:
     """Only silence is broken."""
     harness = make_harness(stream_keep_alive=0.5)
@@ -217,3 +240,21 @@ def test_thousands_of_waiting_tokens_hold_little_memory(
     asyncio.run_coroutine_threadsafe(stuck.aclose(), harness.loop).result(5)
     engine.ids = engine.ids[:400]
     assert harness.post(CHAT, {**BODY, "stream": False, "max_tokens": 400}).status_code == 200
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the engine does not answer the abort either, it is ended, and its streams with it."""
+    monkeypatch.setattr("dovetail_server.lifecycle.LAST_WORDS_S", 0.3)
+    harness = make_harness(drain_timeout=0.1, stream_keep_alive=0.1)
+    harness.state.engine = Ticking(harness, [1], 1)  # type: ignore[assignment]  # it never ticks
+    with requests.post(harness.base + CHAT, json=BODY, stream=True, timeout=20) as reply:
+        lines = (line for line in reply.iter_lines(decode_unicode=True) if line and line != COMMENT)
+        harness.state.is_draining = True
+        harness.loop.call_soon_threadsafe(harness.server._begin_drain)
+        name, data, last = lines
+    assert (name, last) == ("event: error", "data: [DONE]")
+    assert json.loads(data[6:])["error"]["code"] == "engine_dead"
+    harness.thread.join(10)
+    assert not harness.thread.is_alive()
