@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -71,11 +73,18 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, as every other error is answered."""
+        self._answer(HTTPStatus.BAD_REQUEST, "the request is no valid HTTP/1.1", "invalid_http")
+
     def _refuse(self) -> None:
         text = f"the request's headers have over {MAX_HEAD_BYTES} bytes"
-        detail = ErrorDetail(message=text, type="invalid_request_error", code="headers_too_large")
-        body = msgspec.json.encode(ErrorBody(detail))
-        head = "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self._answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "headers_too_large")
+
+    def _answer(self, status: HTTPStatus, text: str, code: str) -> None:
+        """Write a reply, there being no request that could have one, and end the connection."""
+        body = msgspec.json.encode(ErrorBody(ErrorDetail(message=text, type="invalid_request_error", code=code)))
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        head += f"x-request-id: req_{uuid.uuid4().hex}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -313,3 +313,25 @@ def test_a_body_that_stops_coming_is_given_up(harness: Harness, monkeypatch: pyt
     assert b'"code":"body_timeout"' in received
     assert b"connection: close" in received
     harness.eventually(lambda: harness.state.num_held_bytes == 0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx\0: 1\r\n\r\n",
+        b"\0" * 99,
+    ],
+)
+def test_what_is_no_http_is_answered_like_any_error(harness: Harness, sent: bytes) -> None:
+    """TLS on a plain port, bad methods and headers get a 400 in OpenAI's form, and the connection ends."""
+    with socket.create_connection(("127.0.0.1", harness.port), timeout=10) as client:
+        client.sendall(sent)
+        received = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"x-request-id: req_" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert harness.get("/livez").status_code == 200
