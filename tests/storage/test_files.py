@@ -219,17 +219,18 @@ def test_expiry(api: Api) -> None:
     assert file["expires_at"] == file["created_at"] + HOUR
     service = api.harness.state.storage._service
 
-    async def age() -> int:
+    async def age() -> None:
         from dovetail_server.storage.tables import files
 
         async with service.database.write() as db:
             await db.execute(sa.update(files).values(expires_at=int(time.time()) - 1))
         assert await service.files.find(file["id"], "") is None
-        return int(await service.files.sweep())
+        await service.files.sweep()  # the server's own may come first, and still be removing the bytes
 
-    assert asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(10) == 1
+    asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(10)
     assert api.harness.get(f"/v1/files/{file['id']}").status_code == 404
-    assert not list((Path(api.harness.settings.file_storage_path) / "files").iterdir())
+    folder = Path(api.harness.settings.file_storage_path) / "files"
+    api.harness.eventually(lambda: not list(folder.iterdir()))
 
 
 def test_the_quota_and_the_free_space_are_507(make_harness: Callable[..., Any], tmp_path: Path) -> None:
