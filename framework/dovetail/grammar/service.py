@@ -6,6 +6,7 @@ engine (they release the GIL); all others in processes that are killed at the ti
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -203,6 +204,8 @@ class GrammarService:
                 self._outside.submit(self._work, steps, ticket, index, deadline)
                 return
             except Exception as error:  # whatever a backend raises ends one request
+                if isinstance(error, (ChildTimeoutError, ChildDiedError)):
+                    self._restock()
                 refused = refused or _refusal(error)
                 if isinstance(error, RequestError) and error.code in FINAL:
                     break
@@ -217,6 +220,13 @@ class GrammarService:
         self._finished.set()
         if isinstance(outcome, Enforced):
             self._inline.submit(self._visit, outcome)
+
+    def _restock(self) -> None:
+        """A compile process is gone: start another now, so that the next grammar does not wait for it."""
+        pool = self._pool
+        if pool is not None:
+            with contextlib.suppress(RuntimeError):  # the executor was shut down
+                self._outside.submit(pool.warm_up)
 
     def _visit(self, outcome: Enforced) -> None:
         """Let a backend prepare a grammar that is in force already."""
