@@ -21,7 +21,7 @@ from dovetail.plugins.contexts import ConfigDraft, HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
 from dovetail_server.auth import check_admin
 from dovetail_server.observers import Observers
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings import ServeSettings, is_secret
 
 if TYPE_CHECKING:
     from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan
@@ -42,14 +42,17 @@ def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[
     manager.configure(draft, facts)
     for proposal in draft.proposals:
         state = "sets" if proposal.applied else "would set"
-        text = "Plugin %s %s %s to %r: %s."
-        logger.info(text, proposal.plugin, state, proposal.key, proposal.value, proposal.why)
+        value = "a secret" if is_secret(ServeSettings.model_fields[proposal.key]) else repr(proposal.value)
+        logger.info("Plugin %s %s %s to %s: %s.", proposal.plugin, state, proposal.key, value, proposal.why)
     defaults = draft.defaults()
     try:
         checked = ServeSettings(**(given | defaults))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"a plugin proposes {first['loc'][0]} {first['input']!r}: {first['msg']}") from None
+        name = str(first["loc"][0]) if first["loc"] else ""  # none: settings that do not go together
+        is_shown = name and not is_secret(ServeSettings.model_fields[name])
+        shown = f"{name} {first['input']!r}" if is_shown else name or "settings"
+        raise ConfigError(f"a plugin proposes {shown}: {first['msg']}") from None
     return settings.model_copy(update={name: getattr(checked, name) for name in defaults})
 
 

@@ -95,7 +95,7 @@ def hit_rate(tally: Tally) -> float:
 
 def by_reason(tally: Tally) -> Values:
     """Return ended choices by reason; the usual ones are there from the start."""
-    return {(reason,): tally.finished[reason] for reason in {*USUAL, *tally.finished}}
+    return {(reason,): tally.finished[reason] for reason in dict.fromkeys((*USUAL, *tally.finished))}
 
 
 def by_vllm_reason(tally: Tally) -> Values:
