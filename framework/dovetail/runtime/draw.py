@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dovetail.engine.messages import SamplingParams
 from dovetail.runtime.random import exponentials
+from dovetail.runtime.upload import to_device, upload
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""
@@ -45,9 +46,9 @@ class DrawParams:
     def of(cls, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]], device: torch.device) -> DrawParams:
         """From the parameters of each row and its keys (`seeds.row_key`)."""
         floats = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]])
-        temperature, top_p, min_p = floats.to(device)
-        top_k = torch.tensor([p.top_k for p in params], dtype=torch.int64).to(device)
-        return cls(temperature, top_p, min_p, top_k, keys_tensor(keys).to(device))
+        temperature, top_p, min_p = to_device(floats, device)
+        top_k = upload([p.top_k for p in params], torch.int64, device)
+        return cls(temperature, top_p, min_p, top_k, to_device(keys_tensor(keys), device))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order of the constructor."""

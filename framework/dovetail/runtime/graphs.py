@@ -11,7 +11,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import DrawParams
 from dovetail.runtime.sampler import SampleRow
 from dovetail.runtime.seeds import row_key
+from dovetail.runtime.step_ops import begin, finish
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +69,11 @@ class GraphPool:
 
 @dataclass(slots=True, eq=False)
 class CapturedDraw:
-    """Sampling after a bucket's decode graph: `params` in, `ids` and `enough` `[B]` out."""
+    """Sampling after a bucket's decode graph: `params` in, `ids` `[B]` out."""
 
     graph: torch.cuda.CUDAGraph
     params: DrawParams
     ids: Tensor
-    enough: Tensor
     current: list[SampleRow]
 
 
@@ -87,7 +87,7 @@ class Captured:
     ids: Tensor
     broken: Tensor
     current: list[int]
-    draws: dict[bool, CapturedDraw] = field(default_factory=dict)
+    draw: CapturedDraw | None = None
 
 
 class DecodeGraphs:
@@ -158,82 +158,66 @@ class DecodeGraphs:
         captured = self._captured[bucket]
         padded = rows + [self._state.spare_row] * (bucket - len(rows))
         if padded != captured.current:
-            fresh = torch.tensor(padded, dtype=torch.int64).pin_memory()
-            captured.rows.copy_(fresh, non_blocking=True)
+            captured.rows.copy_(torch.tensor(padded, dtype=torch.int64).pin_memory(), non_blocking=True)
             captured.current = padded
         captured.graph.replay()
         return captured
 
-    def draw(self, done: Captured, rows: list[SampleRow]) -> CapturedDraw:
+    def draw(self, done: Captured, rows: list[SampleRow]) -> Tensor:
         """Sample the logits of a decode step that was just replayed, by temperature and filters.
 
-        The tokens are the next inputs of their rows at once; where `enough` is false, the caller draws again.
+        Returns:
+            `[B]` int64; the tokens are the next inputs of their rows at once.
         """
-        filtered = any(draw.is_filtered(row.params) for row in rows)
-        captured = done.draws.get(filtered) or self._capture_draw(done, filtered=filtered)
+        captured = done.draw or self._capture_draw(done)
         keys = [row_key(row.seed, row.num_output) for row in rows]
         if len(rows) != len(captured.current) or any(a is not b for a, b in zip(rows, captured.current, strict=True)):
             captured.params.copy_from(DrawParams.of([row.params for row in rows], keys, self._state.device))
             captured.current = rows
         else:
-            fresh = draw.keys_tensor(keys).pin_memory()
-            captured.params.keys[: len(rows)].copy_(fresh, non_blocking=True)
+            captured.params.keys[: len(rows)].copy_(draw.keys_tensor(keys).pin_memory(), non_blocking=True)
         captured.graph.replay()
-        return captured
+        return captured.ids
 
-    def _capture_draw(self, done: Captured, *, filtered: bool) -> CapturedDraw:
+    def _capture_draw(self, done: Captured) -> CapturedDraw:
         params = DrawParams.empty(done.rows.shape[0], self._state.device)
-        graph, (ids, enough) = self._pool.capture(lambda: self._draw(done, params, filtered))
-        done.draws[filtered] = CapturedDraw(graph, params, ids, enough, [])
-        return done.draws[filtered]
+        graph, ids = self._pool.capture(lambda: self._draw(done, params))
+        done.draw = CapturedDraw(graph, params, ids, [])
+        return done.draw
 
-    def _draw(self, done: Captured, params: DrawParams, filtered: bool) -> tuple[Tensor, Tensor]:
-        """Draw for every row of a bucket; rows with temperature 0 keep their greedy choice."""
-        scores = draw.scaled(done.logits.float(), params.temperature)
-        ids, enough = draw.draw_any(scores, params), torch.ones_like(done.broken)
-        if filtered:
-            on = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
-            width = min(draw.CANDIDATES, scores.shape[-1])
-            cut, cut_enough = draw.draw_filtered(scores, params, width)
-            ids, enough = torch.where(on, cut, ids), cut_enough | ~on
-        greedy = params.temperature == 0
-        ids = torch.where(greedy, done.ids, ids)
+    def _draw(self, done: Captured, params: DrawParams) -> Tensor:
+        """Draw for every row of a bucket; rows with temperature 0 get their best token again."""
+        ids = draw.draw(done.logits, params)
         self._state.set_next(done.rows, ids)
-        return ids, enough | greedy
+        return ids
 
     def _capture(self, bucket: int) -> Captured:
         device = self._state.device
         rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
-        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows))
+        starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
+        last = starts[:-1].long()
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last))
         self._captured[bucket] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[bucket]
 
-    def _step(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, rows: Tensor, starts: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One decode step on device state alone."""
-        state, size = self._state, self._page_size
-        positions = state.seq_lens[rows]
-        pages = state.page_table[rows, positions // size].long()
-        slots = torch.where(rows == state.spare_row, -1, pages * size + positions % size)
-        num = rows.shape[0]
-        starts = torch.arange(num + 1, dtype=torch.int32, device=rows.device)
+        inputs = begin(rows, self._state, self._page_size)
         batch = ForwardBatch(
-            num_decode=num,
-            positions=positions,
-            kv_slots=slots,
+            num_decode=rows.shape[0],
+            positions=inputs.positions,
+            kv_slots=inputs.slots,
             rows=rows,
-            page_table=state.page_table,
-            seq_lens=positions + 1,
+            page_table=self._state.page_table,
+            seq_lens=inputs.lens,
             q_starts=starts,
             seq_lens_cpu=[],
             q_lens_cpu=[],
             attention=self._attention,
-            last_tokens=starts[:-1].long(),
+            last_tokens=last,
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
-        logits = self._model.lm_head(self._model.forward(state.next_ids[rows], batch))
-        best, ids = logits.max(dim=-1)
-        state.set_next(rows, ids)
-        state.seq_lens.index_copy_(0, rows, positions + 1)
-        state.seq_lens[state.spare_row :].zero_()
-        return logits, ids, ~torch.isfinite(best)
+        logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
+        ids, broken = finish(logits, rows, inputs.lens, self._state)
+        return logits, ids, broken

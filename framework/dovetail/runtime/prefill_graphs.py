@@ -20,6 +20,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.engine.request import Chunk
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
+from dovetail.runtime.step_ops import finish
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Chunk lengths in tokens that are captured, all before the engine is ready."""
@@ -113,8 +114,5 @@ class PrefillGraphs:
         self._attention.plan_in_graph(batch)
         hidden = self._model.forward(ids, batch)
         logits = self._model.lm_head(hidden.index_select(0, last))
-        best, chosen = logits.max(dim=-1)
-        self._state.set_next(row, chosen)
-        self._state.seq_lens.index_copy_(0, row, length)
-        self._state.seq_lens[self._state.spare_row :].zero_()
-        return logits, chosen, ~torch.isfinite(best)
+        chosen, broken = finish(logits, row, length, self._state)
+        return logits, chosen, broken

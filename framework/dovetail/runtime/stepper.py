@@ -20,7 +20,6 @@ from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw import is_filtered
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
@@ -159,10 +158,7 @@ class Stepper:
         if all(is_plain(row) for row in rows):
             ids = done.ids[:num]
             if any(row.params.temperature > 0 for row in rows):
-                drawn = graphs.draw(done, rows)
-                ids = drawn.ids[:num]
-                if any(is_filtered(row.params) for row in rows) and not drawn.enough[:num].all():
-                    return self._later(part, done.logits[:num])
+                ids = graphs.draw(done, rows)[:num]
             count(ids, rows)
             part.choose(Sampled(ids, done.broken[:num]))
             return part

@@ -1,0 +1,78 @@
+"""What stands around the model in a graph: a step's inputs from device state, and its greedy tokens back into it.
+
+B rows of the batch, V vocabulary size. The torch versions are the reference; on CUDA each is one or two kernels, as a
+decode step of a small model feels every launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dovetail.runtime.device_state import DeviceState
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Of a decode step, one token per row.
+
+    Attributes:
+        ids: `[B]` int64, input tokens.
+        positions: `[B]` int64, their places.
+        slots: `[B]` int64, where their keys and values go; -1 for the spare row, and where there is no page.
+        lens: `[B]` int64, KV lengths once these are written.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    lens: Tensor
+
+
+def begin(rows: Tensor, state: DeviceState, page_size: int) -> StepInputs:
+    """Gather the next decode step of rows `[B]`."""
+    if rows.is_cuda:
+        from dovetail.runtime import step_triton  # imports Triton, which only CUDA tensors need
+
+        return step_triton.begin(rows, state, page_size)
+    return begin_reference(rows, state, page_size)
+
+
+def begin_reference(rows: Tensor, state: DeviceState, page_size: int) -> StepInputs:
+    """As `begin`, in torch."""
+    positions = state.seq_lens[rows]
+    pages = state.page_table[rows, positions // page_size].long()
+    has_place = (rows != state.spare_row) & (pages != 0)
+    slots = torch.where(has_place, pages * page_size + positions % page_size, -1)
+    return StepInputs(state.next_ids[rows], positions, slots, positions + 1)
+
+
+def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tuple[Tensor, Tensor]:
+    """Take the best token of each row as its next input, and its length from now on; the spare row stays empty.
+
+    Args:
+        logits: `[B, V]`.
+        rows: `[B]` int64, device rows.
+        lens: `[B]` int64, KV lengths.
+        state: Changed.
+
+    Returns:
+        Tokens `[B]` int64, the lowest id among equals, and `[B]` bool: rows whose best logit is not finite.
+    """
+    if logits.is_cuda:
+        from dovetail.runtime import step_triton  # as above
+
+        return step_triton.finish(logits, rows, lens, state)
+    return finish_reference(logits, rows, lens, state)
+
+
+def finish_reference(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tuple[Tensor, Tensor]:
+    """As `finish`, in torch."""
+    best, ids = logits.max(dim=-1)
+    state.set_next(rows, ids)
+    state.seq_lens.index_copy_(0, rows, lens)
+    state.next_ids[state.spare_row :].zero_()
+    state.seq_lens[state.spare_row :].zero_()
+    return ids, ~torch.isfinite(best)

@@ -1,0 +1,62 @@
+"""The kernels around the model in a graph equal their torch versions; they run in Triton's interpreter here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dovetail.runtime import step_ops, step_triton
+from dovetail.runtime.device_state import DeviceState
+
+CPU = torch.device("cpu")
+
+
+def loaded(num_rows: int, max_pages: int, page_size: int) -> DeviceState:
+    """Rows of random lengths with pages up to them."""
+    state = DeviceState(num_rows, max_pages, CPU)
+    generator = torch.Generator().manual_seed(num_rows)
+    state.seq_lens[:num_rows] = torch.randint(0, max_pages * page_size, (num_rows,), generator=generator)
+    state.next_ids[:num_rows] = torch.randint(0, 1000, (num_rows,), generator=generator)
+    state.page_table[:num_rows] = torch.randint(1, 10_000, (num_rows, max_pages), generator=generator)
+    return state
+
+
+@pytest.mark.parametrize(("num", "page_size"), [(1, 16), (5, 1), (130, 64)])
+def test_a_steps_inputs_are_gathered(num: int, page_size: int) -> None:
+    """Ids, places, slots and lengths are those of the rows, in any order; the spare row has no slot."""
+    state = loaded(num + 3, 7, page_size)
+    rows = torch.randperm(num + 3, generator=torch.Generator().manual_seed(1))[:num]
+    rows = torch.cat((rows, torch.full((2,), state.spare_row)))
+    state.page_table[rows[0]] = 0
+    want, found = step_ops.begin_reference(rows, state, page_size), step_triton.begin(rows, state, page_size)
+    for name in ("ids", "positions", "slots", "lens"):
+        assert torch.equal(getattr(found, name), getattr(want, name)), name
+    assert found.slots[-2:].tolist() == [-1, -1]
+    assert found.slots[0] == -1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab", [7, 4096, 10_001])
+def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) -> None:
+    """Tokens, lengths and broken rows equal the torch version's; ties take the lowest id, the spare row nothing."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(6, vocab, generator=generator).to(dtype)
+    logits[1, vocab - 1] = logits[1, 3] = 50.0
+    logits[2, vocab // 2] = float("nan")
+    logits[3, 2] = float("inf")
+    logits[4] = float("-inf")
+    states = [loaded(6, 4, 16) for _ in range(2)]
+    rows = torch.tensor([4, 0, 2, 5, 1, states[0].spare_row])
+    lens = torch.arange(10, 16)
+    want = step_ops.finish_reference(logits, rows, lens, states[0])
+    found = step_triton.finish(logits, rows, lens, states[1])
+    assert torch.equal(found[1], want[1])
+    assert found[1].tolist() == [False, False, True, True, True, False]
+    good = ~want[1]
+    assert torch.equal(found[0][good], want[0][good])
+    assert found[0][1] == 3
+    assert ((found[0] >= 0) & (found[0] < vocab)).all()
+    assert torch.equal(states[1].seq_lens, states[0].seq_lens)
+    live = rows[good & (rows != states[0].spare_row)]
+    assert torch.equal(states[1].next_ids[live], states[0].next_ids[live])
+    assert states[1].next_ids[-1] == 0
