@@ -70,7 +70,7 @@ def test_a_budget_works_alone(llm: LLM) -> None:
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_required_calls_are_made(llm: LLM, choice: Any) -> None:
     """A call that must be made is made on its channel, with conforming arguments, and ends the reply."""
-    for reply in ask(llm, tools=TOOLS, choice=choice, thinking_budget=4, max_tokens=600):
+    for reply in ask(llm, tools=TOOLS, choice=choice, thinking_budget=4, max_tokens=300):
         if reply.finish_reason == "length":
             continue  # a preamble may be as long as it likes
         [call] = reply.tool_calls

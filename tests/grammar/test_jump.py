@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,10 +29,12 @@ SCHEMA = {
 STEPS = [GrammarStep(backend="llguidance", kind="regex", source=LETTER), json_step(SCHEMA, max_whitespace=0)]
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "overlap"])
-def engine(request: pytest.FixtureRequest, make_demo: Callable[..., Demo]) -> Demo:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlap"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Demo]:
     """An engine that overlaps its steps with the host's work, or not."""
-    return make_demo(overlap_on_cpu=request.param)
+    made = Demo(overlap_on_cpu=request.param)
+    yield made
+    made.close()
 
 
 def both_ways(
@@ -113,8 +115,8 @@ def test_what_needs_every_token_sampled_does_not_jump(
 @pytest.mark.parametrize("overlap", [False, True])
 def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overlap: bool) -> None:
     """With pages for few requests and others leaving midway, every text still matches, and no page is lost."""
-    demo = make_demo(max_total_tokens=600, page_size=4, disable_radix_cache=True, overlap_on_cpu=overlap)
-    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{6}}")
+    demo = make_demo(max_total_tokens=330, page_size=4, disable_radix_cache=True, overlap_on_cpu=overlap)
+    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{3}}")
 
     async def leaves(number: int) -> Result:
         result = Result()
@@ -133,7 +135,7 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         return result
 
     async def main() -> tuple[list[Result], dict[str, int]]:
-        stay = [demo.one(step, seed=i, max_tokens=230) for i in range(5)]
+        stay = [demo.one(step, seed=i, max_tokens=120) for i in range(5)]
         results = await asyncio.gather(*stay, *(leaves(i) for i in range(3)))
         await demo.one(max_tokens=2)
         return list(results[:5]), await demo.client.control("stats")
@@ -145,5 +147,5 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         if result.finish.reason == "stop":
             assert re.fullmatch(step.source, result.text)
         else:
-            assert len(result.ids) == 230
+            assert len(result.ids) == 120
     assert (stats["num_running"], stats["num_used_tokens"]) == (0, 0)

@@ -31,7 +31,7 @@ MAX_CHILDREN = 2
 NICE = 5
 EARLY_WAY_S = 1.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
-VISIT_S = 0.02
+VISIT_PAUSE_S, VISIT_S = 0.005, 0.02
 """How long a backend may prepare a grammar that is in force."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
 FINAL = frozenset(("invalid_grammar", "invalid_json_schema"))
@@ -93,6 +93,7 @@ class GrammarService:
         self._finished = threading.Event()
         self._inline = ThreadPoolExecutor(NUM_THREADS, "dovetail-grammar", initializer=_be_nice)
         self._outside = ThreadPoolExecutor(MAX_CHILDREN, "dovetail-grammar-child", initializer=_be_nice)
+        self._beside = ThreadPoolExecutor(1, "dovetail-grammar-visit", initializer=_be_nice)
         self._making = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._sets: TokenSets | None = None
@@ -161,6 +162,7 @@ class GrammarService:
         """End threads and processes; tickets that are still open stay so."""
         self._inline.shutdown(wait=False, cancel_futures=True)
         self._outside.shutdown(wait=False, cancel_futures=True)
+        self._beside.shutdown(wait=False, cancel_futures=True)
         with self._making:
             if self._pool is not None:
                 self._pool.close()
@@ -219,7 +221,8 @@ class GrammarService:
             ticket.fill(outcome)
         self._finished.set()
         if isinstance(outcome, Enforced):
-            self._inline.submit(self._visit, outcome)
+            with contextlib.suppress(RuntimeError):  # the executor was shut down
+                self._beside.submit(self._visit, outcome)
 
     def _restock(self) -> None:
         """A compile process is gone: start another now, so that the next grammar does not wait for it."""
@@ -229,7 +232,8 @@ class GrammarService:
                 self._outside.submit(pool.warm_up)
 
     def _visit(self, outcome: Enforced) -> None:
-        """Let a backend prepare a grammar that is in force already."""
+        """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
+        time.sleep(VISIT_PAUSE_S)
         try:
             outcome.backend.warm_up(outcome.compiled, VISIT_S)
         except Exception:

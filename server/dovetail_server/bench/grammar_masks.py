@@ -26,7 +26,7 @@ from dovetail_server.bench.grammar_schemas import schemas
 
 Points = dict[str, float]
 WALK_LEN = 60
-SETTLE_S = 0.03
+SETTLE_S = 0.04
 """After compiling: a backend may prepare a grammar while its first request prefills."""
 
 
