@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dovetail_server.asgi import DIRECT
 from dovetail_server.errors import ClientGoneError, describe
 from dovetail_server.openai.errors import ErrorBody
 
@@ -145,7 +146,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends, the client leaves, or the client takes nothing for too long."""
-        sender = asyncio.ensure_future(self._send_all(send))
+        sender = asyncio.ensure_future(self._send_all(send, scope.get(DIRECT, send)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await self._watch(sender, gone, send)
@@ -157,13 +158,14 @@ class EventStream(Response):
         finally:
             await _cancel(sender, gone)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, direct: Send) -> None:
+        """Send everything; what is between start and end goes past the layers, none of which looks at it."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_writing = False
             async for chunk in self._chunks:
                 self._moved, self._is_writing = time.monotonic(), True
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await direct({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._is_writing = False
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
