@@ -135,8 +135,8 @@ def test_exception_at_construction_in_the_engine(site: FakeSite) -> None:
     source = BACKEND.format(devices='{"cpu", "cuda"}')
     site.add("acme", "1.2", {BACKENDS: {"acme-fast": "acme_backend:Backend"}}, {"acme_backend.py": source})
     assert in_a_process(site, "--attention-backend", "acme-fast") == (
-        "attention_backend 'acme-fast' of acme 1.2: Backend.__init__ raised ValueError: no kernels for you; "
-        "upgrade acme or report this to its author"
+        "--attention-backend 'acme-fast' cannot serve this model: attention_backend 'acme-fast' of acme 1.2: "
+        "it cannot be made: ValueError: no kernels for you; use --attention-backend auto for one that can"
     )
 
 
@@ -178,8 +178,8 @@ def test_a_manifest_that_lies_about_devices(site: FakeSite) -> None:
     facts = {"attention_backend": {"acme-fast": {"devices": ["cpu"], "matches": {"device": ["cpu"]}}}}
     site.add("acme", "1.2", groups, {"acme_backend.py": source}, manifest=facts)
     assert in_a_process(site, "--attention-backend", "acme-fast") == (
-        "--attention-backend 'acme-fast' cannot serve this model: "
-        "acme-fast: device 'cpu' is not supported; it runs on cuda"
+        "--attention-backend 'acme-fast' cannot serve this model: attention_backend 'acme-fast' of acme 1.2: "
+        "device 'cpu' is not supported; it runs on cuda; use --attention-backend auto for one that can"
     )
 
 
