@@ -44,6 +44,8 @@ def test_stop_is_told(harness: Harness) -> None:
     assert generate(harness, text="a")["meta_info"]["finish_reason"] == {"type": "stop", "matched": harness.engine.eos}
     body = generate(harness, text="a", sampling_params={"stop": "lo"})
     assert (body["text"], body["meta_info"]["finish_reason"]) == ("Hel", {"type": "stop", "matched": "lo"})
+    body = generate(harness, text="a", sampling_params={"stop_regex": ["[kl]o", "never"]})
+    assert (body["text"], body["meta_info"]["finish_reason"]) == ("Hel", {"type": "stop", "matched": "lo"})
 
 
 def test_stream_is_cumulative(harness: Harness) -> None:
@@ -110,7 +112,8 @@ def test_logprobs(harness: Harness) -> None:
         ({"text": "a", "sampling_params": {"max_new_token": 1}}, "sampling_params.max_new_token"),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
         ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
-        ({"text": "a", "sampling_params": {"stop_regex": "a"}}, "stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a*"}}, "stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": ["ok", "("]}}, "stop_regex"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [999]}}, "stop_token_ids"),
         ({"input_ids": [999]}, "input_ids"),
         ({"text": "a" * 600}, "text"),

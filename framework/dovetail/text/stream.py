@@ -18,8 +18,8 @@ from dovetail.contracts.reasoning import (
 )
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
 from dovetail.engine.messages import Finish, TokenDelta
-from dovetail.text.matcher import StopMatcher
 from dovetail.text.output import ToolCall, make_parser
+from dovetail.text.stop_regex import make_stops
 from dovetail.text.tokenizer import Tokenizer
 
 
@@ -71,6 +71,7 @@ class OutputStream:
         tool_schemas: Sequence[Mapping[str, Any]] = (),
         prompt_tail: str | None = None,
         stop: Sequence[str] = (),
+        stop_regex: Sequence[str] = (),
         no_stop_trim: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
@@ -89,6 +90,7 @@ class OutputStream:
             tool_schemas: The request's tools.
             prompt_tail: `RenderedChat.tail`; None where no template rendered the prompt.
             stop: Stop strings; they are looked for in the content only.
+            stop_regex: Regular expressions that end the content as stop strings do.
             no_stop_trim: Keep the matched stop string, or the stop token's text, in the content.
             min_tokens: Stop strings in the text of fewer tokens than this do not count.
             skip_special_tokens: Special tokens give no text.
@@ -107,7 +109,7 @@ class OutputStream:
         )
         if prompt_tail is not None:
             self._parser.prime(prompt_tail)
-        self._stops = StopMatcher(stop, keep_match=no_stop_trim) if stop else None
+        self._stops = make_stops(stop, stop_regex, keep_match=no_stop_trim)
         self._no_stop_trim = no_stop_trim
         self._min_tokens = min_tokens
         self._separate = separate_reasoning

@@ -75,7 +75,9 @@ class SamplingFields(RequestModel):
     n: int | None = Field(None, ge=1, le=128)
     stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
-    stop_regex: Text | Annotated[list[Text], Field(max_length=32)] | None = Field(None, description="Not supported.")
+    stop_regex: StopString | Annotated[list[StopString], Field(max_length=32)] | None = Field(
+        None, description="Regular expressions that end the reply as stop strings do."
+    )
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = Field(None, description="Accepted; text is joined as decoded.")

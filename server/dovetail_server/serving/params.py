@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from dovetail.engine.messages import SamplingParams
 from dovetail.errors import RequestError
 from dovetail.runtime.seeds import derive_seed
+from dovetail.text.stop_regex import compile_stop
 from dovetail_server import errors
 from dovetail_server.openai.common import SamplingFields, ServiceFields
 
@@ -31,6 +32,7 @@ class StopRules(TypedDict):
     """How decoded text ends, as `OutputStream` takes it; token-level rules are in `SamplingParams`."""
 
     stop: tuple[str, ...]
+    stop_regex: tuple[str, ...]
     no_stop_trim: bool
     min_tokens: int
     skip_special_tokens: bool
@@ -64,18 +66,23 @@ def stop_rules(request: SamplingFields) -> StopRules:
     """Collect the text-level stop rules.
 
     Raises:
-        RequestError: A rule that this server does not implement, or two names of one field that disagree.
+        RequestError: An expression that is none, or two names of one field that disagree.
     """
-    if request.stop_regex is not None:
-        raise errors.unsupported("stop_regex", "only strings (stop) and token ids (stop_token_ids) end a reply")
     keep = same_field(request, "no_stop_trim", "include_stop_str_in_output")
-    stop = request.stop
+    expressions = _several(request.stop_regex)
+    for source in expressions:
+        compile_stop(source)
     return StopRules(
-        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        stop=_several(request.stop),
+        stop_regex=expressions,
         no_stop_trim=bool(keep),
         min_tokens=request.min_tokens or 0,
         skip_special_tokens=request.skip_special_tokens is not False,
     )
+
+
+def _several(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 def same_field(request: Any, name: str, alias: str) -> Any:
