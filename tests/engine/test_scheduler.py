@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig, RopeConfig
-from dovetail.engine.background import GRACE_S, PULSE_ROWS, PULSE_S, Background
+from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import POLICIES
@@ -185,11 +185,17 @@ def test_background_requests_hold_back_for_others_and_a_while_after() -> None:
     world.step()
     assert world.step().decode == background
     world.add([7, 7], 9)
-    plans = [world.step() for _ in range(8)]
-    assert [len(p.decode) for p in plans] == [PULSE_ROWS, *[1] * 7]
-    world.now += PULSE_S
-    assert len(world.step().requests) == 1 + PULSE_ROWS
+    plans = [world.step() for _ in range(9)]
+    assert [len(p.decode) for p in plans] == [PULSE_ROWS, *[1] * 8]
     assert [r.priority for r in world.done] == [0]
+    assert world.step().requests == []
+    world.now += PULSE_S
+    assert len(world.step().requests) == PULSE_ROWS
+    world.add([7, 7], 2)
+    world.now += PULSE_S
+    assert len(world.step().requests) == 1
+    world.now += BUSY_PULSE_S
+    assert len(world.step().requests) == 1 + PULSE_ROWS
     assert world.step().requests == []
     assert 0 < world.scheduler.background.wait_s() <= PULSE_S
     world.now += GRACE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,9 @@ from dovetail.engine.request import Request
 GRACE_S = 1.0
 """For so long after the last other request background work holds back: where one was, the next is likely to come."""
 PULSE_S = 0.5
-"""While it holds back it takes part in one step in so many seconds …"""
+"""While it holds back it takes part in one step in so many seconds where nobody else is served at the moment …"""
+BUSY_PULSE_S = 5.0
+"""… and in so many where somebody is, …"""
 PULSE_ROWS = 4
 """… with so many requests. A step that computes more would be felt by whoever arrives during it."""
 
@@ -23,7 +26,7 @@ class Background:
         """`clock` tells seconds."""
         self._clock = clock
         self._busy_until = 0.0
-        self._next_pulse = 0.0
+        self._last_pulse = -math.inf
 
     def allowance(self, requests: list[Request]) -> int | None:
         """Return how many background requests may take part in the next step, None for all of them.
@@ -32,18 +35,19 @@ class Background:
             requests: All that wait or run.
         """
         now = self._clock()
-        if any(not is_background(request) for request in requests):
+        is_busy = any(not is_background(request) for request in requests)
+        if is_busy:
             self._busy_until = now + GRACE_S
         elif now >= self._busy_until:
             return None
-        if now < self._next_pulse:
+        if now < self._last_pulse + (BUSY_PULSE_S if is_busy else PULSE_S):
             return 0
-        self._next_pulse = now + PULSE_S
+        self._last_pulse = now
         return PULSE_ROWS
 
     def wait_s(self) -> float:
         """Seconds until the allowance changes by itself, at most."""
-        return max(0.0, min(self._busy_until, self._next_pulse) - self._clock())
+        return max(0.0, min(self._busy_until, self._last_pulse + PULSE_S) - self._clock())
 
 
 def is_background(request: Request) -> bool:
