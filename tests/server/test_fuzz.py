@@ -102,7 +102,8 @@ def test_random_fields_never_break_the_server(thinking: Harness, path: str) -> N
         assert "event: error" not in reply.text
         if reply.status_code >= 400:
             known = {"message", "type"} if path == "/v1/messages" else {"message", "type", "param", "code"}
-            assert set(reply.json()["error"]) == known
+            # Refused threads carry details, by which Anthropic's client knows to send the whole conversation.
+            assert set(reply.json()["error"]) - {"details"} == known
 
     before = thinking.post(path, GOOD[path]).json()
     try_one()
