@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,26 @@ def test_an_expression_that_takes_too_long_ends_its_request() -> None:
     with pytest.raises(RequestError, match="takes longer"):
         stops.feed("a" * 400)
     assert time.monotonic() - began < 1
+
+
+def test_the_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's clock is the whole process's: a look that ran out while others worked is repeated."""
+    looks: list[float] = []
+
+    class Busy:
+        pattern = "b"
+
+        def finditer(self, text: str, *, partial: bool, timeout: float) -> Iterator[re.Match[str]]:
+            looks.append(timeout)
+            if len(looks) < 3:
+                raise TimeoutError
+            return re.finditer("b", text)
+
+    monkeypatch.setattr("dovetail.text.stop_regex.compile_stop", lambda _source: Busy())
+    stops = RegexStopMatcher(["b"])
+    assert stops.feed("ab") == "a"
+    assert stops.matched == "b"
+    assert len(looks) == 3
 
 
 def test_memory_is_bounded() -> None:
