@@ -77,6 +77,12 @@ def test_an_expression_that_takes_too_long_ends_its_request() -> None:
     assert time.monotonic() - began < 1
 
 
+def test_expressions_that_take_long_on_every_token_end_their_request() -> None:
+    """Looks that are each short enough may not go on for a whole reply either."""
+    with pytest.raises(RequestError, match="takes longer"):
+        run(["a"] * 2000, [], [r"(?:a|a)+$b"] * 32)
+
+
 def test_the_time_of_other_threads_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's clock is the whole process's: a look that ran out while others worked is repeated."""
     looks: list[float] = []

@@ -19,10 +19,12 @@ MAX_LEN = 512
 """Characters of an expression."""
 MAX_HELD = 4096
 """Characters in which a match is looked for; a longer one is not found."""
+CREDIT_S = 0.02
+"""Processor time that the expressions of a reply may take at once."""
+EARN_S = 0.0005
+"""What every piece of text adds to the credit, up to `CREDIT_S`."""
 TIMEOUT_S = 0.005
-"""Processor time of one look at the text after a token."""
-TRIES = 8
-"""Looks before giving up: the package's clock counts the time of every thread, so one that ran out is tried again."""
+"""For one look. The package's clock counts the time of every thread, so one that ran out is repeated."""
 
 
 @lru_cache(maxsize=256)
@@ -58,6 +60,7 @@ class RegexStopMatcher:
         self._patterns = [compile_stop(source) for source in sources]
         self._keep_match = keep_match
         self._held = ""
+        self._credit_s = CREDIT_S
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -66,12 +69,13 @@ class RegexStopMatcher:
         Raises:
             RequestError: An expression takes too long.
         """
+        self._credit_s = min(CREDIT_S, self._credit_s + EARN_S)
         buffer = self._held + text
         found = self._search(buffer)
         if found is not None:
             self.matched, self._held = found.group(), ""
             return buffer[: found.end() if self._keep_match else found.start()]
-        begins = [part.start() for pattern in self._patterns if (part := _look(pattern, buffer, partial=True))]
+        begins = [part.start() for pattern in self._patterns if (part := self._look(pattern, buffer, partial=True))]
         cut = max(min(begins, default=len(buffer)), len(buffer) - MAX_HELD)
         self._held = buffer[cut:]
         return buffer[:cut]
@@ -87,25 +91,23 @@ class RegexStopMatcher:
 
     def _search(self, text: str) -> regex.Match[str] | None:
         """The match that begins first; of several that begin there, the longest."""
-        found = [match for pattern in self._patterns if (match := _look(pattern, text)) is not None]
+        found = [match for pattern in self._patterns if (match := self._look(pattern, text)) is not None]
         return min(found, key=lambda match: (match.start(), -match.end()), default=None)
 
-
-def _look(pattern: regex.Pattern[str], text: str, *, partial: bool = False) -> regex.Match[str] | None:
-    """The first match that is not empty."""
-    spent = 0.0
-    for _ in range(TRIES):
-        begin = time.thread_time()
-        try:
-            matches = pattern.finditer(text, partial=partial, timeout=TIMEOUT_S)
-            return next((match for match in matches if match.end() > match.start()), None)
-        except TimeoutError:
-            # At most one limit a look: a garbage collection may have fallen into it.
-            spent += min(time.thread_time() - begin, TIMEOUT_S)
-            if spent > 1.5 * TIMEOUT_S:
-                break
-    why = f"stop_regex {pattern.pattern[:80]!r} takes longer than {1000 * TIMEOUT_S:g} ms on this reply; simplify it"
-    raise RequestError(why, param="stop_regex", code="invalid_regex")
+    def _look(self, pattern: regex.Pattern[str], text: str, *, partial: bool = False) -> regex.Match[str] | None:
+        """The first match that is not empty."""
+        while self._credit_s > 0:
+            begin = time.thread_time()
+            try:
+                matches = pattern.finditer(text, partial=partial, timeout=TIMEOUT_S)
+                return next((match for match in matches if match.end() > match.start()), None)
+            except TimeoutError:
+                continue
+            finally:
+                # At most one limit a look: a garbage collection may have fallen into it.
+                self._credit_s -= min(time.thread_time() - begin, TIMEOUT_S)
+        why = f"stop_regex {pattern.pattern[:80]!r} takes longer than {1000 * EARN_S:g} ms a token; simplify it"
+        raise RequestError(why, param="stop_regex", code="invalid_regex")
 
 
 class ChainedStops:
