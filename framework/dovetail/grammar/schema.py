@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -59,11 +60,14 @@ _COUNTS = frozenset(
     ["maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties"]
 )
 _STRINGS = frozenset(["$anchor", "$dynamicRef", "$id", "$ref", "format", "pattern"])
+NUM_KEPT = 4
+"""Texts whose schemas are kept: those of the requests that are just being routed."""
 Node = Mapping[str, Any]
 
 
+@lru_cache(maxsize=NUM_KEPT)
 def parse(source: str) -> Any:
-    """Read a schema's text.
+    """Read a schema's text; every backend asks for the same one, so the result is shared and must not be changed.
 
     Raises:
         RequestError: It is not JSON, or neither an object nor a boolean.
@@ -123,6 +127,16 @@ def reachable(schema: Any) -> Iterator[tuple[str, Node]]:
                 stack.append((reference.removeprefix("#"), resolve(schema, reference)))
             except KeyError:
                 continue  # `check` has judged references
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def nodes(source: str) -> tuple[tuple[str, Node], ...]:
+    """Return what `reachable` yields of a schema's text; shared as `parse`'s result is.
+
+    Raises:
+        RequestError: See `parse`.
+    """
+    return tuple(reachable(parse(source)))
 
 
 def resolve(schema: Any, reference: str) -> Any:

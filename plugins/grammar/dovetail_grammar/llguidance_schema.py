@@ -92,14 +92,15 @@ class SchemaWalk:
         self._relax = spec.relax
         self._ignored: list[str] = []
         self._reason = ""
+        self._nodes: tuple[tuple[str, schema.Node], ...] = ()
         try:
-            self._root = schema.parse(spec.source)
+            self._nodes = schema.nodes(spec.source)
         except RequestError as error:
-            self._root, self._reason = True, error.message
+            self._reason = error.message
 
     def support(self) -> Support:
         """Return the answer for the whole schema."""
-        for pointer, node in schema.reachable(self._root):
+        for pointer, node in self._nodes:
             for key in node:
                 self._keyword(pointer, key, node)
         if self._reason:

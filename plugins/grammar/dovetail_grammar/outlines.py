@@ -229,7 +229,7 @@ def _is_open(source: str) -> bool:
     root = schema.parse(source)
     if isinstance(root, bool):
         return True
-    for _, node in schema.reachable(root):
+    for _, node in schema.nodes(source):
         if node.get("type") == "array" and not isinstance(node.get("items"), dict):
             return True
         if node.get("type") == "object" and not node.get("properties"):

@@ -44,7 +44,7 @@ class Subset:
         if root is False:
             return Support.no("the schema false allows nothing")
         ignored: list[str] = []
-        for pointer, node in schema.reachable(root):
+        for pointer, node in schema.nodes(spec.source):
             ignored += [f"{pointer}/{key}" for key in self._ignored(node)]
         return Support.approximate(ignored) if ignored else Support.full()
 
