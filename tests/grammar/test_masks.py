@@ -147,6 +147,29 @@ def test_masks_of_a_step_are_packed(small: Vocabulary, sets: TokenSets) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_found_behind_a_mask(
+    small: Vocabulary, sets: TokenSets, dtype: torch.dtype, bad: float
+) -> None:
+    """Also where the mask bans the token; a mask that bans everything finite is no fault of the model."""
+    end = Marker("</think>", (365,))
+    thinking = MarkedThinking(state="in", start=START, end=end, budget=0)
+    params = SamplingParams(max_tokens=5, temperature=0.0)
+    rows = [
+        SampleRow(
+            params, 1, (), constraint=Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None)
+        )
+        for _ in range(3)
+    ]
+    logits = torch.zeros(3, small.size).to(dtype)
+    logits[0, 7] = bad
+    logits[1, 365] = float("-inf")
+    sampled = sample(logits, rows, MaskBuffer(small.mask_words, torch.device("cpu")))
+    assert sampled.broken.tolist() == [True, False, False]
+    assert sampled.ids[2] == 365
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_sampling_leaves_the_logits_alone(
     small: Vocabulary, sets: TokenSets, dtype: torch.dtype, logprobs: int | None

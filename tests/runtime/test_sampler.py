@@ -10,7 +10,7 @@ import torch
 
 from dovetail.engine.messages import SamplingParams
 from dovetail.runtime import draw
-from dovetail.runtime.sampler import SampleRow, adjust, sample
+from dovetail.runtime.sampler import FloatScratch, SampleRow, adjust, sample
 
 V = 50
 
@@ -170,6 +170,30 @@ def test_logits_that_are_not_finite_are_reported_and_harm_no_neighbour() -> None
     outcome = sample(x, [row(4, temperature=1.0), row(5, temperature=1.0)])
     assert outcome.broken.tolist() == [True, False]
     assert outcome.ids[1] == alone
+
+
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}], ids=str)
+def test_many_rows_draw_what_they_draw_in_small_blocks(others: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows are worked on at once changes no token; greedy rows among them stay greedy."""
+    x = logits(11)
+    rows = [row(i, temperature=float(i % 4 > 0), **others) for i in range(11)]
+    want = sample(x, rows).ids
+    monkeypatch.setattr(draw, "BLOCK", 3 * V)
+    again = [row(i, temperature=float(i % 4 > 0), **others) for i in range(11)]
+    assert torch.equal(sample(x, again).ids, want)
+
+
+def test_a_step_may_reuse_the_memory_of_the_last() -> None:
+    """Logits are widened into memory that is kept: results of narrow, wide, small and large steps stay right."""
+    scratch = FloatScratch()
+    for num, dtype in ((3, torch.bfloat16), (1, torch.float16), (7, torch.bfloat16), (2, torch.float32)):
+        x = logits(num, seed=num).to(dtype)
+        rows = [row(temperature=0.0, logprobs=1) for _ in range(num)]
+        outcome = sample(x, rows, scratch=scratch)
+        assert torch.equal(outcome.ids, x.argmax(dim=-1))
+        assert outcome.logprobs is not None
+        want = x.float().log_softmax(-1).max(dim=-1).values.tolist()
+        assert [item.logprob for item in outcome.logprobs.read()] == pytest.approx(want)
 
 
 def test_a_short_candidate_list_is_used_only_where_it_is_exact() -> None:

@@ -19,6 +19,8 @@ from dovetail.runtime.upload import to_device, upload
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""
+BLOCK = 1 << 19
+"""Logits that are worked on at once on the CPU: what is made of them stays in its caches and needs no fresh pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +56,7 @@ class DrawParams:
         """All of them, in the order of the constructor."""
         return self.temperature, self.top_p, self.min_p, self.top_k, self.keys
 
-    def rows(self, index: Tensor) -> DrawParams:
+    def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
         return DrawParams(
             self.temperature[index], self.top_p[index], self.min_p[index], self.top_k[index], self.keys[index]
@@ -94,6 +96,14 @@ def draw(logits: Tensor, p: DrawParams, *, filtered: bool = True) -> Tensor:
         from dovetail.runtime import draw_triton  # imports Triton, which only CUDA tensors need
 
         return draw_triton.draw(logits, p)
+    rows = max(1, BLOCK // logits.shape[-1])
+    if logits.device.type != "cpu" or logits.shape[0] <= rows:
+        return _draw_block(logits, p, filtered=filtered)
+    starts = range(0, logits.shape[0], rows)
+    return torch.cat([_draw_block(logits[i : i + rows], p.rows(slice(i, i + rows)), filtered=filtered) for i in starts])
+
+
+def _draw_block(logits: Tensor, p: DrawParams, *, filtered: bool) -> Tensor:
     scores = scaled(logits.float(), p.temperature)
     on = _is_filtered(p)
     if not filtered or not on.any():

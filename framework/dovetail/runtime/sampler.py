@@ -97,7 +97,11 @@ def is_plain(row: SampleRow) -> bool:
 
 
 def sample(
-    logits: Tensor, rows: list[SampleRow], masks: MaskBuffer | None = None, counts: TokenCounts | None = None
+    logits: Tensor,
+    rows: list[SampleRow],
+    masks: MaskBuffer | None = None,
+    counts: TokenCounts | None = None,
+    scratch: FloatScratch | None = None,
 ) -> Sampled:
     """Choose one token per row.
 
@@ -106,16 +110,20 @@ def sample(
         rows: One entry per row.
         masks: Where the masks of constrained rows are filled, while the device still computes `logits`.
         counts: Where rows with penalties that are new get their history; a table of their own if not given.
+        scratch: Where the logits are widened; memory of their own if not given.
     """
     mask = fill_masks(rows, masks)
-    raw = logits.float()
-    top, greedy = raw.max(dim=-1)
-    broken = ~torch.isfinite(top)
+    raw = logits.float() if scratch is None else scratch.widen(logits)
     # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
     in_place = mask is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
     adjusted = adjust(raw, rows, mask, counts, in_place=in_place)
-    if in_place or adjusted is not raw:
-        greedy = adjusted.argmax(dim=-1)
+    top, greedy = _best(raw)
+    broken = ~torch.isfinite(top)
+    if in_place and mask is not None:
+        # A mask that allows nothing is the grammar's error.
+        broken[mask.rows] &= top[mask.rows] != -math.inf
+    if adjusted is not raw:
+        greedy = _best(adjusted)[1]
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     ids = greedy
     if drawn:
@@ -123,6 +131,30 @@ def sample(
         ids = greedy.index_copy(0, index, draw(adjusted[index], [rows[i] for i in drawn]))
     count(ids, rows)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
+
+
+class FloatScratch:
+    """Float32 memory for the logits of one step on the CPU, where fresh pages cost many times the conversion."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def widen(self, logits: Tensor) -> Tensor:
+        """Return float32 logits: a copy that the next call overwrites, or `logits` themselves if they are wide."""
+        if logits.dtype == torch.float32 or logits.device.type != "cpu":
+            return logits.float()
+        if self._kept.numel() < logits.numel():
+            self._kept = torch.empty(logits.numel())
+        return self._kept[: logits.numel()].view(logits.shape).copy_(logits)
+
+
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value of each row, NaN above all, and its first place; by NumPy on the CPU, which is faster."""
+    if logits.device.type != "cpu":
+        return torch.max(logits, dim=-1)
+    ids = logits.numpy().argmax(axis=-1)
+    found = torch.from_numpy(ids)
+    return logits.gather(1, found[:, None])[:, 0], found
 
 
 def fill_masks(rows: list[SampleRow], masks: MaskBuffer | None) -> TokenMask | None:

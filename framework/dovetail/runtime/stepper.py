@@ -23,7 +23,7 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
-from dovetail.runtime.sampler import Ranked, Sampled, count, is_plain, rank_logprobs, sample
+from dovetail.runtime.sampler import FloatScratch, Ranked, Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.step import Launched, Part
 
 LOGIT_ROWS = 256
@@ -65,7 +65,7 @@ class Stepper:
         """Nothing is computed yet."""
         self._model, self._attention, self._state = model, attention, state
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
-        self._counts = counts
+        self._counts, self._scratch = counts, FloatScratch()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -130,7 +130,8 @@ class Stepper:
 
     def _sample(self, part: Part) -> None:
         if part.logits is not None:
-            sampled = sample(part.logits, [request.sample for request in part.requests], self._masks, self._counts)
+            rows = [request.sample for request in part.requests]
+            sampled = sample(part.logits, rows, self._masks, self._counts, self._scratch)
             self._state.set_next(part.rows, sampled.ids)
             part.choose(sampled)
 
