@@ -20,7 +20,7 @@ def test_it_measures_what_it_is_asked_for(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "out.json"
     sizes = ["--num-schemas", "3", "--num-rows", "2", "--rounds", "1"]
     argv = ["grammar", "--tokenizer-path", str(MODEL_DIR), *sizes, "--parts", "compile,masks,batch,step"]
-    assert bench.main([*argv, "--json", str(file)]) == 0
+    assert bench.main([*argv, "--model-path", str(MODEL_DIR), "--json", str(file)]) == 0
     assert os.sched_getaffinity(0) == before
     found = json.loads(file.read_text())
     assert found["compile"]["accepted"] == 3

@@ -27,6 +27,7 @@ class GrammarOptions:
     """What the command was asked for, checked."""
 
     tokenizer: Path | None
+    model: Path | None
     num_schemas: int
     num_rows: int
     rounds: int
@@ -53,8 +54,8 @@ def measure(options: GrammarOptions) -> dict[str, Any]:
     """Return all figures by part."""
     out = report.console()
     figures: dict[str, Any] = {"dovetail": dovetail.__version__, "cores": options.num_cores, "seed": options.seed}
-    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as name:
-        folder = make_folder(Path(name), options.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
+        folder = make_folder(Path(scratch), options.tokenizer)
         if {"compile", "masks", "batch"} & set(options.parts):
             tokenizer = Tokenizer.load(folder)
             vocabulary = make_vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
@@ -71,10 +72,11 @@ def measure(options: GrammarOptions) -> dict[str, Any]:
                 out.print(table_of("masks of a step", figures["batch"]))
             bench.close()
         if "step" in options.parts:
-            steps = StepBench(folder, options.num_rows)
+            steps = StepBench(options.model or folder, options.num_rows)
             figures["step"] = steps.run(options.rounds)
             steps.close()
-            out.print(table_of(f"decode steps of {options.num_rows} rows, a tiny model on CPU", figures["step"]))
+            name = options.model.name if options.model else "a tiny model"
+            out.print(table_of(f"decode steps of {options.num_rows} rows, {name}", figures["step"]))
     if "hostile" in options.parts:
         hostile = HostileBench()
         figures["hostile"] = asyncio.run(hostile.run())

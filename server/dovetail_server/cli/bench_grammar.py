@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     """
     parser = BenchParser("grammar", ABOUT)
     parser.add_argument("--tokenizer-path", metavar="DIR", type=folder, help="tokenizer [131,072 made-up tokens]")
+    parser.add_argument("--model-path", metavar="DIR", type=folder, help="shapes for decode steps [a tiny model's]")
     parser.add_argument("--num-schemas", metavar="N", type=count, default=300, help="[300]")
     parser.add_argument("--num-rows", metavar="N", type=count, default=64, help="constrained rows of a step [64]")
     parser.add_argument("--rounds", metavar="N", type=count, default=3, help="of steps with and without grammars [3]")
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     return run(
         GrammarOptions(
             tokenizer=args.tokenizer_path,
+            model=args.model_path,
             num_schemas=args.num_schemas,
             num_rows=args.num_rows,
             rounds=args.rounds,
