@@ -89,7 +89,8 @@ def _limits(logits, top, rate, top_p, top_k, V, BLOCK: tl.constexpr):
     return cut, allowed, ties
 
 
-@triton.jit
+# The parameters share a tensor, so the number of rows decides which of them is aligned: no matter for single numbers.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "keys"])
 def _draw_kernel(
     logits, temperatures, top_ps, min_ps, top_ks, keys, out, stride, V, BLOCK: tl.constexpr
 ):  # fmt: skip

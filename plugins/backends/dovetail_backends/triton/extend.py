@@ -65,7 +65,7 @@ def _attend_tile(
     return new, total * shrink + tl.sum(weights, 1), acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request", "first_token"])
 def _extend_kernel(
     q, kv, page_table, rows, seq_lens, q_starts, sinks, out,
     scale, first_request, first_token,
