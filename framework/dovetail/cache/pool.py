@@ -7,6 +7,9 @@ from torch import Tensor
 
 from dovetail.contracts.model import ModelConfig
 
+NULL_PAGE = 0
+"""Nobody's page: it pads page tables, and is zero whenever a step begins."""
+
 
 class PagedKVPool:
     """Keys and values of all layers: `[L, num_pages, 2, P, Hk, D]`, keys at index 0 of the third axis.
@@ -17,7 +20,7 @@ class PagedKVPool:
     def __init__(
         self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate `num_pages` pages, page 0 (the null page) included."""
+        """Allocate `num_pages` pages, the null page included."""
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (config.num_layers, num_pages, 2, page_size, config.num_kv_heads, config.head_dim)

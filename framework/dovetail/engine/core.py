@@ -94,11 +94,11 @@ class EngineCore:
     @property
     def has_chores(self) -> bool:
         """Whether `do_chore` has something to prepare for later steps."""
-        return self.stepper.has_chores
+        return not self.runner.chores.is_complete
 
     def do_chore(self) -> None:
-        """Use a moment without work, a fraction of a second."""
-        self.stepper.do_chore()
+        """Use a moment without work."""
+        self.runner.chores.do_next()
 
     @property
     def rest_s(self) -> float:

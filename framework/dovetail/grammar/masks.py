@@ -76,6 +76,10 @@ class MaskBuffer:
             kept.append(i)
         return self._mask(kept, ends) if kept else None
 
+    def warm_up(self, vocab_size: int) -> None:
+        """Mask a made-up row of logits: where that is a kernel, it is compiled now."""
+        self._mask([0], []).apply(torch.zeros(1, vocab_size, device=self._device))
+
     def _mask(self, kept: list[int], ends: list[int]) -> TokenMask:
         words, rows = self._words[: len(kept)], torch.tensor(kept)
         if self._device.type != "cpu":

@@ -69,6 +69,11 @@ class DeviceState:
             self.page_table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
             self._pages = {}
 
+    def clear_spare(self) -> None:
+        """Empty the spare row, which steps write like any other."""
+        self.next_ids[self.spare_row :].zero_()
+        self.seq_lens[self.spare_row :].zero_()
+
     def set_next(self, rows: Tensor, ids: Tensor) -> None:
         """Store sampled tokens `ids` `[R]` for rows `[R]`."""
         self.next_ids.index_copy_(0, rows, ids)

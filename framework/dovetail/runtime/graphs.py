@@ -197,6 +197,7 @@ class DecodeGraphs:
         starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
         last = starts[:-1].long()
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last))
+        draw.draw(logits, DrawParams.empty(bucket, device))  # compiles the kernel of the draw, which is captured later
         self._captured[bucket] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[bucket]
 

@@ -16,13 +16,16 @@ from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.backends import choose_backend, find_device
+from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.hf_config import eos_token_ids, read_config
+from dovetail.runtime.memory import MemoryPlan
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.stepper import StepGraphs, Stepper
+from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
 
@@ -62,6 +65,12 @@ class ModelRunner:
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         memory.started()
+        decode = None if graphs is None else graphs.decode
+        warm_up = self._warm_up(memory.plan, decode)
+        self.chores = Chores(decode, warm_up)
+        if warm_up is not None:
+            masks.warm_up(self.config.vocab_size)
+            warm_up.run_some()
         self.load_s = time.perf_counter() - started
 
     def _capture(self, settings: EngineSettings) -> StepGraphs | None:
@@ -79,6 +88,18 @@ class ModelRunner:
                 prefill.capture_all()
             decode.capture_some()
         return StepGraphs(decode=decode, prefill=prefill)
+
+    def _warm_up(self, plan: MemoryPlan, decode: DecodeGraphs | None) -> EagerWarmUp | None:
+        """Make the list of steps that are run so that their kernels are compiled; nothing is compiled on CPU."""
+        if self.device.type != "cuda":
+            return None
+        limits = StepLimits(
+            max_requests=plan.max_running_requests,
+            max_prefill_tokens=plan.step_tokens - plan.max_running_requests,
+            context_len=plan.context_len,
+            graph_rows=0 if decode is None else decode.max_batch,
+        )
+        return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits)
 
     def _load(self, plugin: type[ModelPlugin], settings: EngineSettings, folder: Path) -> tuple[CausalLM, int]:
         with torch.inference_mode():

@@ -73,6 +73,5 @@ def finish_reference(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceSt
     best, ids = logits.max(dim=-1)
     state.set_next(rows, ids)
     state.seq_lens.index_copy_(0, rows, lens)
-    state.next_ids[state.spare_row :].zero_()
-    state.seq_lens[state.spare_row :].zero_()
+    state.clear_spare()
     return ids, ~torch.isfinite(best)

@@ -73,7 +73,7 @@ class Stepper:
         self._state.flush()
         launched = self._replay(plan, self._graphs) if self._graphs is not None else None
         if launched is None:
-            launched = self._run(plan)
+            launched = self.run_eagerly(plan)
         if all(part.logits is None for part in launched.parts):
             launched.start_copy()
         return launched
@@ -90,17 +90,6 @@ class Stepper:
         self._sample(part)
         launched.start_copy()
 
-    @property
-    def has_chores(self) -> bool:
-        """Whether there is something to prepare while no request is served."""
-        return self._graphs is not None and not self._graphs.decode.is_complete
-
-    @torch.inference_mode()
-    def do_chore(self) -> None:
-        """Prepare one thing: a fraction of a second."""
-        if self._graphs is not None:
-            self._graphs.decode.capture_next()
-
     def read(self, launched: Launched) -> StepResult:
         """Wait for a step's tokens. Log probabilities of prompts go to their requests."""
         tokens = launched.read_tokens()
@@ -112,8 +101,9 @@ class Stepper:
                 request.prompt_logprobs += ranked.read()
         return StepResult(sampled=launched.sampled, tokens=tokens, logprobs=logprobs)
 
-    def _run(self, plan: StepPlan) -> Launched:
-        """A step in one forward pass, without graphs."""
+    @torch.inference_mode()
+    def run_eagerly(self, plan: StepPlan) -> Launched:
+        """Start a step in one forward pass, without graphs; `launch` does where they do not serve it."""
         ready = prepare(plan, self._state, self._attention, self._page_size)
         self._attention.plan(ready.batch, Phase.EAGER)
         self._attention.plan_in_graph(ready.batch)

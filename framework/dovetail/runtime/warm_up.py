@@ -1,0 +1,210 @@
+"""Steps with made-up requests, run before real ones come: what compiles or loads kernels then holds nobody up.
+
+Steps that no graph serves run eagerly, and a kernel is compiled the first time that a step needs a variant of it: by
+the number of rows or tokens, for instance, or by whether a number is 1 or a multiple of 16. That takes a second or two,
+in which every stream stands still. So each step of a list is run once through the code of real eager steps.
+
+The list knows nothing of any backend. Its numbers are 1, multiples of 16, and others, so that all kinds of integers on
+which Triton specialises occur; numbers of decode rows are at most 1.5 times apart, chunks are from one token to
+thousands of tokens long, and alone or several.
+
+Made-up requests stand in the spare row and in the null page, which nobody's tokens are in: all of them write to the
+same few slots and read what happens to be there. Both are zeroed again before anything else runs. The slots are not
+negative as those of a graph's padding are, since a backend has to know of these only if it can be captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from dovetail.cache.pool import NULL_PAGE, PagedKVPool
+from dovetail.engine.messages import SamplingParams
+from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.sampler import SampleRow
+from dovetail.runtime.stepper import Stepper
+
+logger = logging.getLogger(__name__)
+
+START_S = 2.0
+"""Steps are run before the engine is ready while that has taken no longer than so many seconds; the others later."""
+SHORT, LONG = 40, 2048
+"""Tokens of a usual short prompt, and of a chunk that is long for any kernel."""
+LENGTHS = (1, 16, 128, 600, LONG, SHORT)
+CHUNKS = (5, 1, 16)
+NUM_DECODE = 3
+"""Decode rows beside prefill chunks; other numbers are run beside short prompts only."""
+KV_LEN = 100
+"""Tokens that a decode row has, and that stand before a chunk in steps with a prefix."""
+PARAMS = (
+    SamplingParams(max_tokens=1, temperature=0.0),
+    SamplingParams(max_tokens=1, temperature=1.0),
+    SamplingParams(max_tokens=1, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01),
+)
+"""How the rows of a step are sampled, in turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """Bounds of real steps, in requests and tokens. `graph_rows`: most decode rows without chunks that graphs serve."""
+
+    max_requests: int
+    max_prefill_tokens: int
+    context_len: int
+    graph_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A step: decode rows, and prefill chunks of `num_new` tokens each after `prefix_len` cached ones."""
+
+    num_decode: int
+    num_chunks: int = 0
+    num_new: int = 0
+    prefix_len: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.num_decode + self.num_chunks * self.num_new
+
+    def within(self, limits: StepLimits) -> Shape:
+        """Return the same, or what is left of it where a real step could not be as large."""
+        if not self.num_chunks:
+            return Shape(min(self.num_decode, limits.max_requests))
+        num_decode = min(self.num_decode, limits.max_requests - 1)
+        num_chunks = min(self.num_chunks, limits.max_requests - num_decode, limits.max_prefill_tokens)
+        num_new = min(self.num_new, limits.max_prefill_tokens // num_chunks, limits.context_len)
+        return Shape(num_decode, num_chunks, num_new, min(self.prefix_len, limits.context_len - num_new))
+
+    def __str__(self) -> str:
+        decode = f"{self.num_decode} decode rows"
+        if not self.num_chunks:
+            return decode
+        return f"{decode} and {self.num_chunks} chunks of {self.num_new} tokens after {self.prefix_len}"
+
+
+def shapes(limits: StepLimits) -> list[Shape]:
+    """Return the steps to run, each once, the likely ones first."""
+    return list(dict.fromkeys(shape.within(limits) for shape in _wanted(limits)))
+
+
+def _wanted(limits: StepLimits) -> Iterator[Shape]:
+    """Short prompts at once, a long one, both beside decode rows; then all numbers of rows; then all lengths."""
+    for num_decode in (0, NUM_DECODE):
+        yield Shape(num_decode, CHUNKS[0], SHORT)
+        yield Shape(num_decode, 1, LONG)
+    counts = list(_counts(limits.max_requests))
+    for num_decode in counts:
+        yield Shape(num_decode, CHUNKS[0], SHORT)
+    for num_decode in counts:
+        if num_decode > limits.graph_rows:
+            yield Shape(num_decode)
+    for num_new in LENGTHS:
+        for num_chunks in CHUNKS:
+            for num_decode in (0, NUM_DECODE):
+                yield Shape(num_decode, num_chunks, num_new)
+    for num_new in (SHORT, LONG):
+        for num_decode in (0, NUM_DECODE):
+            yield Shape(num_decode, 1, num_new, KV_LEN)
+
+
+def _counts(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 … and `most`."""
+    power = 1
+    while power < most:
+        yield power
+        if power > 1 and power + power // 2 < most:
+            yield power + power // 2
+        power *= 2
+    yield most
+
+
+class EagerWarmUp:
+    """Runs the steps of the list, one at a time, while no step is in flight."""
+
+    def __init__(
+        self, stepper: Stepper, state: DeviceState, pool: PagedKVPool, vocab_size: int, limits: StepLimits
+    ) -> None:
+        """Nothing is run yet."""
+        self._stepper, self._state, self._pool = stepper, state, pool
+        self._vocab_size, self._limits = vocab_size, limits
+        self._waiting = shapes(limits)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step of the list has been run, or left out for want of memory."""
+        return not self._waiting
+
+    def run_some(self) -> None:
+        """Run steps while that is quick, with a progress bar: all of them, where the kernels were compiled before."""
+        started = time.perf_counter()
+        for _ in tqdm(range(len(self._waiting)), desc="Warming up kernels", unit="step"):
+            if self.is_complete or time.perf_counter() - started > START_S:
+                break  # kernels are being compiled for the first time: the other steps can wait
+            self.run_next()
+        logger.debug("warmed up in %.2f s; %d steps are left", time.perf_counter() - started, len(self._waiting))
+
+    @torch.inference_mode()
+    def run_next(self) -> None:
+        """Run the next step and wait for the device.
+
+        A step that memory does not suffice for is told of and left out, with those of as many tokens: a real one of
+        that size would fail, and may never come. Whatever else is raised would be raised by a real step, and is passed
+        on.
+        """
+        shape = self._waiting.pop(0)
+        try:
+            launched = self._stepper.run_eagerly(self._plan(shape))
+            launched.start_copy()
+            launched.read_tokens()
+        except torch.OutOfMemoryError as error:
+            self._waiting = [other for other in self._waiting if other.num_tokens < shape.num_tokens]
+            logger.warning(
+                "Out of memory in a trial step of %s: a real one would fail too; lower --chunked-prefill-size, "
+                "--max-running-requests or --mem-fraction-static (%s)",
+                shape,
+                str(error).splitlines()[0],
+            )
+        except Exception:
+            logger.error("A trial step of %s failed, before any request came that would have needed it.", shape)
+            raise
+        finally:
+            self._pool.scrub([NULL_PAGE])
+            self._state.clear_spare()
+
+    def _plan(self, shape: Shape) -> StepPlan:
+        """Make the requests of a step."""
+        kv_len = min(KV_LEN, self._limits.context_len)
+        decode = [self._request(i, kv_len, kv_len - 1) for i in range(shape.num_decode)]
+        chunks = []
+        for i in range(shape.num_chunks):
+            request = self._request(shape.num_decode + i, shape.prefix_len + shape.num_new, shape.prefix_len)
+            chunks.append(Chunk(request, shape.prefix_len, shape.num_new, samples=True))
+        return StepPlan(decode, chunks)
+
+    def _request(self, index: int, num_known: int, computed_len: int) -> Request:
+        """A request of so many known tokens that stands in no page but the null page."""
+        ids = array("i", [(index + i) % self._vocab_size for i in range(num_known)])
+        params = PARAMS[index % len(PARAMS)]
+        return Request(
+            rid="",
+            ids=ids,
+            num_prompt=num_known,
+            params=params,
+            sample=SampleRow(params, seed=index, stop_ids=()),
+            priority=0,
+            cache_salt="",
+            arrival=0,
+            max_tokens=1,
+            row=self._state.spare_row,
+            pages=[NULL_PAGE] * -(-num_known // self._pool.page_size),
+            computed_len=computed_len,
+        )

@@ -1,0 +1,357 @@
+"""The warm-up covers what real eager steps need, and leaves nothing behind. On a GPU: `tests/gpu/test_warm_up.py`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.engine.core import EngineCore
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.engine.request import StepPlan
+from dovetail.grammar.masks import MaskBuffer
+from dovetail.layers import ops
+from dovetail.layers.ops import fused, skinny
+from dovetail.runtime import draw, draw_triton, warm_up
+from dovetail.runtime.chores import Chores
+from dovetail.runtime.device_memory import DeviceMemory
+from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.step import Launched
+from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
+from dovetail.testing.engine import make_core
+from dovetail.testing.models import make_model
+from dovetail_backends.triton import TritonBackend
+from dovetail_backends.triton.extend import extend
+
+SETTINGS: dict[str, Any] = {"chunked_prefill_size": 96, "max_running_requests": 7, "random_seed": 3}
+LIMITS = StepLimits(max_requests=7, max_prefill_tokens=96, context_len=512, graph_rows=0)
+PARAMS = [
+    SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=2),
+    SamplingParams(max_tokens=12, temperature=1.2, top_p=0.9, ignore_eos=True, frequency_penalty=0.5),
+    SamplingParams(max_tokens=12, temperature=0.9, top_k=30, ignore_eos=True, seed=5),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    return make_model(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM")
+
+
+def make_warm_up(core: EngineCore, limits: StepLimits = LIMITS) -> EagerWarmUp:
+    """The warm-up of a CPU engine, which makes none by itself."""
+    runner = core.runner
+    return EagerWarmUp(core.stepper, runner.state, runner.pool, runner.config.vocab_size, limits)
+
+
+def submit(core: EngineCore, num: int = 6) -> None:
+    """Prompts of several lengths, some of more than one chunk."""
+    for i in range(num):
+        ids = [(13 * i + 7 * j) % 190 for j in range(5 + 31 * i)]
+        core.handle(Submit(rid=str(i), prompt_ids=ids, params=PARAMS[i % 3]))
+
+
+def finish(core: EngineCore) -> dict[str, list[Any]]:
+    """Step until nothing is left; tokens and log probabilities by request."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    while core.has_work:
+        for delta in core.step().deltas:
+            found[delta.rid] += [delta.ids, delta.logprobs]
+    return found
+
+
+def snapshot(core: EngineCore) -> list[torch.Tensor]:
+    """All that the device knows of requests: the pool, the rows, and the counts of tokens."""
+    runner, counts = core.runner, core.stepper._counts
+    layers = [runner.pool.layer(i).clone() for i in range(runner.config.num_layers)]
+    rows = [t.clone() for t in (runner.state.page_table, runner.state.next_ids, runner.state.seq_lens)]
+    return [*layers, *rows, counts.said.clone(), counts.read.clone()]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        LIMITS,
+        StepLimits(max_requests=1, max_prefill_tokens=3, context_len=2, graph_rows=0),
+        StepLimits(max_requests=256, max_prefill_tokens=8192, context_len=32768, graph_rows=256),
+        StepLimits(max_requests=1000, max_prefill_tokens=300, context_len=100, graph_rows=256),
+    ],
+    ids=str,
+)
+def test_no_step_is_larger_than_a_real_one(limits: StepLimits) -> None:
+    """Rows, tokens and context stay within the limits; no step is empty or there twice."""
+    found = shapes(limits)
+    assert len(set(found)) == len(found)
+    for shape in found:
+        assert shape.num_decode + shape.num_chunks <= limits.max_requests
+        assert shape.num_chunks * shape.num_new <= limits.max_prefill_tokens
+        assert shape.prefix_len + shape.num_new <= limits.context_len
+        assert shape.num_tokens > 0
+        assert (shape.num_chunks == 0) == (shape.num_new == 0)
+    most = min(warm_up.LONG, limits.max_prefill_tokens, limits.context_len)
+    assert any(shape.num_new == most for shape in found)
+    assert any(shape.num_decode == limits.max_requests for shape in found) == (limits.max_requests > limits.graph_rows)
+
+
+def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
+    """On CUDA the runner takes rows, chunk and context from the memory plan, without counting the rows' own tokens."""
+    core = make_core(folder, **SETTINGS)
+    runner = core.runner
+    plan = DeviceMemory(core.settings, runner.config, runner.device, runner.dtype).plan
+    assert runner._warm_up(plan, None) is None
+    runner.device = torch.device("cuda")
+    made = runner._warm_up(plan, None)
+    assert made is not None
+    assert made._limits == LIMITS
+    graphs: Any = DecodeGraphs(*[None] * 3, 16, 7, None)  # type: ignore[arg-type]
+    made = runner._warm_up(plan, graphs)
+    assert made is not None
+    assert made._limits == replace(LIMITS, graph_rows=4)
+
+
+def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As chores of an idle engine, each shape of the list is computed exactly once, as planned."""
+    core = make_core(folder, **SETTINGS)
+    assert not core.has_chores
+    seen: list[Shape] = []
+    run = core.stepper.run_eagerly
+
+    def noting(plan: StepPlan) -> Launched:
+        prefix = plan.chunks[0].start if plan.chunks else 0
+        length = plan.chunks[0].num_new if plan.chunks else 0
+        assert {(chunk.start, chunk.num_new) for chunk in plan.chunks} <= {(prefix, length)}
+        seen.append(Shape(len(plan.decode), len(plan.chunks), length, prefix))
+        return run(plan)
+
+    monkeypatch.setattr(core.stepper, "run_eagerly", noting)
+    core.runner.chores = Chores(None, make_warm_up(core))
+    for _ in shapes(LIMITS):
+        assert core.has_chores
+        core.do_chore()
+    assert not core.has_chores
+    assert seen == shapes(LIMITS)
+
+
+def test_a_start_runs_steps_while_that_is_quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time nothing is run before the engine is ready, with time everything."""
+    core = make_core(folder, **SETTINGS)
+    slow, quick = make_warm_up(core), make_warm_up(core)
+    monkeypatch.setattr(warm_up, "START_S", -1.0)
+    slow.run_some()
+    assert len(slow._waiting) == len(shapes(LIMITS))
+    monkeypatch.setattr(warm_up, "START_S", 1e9)
+    quick.run_some()
+    assert quick.is_complete
+
+
+def test_what_follows_is_the_same_as_without(folder: Path) -> None:
+    """Tokens and log probabilities of requests after a whole warm-up equal those of an engine without one."""
+    cold, warm = make_core(folder, **SETTINGS), make_core(folder, **SETTINGS)
+    made = make_warm_up(warm)
+    while not made.is_complete:
+        made.run_next()
+    for core in (cold, warm):
+        submit(core)
+    found = finish(warm)
+    assert len(found) == 6
+    assert found == finish(cold)
+
+
+def test_requests_under_way_are_not_touched(folder: Path) -> None:
+    """Between two steps of running requests, nothing of theirs changes in pool, rows or counts, nor what they say."""
+    cold, warm = make_core(folder, **SETTINGS), make_core(folder, **SETTINGS)
+    for core in (cold, warm):
+        submit(core)
+        for _ in range(6):
+            core.step()
+    assert warm.scheduler.running
+    assert warm.runner.pool.layer(0)[1:].count_nonzero()
+    before = snapshot(warm)
+    made = make_warm_up(warm)
+    while not made.is_complete:
+        made.run_next()
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(warm), strict=True))
+    assert finish(warm) == finish(cold)
+    assert warm.pages.num_used == cold.pages.num_used
+
+
+def test_a_lack_of_memory_is_told_and_survived(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step without memory is left out with the larger ones, in one warning that says what to do."""
+    core = make_core(folder, **SETTINGS)
+    made, run, most = make_warm_up(core), core.stepper.run_eagerly, 60
+    sizes: list[int] = []
+
+    def failing(plan: StepPlan) -> Launched:
+        launched = run(plan)
+        sizes.append(len(plan.decode) + plan.num_prefill_tokens)
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nDetails")
+        return launched
+
+    monkeypatch.setattr(core.stepper, "run_eagerly", failing)
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        while not made.is_complete:
+            made.run_next()
+    failed = [size for size in sizes if size > most]
+    assert failed == sorted(failed, reverse=True)
+    assert len(failed) == len(caplog.records) < len([s for s in shapes(LIMITS) if s.num_tokens > most])
+    assert "--chunked-prefill-size" in caplog.text
+    assert [size for size in sizes if size <= most] == [s.num_tokens for s in shapes(LIMITS) if s.num_tokens <= most]
+    assert not core.runner.pool.layer(0)[0].count_nonzero()
+    assert core.runner.state.seq_lens[-1] == core.runner.state.next_ids[-1] == 0
+
+
+def test_any_other_failure_is_passed_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a backend raises is raised, with the step named, and nothing is left in the null page or the spare row."""
+    core = make_core(folder, **SETTINGS)
+
+    def raising(*arguments: Any) -> None:
+        raise RuntimeError("a kernel is broken")
+
+    monkeypatch.setattr(core.runner.attention, "forward_extend", raising)
+    with pytest.raises(RuntimeError, match="a kernel is broken"):
+        make_warm_up(core).run_next()
+    assert str(shapes(LIMITS)[0]) in caplog.text
+    assert not core.runner.pool.layer(0)[0].count_nonzero()
+    assert core.runner.state.seq_lens[-1] == 0
+
+
+def test_masks_are_warmed_up_like_a_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call as for one constrained row; the buffer is as before."""
+    calls: list[tuple[torch.Tensor, ...]] = []
+    monkeypatch.setattr("dovetail.grammar.masks.apply_mask", lambda *tensors: calls.append(tensors))
+    masks = MaskBuffer(7, torch.device("cpu"))
+    masks.warm_up(199)
+    [(logits, words, rows)] = calls
+    assert (logits.shape, logits.dtype) == ((1, 199), torch.float32)
+    assert (words.shape, words.dtype) == ((1, 7), torch.int32)
+    assert rows.tolist() == [0]
+    assert not masks._words.any()
+
+
+def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While both are left, a chore is a step, the next one a capture; then what is left."""
+    core = make_core(folder, **SETTINGS)
+    made = make_warm_up(core)
+    graphs: Any = DecodeGraphs(*[None] * 3, 16, 7, None)  # type: ignore[arg-type]
+    graphs._captured, done = {1: None}, []
+    monkeypatch.setattr(graphs, "_capture", lambda bucket: graphs._captured.setdefault(bucket, done.append(bucket)))
+    monkeypatch.setattr(core.stepper, "run_eagerly", lambda plan: done.append("step") or Launched(plan, []))
+    chores = Chores(graphs, made)
+    while not chores.is_complete:
+        chores.do_next()
+    assert done[:5] == ["step", 2, "step", 4, "step"]
+    assert done[5:] == ["step"] * (len(shapes(LIMITS)) - 3)
+    assert Chores(None, None).is_complete
+
+
+Key = tuple[Any, ...]
+
+
+class Launches:
+    """Notes which variants of kernels are launched, as Triton tells them apart, and runs none of them."""
+
+    def __init__(self) -> None:
+        self.keys: set[Key] = set()
+
+    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        """In place of `InterpretedFunction.run`; what the kernel would write is zero."""
+        parameters = list(inspect.signature(kernel.fn).parameters.values())
+        given = {p.name: value for p, value in zip(parameters, args, strict=False)}
+        options = tuple(sorted(item for item in kwargs.items() if item[0] not in kernel.arg_names))
+        values = {**given, **{name: value for name, value in kwargs.items() if name in kernel.arg_names}}
+        parts = [_part(kernel, p, values[p.name]) for p in parameters]
+        self.keys.add((kernel.fn.__name__, *parts, options))
+        for name in ("out", "total", "cos", "sin"):
+            if isinstance(values.get(name), torch.Tensor) and f"{name}s" not in values:
+                values[name].zero_()
+
+    def names(self) -> set[str]:
+        """Kernels that were launched."""
+        return {key[0] for key in self.keys}
+
+
+def _part(kernel: Any, parameter: inspect.Parameter, value: Any) -> Any:
+    """What of an argument decides on the variant: constants, dtypes, and of integers and addresses two facts."""
+    if "constexpr" in str(parameter.annotation):
+        return value
+    if isinstance(value, torch.Tensor):
+        loose = kernel.kwargs["do_not_specialize_on_alignment"] or ()
+        return value.dtype, parameter.name in loose or value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        loose = kernel.kwargs["do_not_specialize"] or ()
+        return None if parameter.name in loose else (value == 1, value % 16 == 0)
+    return type(value)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """The kernels of a CUDA engine on CPU: chosen and prepared as there, noted, not run."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    noted = Launches()
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        noted.run(kernel, *args, **kwargs)
+
+    def drawn(logits: torch.Tensor, p: draw.DrawParams, *, filtered: bool = True) -> torch.Tensor:
+        return draw_triton.draw(logits, p).zero_()
+
+    caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
+    monkeypatch.setattr(TritonBackend, "caps", caps)
+    monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
+    monkeypatch.setattr(sys.modules[extend.__module__], "shared_bytes", lambda device: 227 << 10)
+    monkeypatch.setattr(ops, "_implementation", lambda x: fused)
+    monkeypatch.setattr("dovetail.layers.linear.can_prepack", lambda weight: False)
+    monkeypatch.setattr("dovetail.layers.embedding.can_prepack", lambda weight: False)
+    monkeypatch.setattr(draw, "draw", drawn)
+    monkeypatch.setattr(fused, "_is_skinny", lambda x, weight, tiles=None: 1 < x.shape[0] <= skinny.MAX_ROWS)
+    for name in ("TILES", "GATE_TILES"):
+        monkeypatch.setattr(skinny, name, defaultdict(lambda: (16, 64, 4, 3, 1)))
+    return noted
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here; tests/gpu counts that")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (14, 2, 64), (8, 8, 128), (16, 1, 96)])
+def test_real_steps_find_their_kernels_compiled(
+    heads: int, kv_heads: int, dim: int, tmp_path: Path, launches: Launches
+) -> None:
+    """After the list, mixes of prompts and decode rows, random and chosen, launch no new variant of any kernel."""
+    changes = {"num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
+    make_model(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=4096, **changes)
+    settings = {"chunked_prefill_size": 2500, "max_running_requests": 70, "max_total_tokens": 30_000}
+    core = make_core(tmp_path, attention_backend="triton", dtype="bfloat16", **settings)
+    made = make_warm_up(core, StepLimits(max_requests=70, max_prefill_tokens=2500, context_len=4096, graph_rows=0))
+    while not made.is_complete:
+        made.run_next()
+    warmed, launches.keys = launches.keys, set()
+    rng = random.Random(heads)
+    for i in range(130):
+        length = rng.choice([1, 2, 15, 16, 17, 60, 130, 500, 1100, 3000]) if i % 3 else rng.randrange(1, 64)
+        params = SamplingParams(max_tokens=rng.randrange(1, 60), temperature=i % 2, top_k=i % 5, ignore_eos=True)
+        core.handle(Submit(rid=str(i), prompt_ids=[rng.randrange(190) for _ in range(length)], params=params))
+        for _ in range(rng.choice([0, 0, 0, 1, 4])):
+            core.step()
+    finish(core)
+    for num_decode in (1, 16):
+        lengths = [*[30] * num_decode, 2500, *[1] * 9]
+        for i, length in enumerate(lengths):
+            params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+            core.handle(Submit(rid=f"{num_decode}/{i}", prompt_ids=[num_decode, *[i] * (length - 1)], params=params))
+            core.step()
+        finish(core)
+    assert launches.keys <= warmed
+    assert {"_extend_kernel", "_decode_kernel", "_gemv_kernel", "_skinny_kernel", "_draw_kernel"} <= launches.names()
