@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from dovetail.contracts.reasoning import FormatSpec
-from dovetail.text.matcher import Matcher
+from dovetail.testing.operations import operations
 from dovetail.text.output import make_parser
 
 OPENINGS = {
@@ -36,33 +32,6 @@ UNITS = [
     *("a", " ", "\n", "<", "</", "[", "]", "{", "}", '"', "\\", "'", ",", "f(", "<｜", "<|", "```"),
     *("</parameter> ", "</arg_value>", "<|channel|>", "<|end|>"),
 ]
-
-
-def operations(work: Callable[[], Any]) -> int:
-    """Count the lines of Python run and the characters that automata read."""
-    count = 0
-    scan = Matcher.scan
-
-    def line(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += 1
-        return line
-
-    def counted(self: Matcher, text: str, pos: int, state: int) -> tuple[int, int, int]:
-        nonlocal count
-        result = scan(self, text, pos, state)
-        count += result[0] - pos
-        return result
-
-    before = sys.gettrace()
-    Matcher.scan = counted  # type: ignore[method-assign]
-    sys.settrace(line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        Matcher.scan = scan  # type: ignore[method-assign]
-    return count
 
 
 def test_every_format_is_here() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from dovetail.contracts.reasoning import FormatSpec, Markers
 from dovetail.contracts.tools import ToolFormat
+from dovetail.testing.operations import operations
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.matcher import Matcher, StopMatcher
+from dovetail.text.matcher import StopMatcher
 from dovetail.text.output import FormatParser
 
 FULL = FormatSpec(
@@ -42,33 +38,6 @@ OPENINGS = {
     "string": '<tool_call>{"name": "f", "arguments": {"x": "',
     "unnamed": '<tool_call>{"arguments": {"x": "',
 }
-
-
-def operations(work: Callable[[], Any]) -> int:
-    """Count the lines of Python run and the characters that automata read."""
-    count = 0
-    scan = Matcher.scan
-
-    def line(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += 1
-        return line
-
-    def counted(self: Matcher, text: str, pos: int, state: int) -> tuple[int, int, int]:
-        nonlocal count
-        result = scan(self, text, pos, state)
-        count += result[0] - pos
-        return result
-
-    before = sys.gettrace()
-    Matcher.scan = counted  # type: ignore[method-assign]
-    sys.settrace(line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        Matcher.scan = scan  # type: ignore[method-assign]
-    return count
 
 
 def parse(text: str, size: int) -> None:

@@ -1,0 +1,68 @@
+"""What DeepSeek's formats with `<｜tool▁calls▁begin｜>` share: one section of calls between markers."""
+
+# ruff: noqa: RUF001, RUF002 - the markers are written with full-width bars
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.text.headed_calls import Head, HeadedCalls
+
+SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+SEPARATOR = "<｜tool▁sep｜>"
+
+
+class DeepSeekCalls(ToolParser):
+    """Calls of a head and JSON.
+
+    Attributes:
+        head: Matches a call's head up to `stop`; its first group is the name.
+        stop: Text between head and arguments.
+        written: What the template writes before name, between name and arguments, behind them, and between calls.
+        is_fenced: Whether the arguments stand in a fence, by which templates are told apart.
+    """
+
+    head: ClassVar[re.Pattern[str]]
+    stop: ClassVar[str]
+    written: ClassVar[tuple[str, str, str, str]]
+    is_fenced: ClassVar[bool]
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+        inner = (CALL[0], SEPARATOR, CALL[1])
+        return replace(spec, tools=ToolFormat(*SECTION, body=self._body, before_start="", inner=inner))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section."""
+        before, between, behind, separator = self.written
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"{CALL[0]}{before}{name_of(tool)}{between}", json_arguments(tool), f"{behind}{CALL[1]}"),
+            section=SECTION,
+            separator=separator,
+            trigger=SECTION[0],
+        )
+
+    def detect(self, template: TemplateView) -> float:
+        """DeepSeek's markers, with a fence or without."""
+        source = template.source
+        return 0.9 if SECTION[0] in source and ("```json" in source) == self.is_fenced else 0.0
+
+    def _body(self, new_call: NewCall) -> ToolBody:
+        return HeadedCalls(new_call, read_head=self._read_head, stops=(self.stop,), begin=CALL[0], end=CALL[1])
+
+    def _read_head(self, text: str) -> Head | None:
+        found = self.head.fullmatch(text)
+        return None if found is None else (found[1], None)
