@@ -13,6 +13,7 @@ import pytest
 from grammar_demo import Demo, Result, json_step
 
 from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.runtime.penalties import TokenCounts
 
 PATTERN = "[a-f]{4,12}-[0-9]{2}"
 ENUM = {"type": "array", "items": {"enum": ["red", "green", 1, None]}, "minItems": 2, "maxItems": 5}
@@ -89,3 +90,27 @@ def test_leaving_requests_do_not_disturb_a_crowded_batch(make_demo: Callable[...
         elif kind["steps"]:
             assert result.text in ("yes", "no")
     assert (stats["num_running"], stats["num_queued"], stats["num_used_tokens"]) == (0, 0, 0)
+
+
+def test_a_request_that_ended_takes_no_counts_again(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table of counts for penalties is given back, also where a step under way is sampled after the end."""
+    counts = {"take": 0, "release": 0}
+
+    def counted(name: str) -> Any:
+        inner = getattr(TokenCounts, name)
+
+        def call(table: TokenCounts, argument: Any) -> Any:
+            counts[name] += 1
+            return inner(table, argument)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(TokenCounts, name, counted(name))
+    step = GrammarStep(backend="llguidance", kind="regex", source="[ab]{9}")
+    longer = GrammarStep(backend="llguidance", kind="regex", source="[ab]{30}")
+    stops = tuple(range(0, 4000, 3))
+    wanted = [demo.one(step, frequency_penalty=0.5, seed=seed) for seed in range(4)]
+    wanted += [demo.one(presence_penalty=0.5, seed=seed, stop_token_ids=stops, max_tokens=15) for seed in range(4)]
+    demo.together([*wanted, demo.one(longer, repetition_penalty=1.1)])
+    assert counts == {"take": 9, "release": 9}

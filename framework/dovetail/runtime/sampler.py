@@ -25,7 +25,11 @@ from dovetail.runtime.upload import upload
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """One request's state as the sampler needs it. `history` is made on first use by requests with penalties."""
+    """One request's state as the sampler needs it.
+
+    `history` is made on first use by requests with penalties, unless the request has ended: a step that was launched
+    before that may still be sampled, and nobody would give the slot back.
+    """
 
     params: SamplingParams
     seed: int
@@ -35,6 +39,7 @@ class SampleRow:
     history: History | None = None
     constraint: Constraint | None = None
     """What it may say next; None for anything."""
+    is_released: bool = False
 
     @property
     def penalized(self) -> bool:
@@ -45,6 +50,7 @@ class SampleRow:
     def release(self) -> None:
         """Give back what it holds; the request has ended."""
         self.constraint = None
+        self.is_released = True
         if self.history is not None:
             self.history.release()
             self.history = None
@@ -216,7 +222,7 @@ def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Ten
 def _remember(rows: list[SampleRow], counts: TokenCounts) -> None:
     """Give every row with penalties its history."""
     for row in rows:
-        if row.history is None and row.penalized:
+        if row.history is None and row.penalized and not row.is_released:
             row.history = counts.take(row.prompt_ids)
 
 
