@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from grammar_demo import Demo, Result, json_step
 
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.engine.messages import Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.request import Request
+from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.grammar import jump
 
 LETTER = (
@@ -26,6 +30,7 @@ SCHEMA = {
     "required": ["the_name_of_the_customer", "the_number_of_the_invoice"],
     "additionalProperties": False,
 }
+FIXED = "The quick brown fox jumps over the lazy dog, and it does so again and again, for as long as it may. " * 3
 STEPS = [GrammarStep(backend="llguidance", kind="regex", source=LETTER), json_step(SCHEMA, max_whitespace=0)]
 
 
@@ -149,3 +154,139 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         else:
             assert len(result.ids) == 120
     assert (stats["num_running"], stats["num_used_tokens"]) == (0, 0)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Tokens that a request took at once."""
+
+    rid: str
+    num_retractions: int
+    num: int
+
+
+@pytest.fixture
+def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
+    """Grows with every jump of any engine."""
+    seen: list[Jump] = []
+
+    def noted(request: Request, tokens: list[int]) -> list[int]:
+        taken = jump.jump(request, tokens)
+        seen.append(Jump(request.rid, request.num_retractions, len(taken)))
+        return taken
+
+    monkeypatch.setattr("dovetail.engine.core.jump", noted)
+    return seen
+
+
+def fixed(text: str) -> GrammarStep:
+    """A grammar of one text."""
+    return GrammarStep(backend="llguidance", kind="choice", source=json.dumps([text]))
+
+
+@pytest.mark.parametrize("num_texts", [1, 9])
+def test_a_jump_takes_no_pages_beyond_the_length_limit(
+    make_demo: Callable[..., Demo], jumps: list[Jump], num_texts: int
+) -> None:
+    """Forced text, also what would not fit the pool, is cut at `max_tokens`, at once, and evicts nobody for more."""
+    demo = make_demo(max_total_tokens=112, page_size=4)
+    prompt = demo.prompt("Name a river, please.")
+    kept = demo.generate(prompt=prompt, max_tokens=30, ignore_eos=True)
+    text = FIXED * num_texts
+    assert len(demo.tokenizer.encode(text, add_special_tokens=False)) > 60
+    cut = demo.generate(fixed(text), prompt=demo.prompt("x"), max_tokens=9)
+    assert (len(cut.ids), cut.finish) == (9, Finish("length"))
+    assert text.startswith(cut.text)
+    assert [each.num for each in jumps] == [8]
+    again = demo.generate(prompt=prompt + kept.ids, max_tokens=1)
+    assert again.deltas[0].cached_tokens >= len(prompt) + 30 - 5
+
+
+def test_forced_text_longer_than_a_step_is_computed_in_several(
+    make_demo: Callable[..., Demo], jumps: list[Jump]
+) -> None:
+    """A string of 2,000 characters that a schema forces goes through small chunks, beside one that goes on."""
+    demo = make_demo(chunked_prefill_size=64, overlap_on_cpu=True, dtype="float32")
+    text = FIXED * 7 + '"\\\n\té😀\u007f/'
+    schema = {
+        "type": "object",
+        "properties": {"text": {"const": text}, "n": {"enum": [1, 22]}},
+        "required": ["text", "n"],
+    }
+    step = json_step({**schema, "additionalProperties": False}, max_whitespace=0)
+    free = {"temperature": 0, "max_tokens": 25, "ignore_eos": True}
+    alone = demo.generate(**free)
+    long, beside = demo.together([demo.one(step, max_tokens=1900), demo.one(**free)])
+    assert len(text) > 2000
+    assert json.loads(long.text) in ({"text": text, "n": 1}, {"text": text, "n": 22})
+    assert max(each.num for each in jumps) > 4 * 64
+    assert beside.ids == alone.ids
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_retraction_between_jumps_changes_no_token(
+    make_demo: Callable[..., Demo], monkeypatch: pytest.MonkeyPatch, jumps: list[Jump], overlap: bool
+) -> None:
+    """Greedy requests that jumped, were retracted and jumped again say together what each says alone."""
+    monkeypatch.setattr(NewTokenRatio, "start", NewTokenRatio.floor)  # let in more than there is room for
+    demo = make_demo(max_total_tokens=160, page_size=4, overlap_on_cpu=overlap, dtype="float32")
+    source = "([a-f]{6}: the same letter as before, and nothing else; ){3}"
+    step = GrammarStep(backend="llguidance", kind="regex", source=source)
+    wanted = [{"prompt": demo.prompt(f"Say {number}."), "temperature": 0, "max_tokens": 80} for number in range(4)]
+    crowded = demo.together([demo.one(step, **each) for each in wanted])
+    assert any(a.rid == b.rid and a.num_retractions < b.num_retractions for a, b in itertools.combinations(jumps, 2)), (
+        jumps
+    )
+    demo.run(demo.client.control("flush_cache"))
+    alone = [demo.generate(step, **each) for each in wanted]
+    assert max(result.deltas[-1].num_retractions for result in alone) == 0
+    assert [result.ids for result in crowded] == [result.ids for result in alone]
+    assert all(re.fullmatch(source, result.text) for result in crowded)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_text_of_jumps_is_a_prefix_like_any_other(
+    make_demo: Callable[..., Demo], jumps: list[Jump], page_size: int
+) -> None:
+    """Whoever goes on behind a text that came by jumps finds it in the cache, and says what it would say without."""
+    demo = make_demo(page_size=page_size, overlap_on_cpu=True, dtype="float32")
+    first = demo.generate(fixed(FIXED), temperature=0)
+    assert first.text == FIXED
+    assert sum(each.num for each in jumps) > len(first.ids) - 4
+    prompt = demo.prompt("Tell me about France as JSON.") + first.ids[:-1]
+    then: dict[str, Any] = {"prompt": prompt, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    hit = demo.generate(**then)
+    assert hit.deltas[0].cached_tokens >= (len(prompt) - 1) // page_size * page_size - page_size
+    demo.run(demo.client.control("flush_cache"))
+    missed = demo.generate(**then)
+    assert missed.deltas[0].cached_tokens == 0
+    assert hit.ids == missed.ids
+
+
+@pytest.mark.parametrize("num_jumps", [1, 3])
+def test_leaving_behind_a_jump_gives_everything_back(engine: Demo, num_jumps: int) -> None:
+    """A client that leaves once forced tokens have come holds no page any more, and its neighbour is served."""
+    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; ){{4}}")
+
+    async def leaves(number: int) -> int:
+        params = SamplingParams(max_tokens=200, seed=number)
+        submit = Submit(rid=f"left-{number}", prompt_ids=engine.prompt("x"), params=params, grammar=(step,))
+        stream, jumps = engine.client.submit(submit), 0
+        async for delta in stream:
+            jumps += len(delta.ids) > jump.MIN_JUMP
+            if jumps == num_jumps:
+                break
+        await stream.aclose()
+        return jumps
+
+    async def main() -> tuple[list[int], Result, dict[str, int]]:
+        stays = asyncio.create_task(engine.one(STEPS[0], seed=1, max_tokens=120))
+        jumps = await asyncio.gather(*(leaves(i) for i in range(4)))
+        result = await stays
+        await engine.one(max_tokens=2)
+        return list(jumps), result, await engine.client.control("stats")
+
+    jumps, result, stats = engine.run(main())
+    assert jumps == [num_jumps] * 4
+    assert re.fullmatch(LETTER, result.text)
+    assert (stats["num_running"], stats["num_queued"], stats["num_used_tokens"]) == (0, 0, 0)

@@ -21,14 +21,15 @@ RUNNING_PER_TOKEN = 8
 def forced_tokens(request: Request, num_running: int) -> list[int]:
     """Return the tokens that must follow a request's last one, where taking them at once is worth it.
 
-    Empty where something has to be known of each of them: log probabilities, or counts for penalties.
+    No more than it may still generate, so that no pages are taken for others. Empty where something has to be known of
+    each of them: log probabilities, or counts for penalties.
     """
     constraint = request.sample.constraint
     if constraint is None or not constraint.was_forced or request.row < 0 or request.finish is not None:
         return []
     if request.params.logprobs is not None or request.sample.penalized:
         return []
-    found = constraint.forced()
+    found = constraint.forced()[: request.remaining_tokens]
     return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []
 
 
