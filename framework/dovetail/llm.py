@@ -69,7 +69,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -409,7 +409,7 @@ class LLM:
             )
             output = OutputStream(
                 self.tokenizer,
-                stop=params.stop,
+                stop=(params.stop,) if isinstance(params.stop, str) else params.stop,
                 no_stop_trim=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,

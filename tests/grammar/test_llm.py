@@ -60,6 +60,20 @@ def test_every_way_to_ask(llm: LLM, params: dict[str, Any], pattern: str) -> Non
     assert re.fullmatch(pattern, text(llm, **params))
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stop_string_within_forced_text(llm: LLM, keep: bool) -> None:
+    """The reply ends at the stop string, and so do the tokens that count, though the grammar forced more at once."""
+    params = SamplingParams(
+        regex="(yes|no), thank you very much for asking", stop="ery", include_stop_str_in_output=keep
+    )
+    [reply] = llm.generate("x", params, use_tqdm=False)
+    assert re.fullmatch("(yes|no), thank you v" + "(ery)" * keep, reply.text)
+    assert (reply.finish_reason, reply.matched_stop) == ("stop", "ery")
+    [*before, _] = reply.token_ids
+    assert "ery" in llm.tokenizer.decode(reply.token_ids, skip_special_tokens=True)
+    assert "ery" not in llm.tokenizer.decode(before, skip_special_tokens=True)
+
+
 def test_pydantic_models(llm: LLM) -> None:
     """The text of a model's type is one of its instances."""
     Person.model_validate_json(text(llm, output_type=Person))
