@@ -11,10 +11,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
-from grammar_demo import Demo
+from grammar_demo import Demo, Jump
 from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
+from dovetail.engine.request import Request
+from dovetail.grammar import jump
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.testing.vocabularies import byte_level
 
@@ -47,6 +49,20 @@ def make_demo() -> Iterator[Callable[..., Demo]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
+    """Grows with every jump of any engine."""
+    seen: list[Jump] = []
+
+    def noted(request: Request, tokens: list[int]) -> list[int]:
+        taken = jump.jump(request, tokens)
+        seen.append(Jump(request.rid, request.num_retractions, len(taken)))
+        return taken
+
+    monkeypatch.setattr("dovetail.engine.core.jump", noted)
+    return seen
 
 
 @pytest.fixture(scope="session")

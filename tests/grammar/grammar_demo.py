@@ -28,6 +28,20 @@ class Result:
     deltas: list[TokenDelta] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Jump:
+    """Tokens that a request took at once."""
+
+    rid: str
+    num_retractions: int
+    num: int
+
+
+def fixed(text: str) -> GrammarStep:
+    """A grammar of one text."""
+    return GrammarStep(backend="llguidance", kind="choice", source=json.dumps([text]))
+
+
 def json_step(schema: Any, **changes: Any) -> GrammarStep:
     """A step for llguidance."""
     return GrammarStep(backend="llguidance", kind="json", source=json.dumps(schema), **changes)

@@ -7,11 +7,10 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from grammar_demo import Demo, Result, json_step
+from grammar_demo import Demo, Jump, Result, fixed, json_step
 
 from dovetail.engine.messages import Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.request import Request
@@ -154,34 +153,6 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         else:
             assert len(result.ids) == 120
     assert (stats["num_running"], stats["num_used_tokens"]) == (0, 0)
-
-
-@dataclass(frozen=True)
-class Jump:
-    """Tokens that a request took at once."""
-
-    rid: str
-    num_retractions: int
-    num: int
-
-
-@pytest.fixture
-def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
-    """Grows with every jump of any engine."""
-    seen: list[Jump] = []
-
-    def noted(request: Request, tokens: list[int]) -> list[int]:
-        taken = jump.jump(request, tokens)
-        seen.append(Jump(request.rid, request.num_retractions, len(taken)))
-        return taken
-
-    monkeypatch.setattr("dovetail.engine.core.jump", noted)
-    return seen
-
-
-def fixed(text: str) -> GrammarStep:
-    """A grammar of one text."""
-    return GrammarStep(backend="llguidance", kind="choice", source=json.dumps([text]))
 
 
 @pytest.mark.parametrize("num_texts", [1, 9])
