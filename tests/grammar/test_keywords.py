@@ -224,6 +224,23 @@ def test_lengths_count_characters(backends: Mapping[str, GrammarBackend], small:
         assert matches(long, small, json.dumps("é" * num, ensure_ascii=False)) is fits, num
 
 
+@pytest.mark.parametrize("num", [1998, 1999, 2000, 3998, 3999, 4000])
+def test_masks_at_the_ends_of_long_strings(backends: Mapping[str, GrammarBackend], small: Vocabulary, num: int) -> None:
+    """Thousands of characters in, exactly the tokens are allowed that keep within both lengths, quote included."""
+    grammar = compiled(backends["llguidance"], json_spec({"type": "string", "minLength": 2000, "maxLength": 4000}))
+    matcher, mask = grammar.matcher(), np.zeros((1, small.mask_words), dtype=np.int32)
+    ids = [small.tokens.index(bytes([byte])) for byte in b'"' + b"a" * num]
+    assert matcher.accept(ids) == len(ids)
+    matcher.fill(mask, 0)
+    allowed = set(ids_of(mask[0]))
+    plain = [i for i, token in enumerate(small.tokens) if re.fullmatch(rb'[ !#-\[\]-~]*"?', token) and token]
+    assert any(len(small.tokens[i]) > 2 for i in plain)
+    for i in plain:
+        text, quote, _ = small.tokens[i].partition(b'"')
+        total = num + len(text)
+        assert (i in allowed) is (total <= 4000 and (not quote or total >= 2000)), small.tokens[i]
+
+
 def test_properties_come_in_the_order_of_the_schema(backends: Mapping[str, GrammarBackend], small: Vocabulary) -> None:
     """Listed properties are written in their order, each once; others follow, and required ones cannot be left out."""
     schema = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["a"]}
