@@ -21,27 +21,12 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request
-from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.settings import EngineSettings
+from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 
 NUM_REQUESTS = int(os.environ.get("DOVETAIL_SOAK", "240"))
 STAGES = ("waiting", "prefill", "decode", "retracted", "compiling", "constrained")
-
-
-def make_core(folder: Path, **changes: Any) -> EngineCore:
-    """An engine without any transport, in float32 on CPU."""
-    settings = EngineSettings(model_path=str(folder), dtype="float32", device="cpu", **changes)
-    plan = make_plan(
-        Registry.scan(),
-        model=architecture(read_config(folder), folder),
-        attention_backend=settings.attention_backend,
-        grammar_backend="llguidance",
-        device="cpu",
-    )
-    return EngineCore(settings, load(plan, "engine"))
 
 
 class Soak:
@@ -132,6 +117,7 @@ def test_random_loads_with_aborts_at_every_stage_hold_nothing_in_the_end(overlap
     """Every request ends once, a probe among them never changes, and no page, row or grammar is held afterwards."""
     core = make_core(
         MODEL_DIR,
+        grammar_backend="llguidance",
         max_total_tokens=480,
         context_length=160,
         page_size=8,

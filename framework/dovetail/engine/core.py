@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 
 import msgspec
 
@@ -35,6 +36,13 @@ from dovetail.runtime.step import Launched
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+POLL_S = 0.002
+"""How long the engine sleeps at a time if all it has waits for grammars."""
+PATIENCE_S = 0.005
+"""How long a step waits for a grammar if nobody else takes part in it: about what computing it again would take."""
+WATCH_S = 0.0002
+"""How long it waits for one before it looks whether the device is done."""
 
 
 class EngineCore:
@@ -127,14 +135,14 @@ class EngineCore:
         launched = self._launch(plan) if plan.decode or plan.chunks else None
         deltas += self._settle()
         if launched is not None:
-            self.stepper.choose(launched)
+            self._choose(launched)
             self._flying = launched
             if not self._overlap:
                 deltas += self._settle()
         elif not deltas:
             is_compiling = self.grammars is not None and self.grammars.is_waiting
             if self.grammars is not None and is_compiling:
-                self.grammars.wait()
+                self.grammars.wait(POLL_S)
             self._is_resting = not is_compiling
         for request in self.watch.look(self.scheduler.running):
             self._abort(request.rid, SHARED_PAGE)
@@ -147,6 +155,25 @@ class EngineCore:
         launched = self.stepper.launch(plan)
         self.scheduler.launched(plan)
         return launched
+
+    def _choose(self, launched: Launched) -> None:
+        """Sample what waited for grammars; those that are still being compiled are waited for while that costs nothing.
+
+        That is while the device computes the step, or for a moment where nobody else takes part in it.
+        """
+        late = [chunk.request for chunk in launched.plan.chunks if chunk.samples and chunk.request.undecided]
+        if late and self.grammars is not None:
+            moment = time.monotonic() + (PATIENCE_S if len(late) == len(launched.plan.requests) else 0)
+            self._decide_grammars()
+            while any(request.undecided and request.finish is None for request in late) and (
+                launched.is_computing or time.monotonic() < moment
+            ):
+                self.grammars.wait(WATCH_S)
+                self._decide_grammars()
+            for request in late:
+                if not request.undecided:
+                    self.scheduler.decided(request)
+        self.stepper.choose(launched)
 
     def _settle(self) -> list[TokenDelta]:
         """Wait for the step in flight, if there is one, and hand out its tokens."""

@@ -26,7 +26,7 @@ class Request:
         num_unwanted: Launched steps whose token for it is dropped: tokens forced by its grammar took the place.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
         max_tokens: Most tokens it may generate, what its context leaves included.
-        undecided: Its grammar is being compiled: its last known token is kept back, so that nothing is sampled.
+        undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force.
     """
 

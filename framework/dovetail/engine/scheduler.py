@@ -88,15 +88,25 @@ class Scheduler:
         return plan
 
     def launched(self, plan: StepPlan) -> None:
-        """A planned step is under way: its requests move on as far as can be said without its tokens."""
+        """A planned step is under way: its requests move on as far as can be said without its tokens.
+
+        The last token of an undecided request counts once `decided` is called; else it is computed again.
+        """
         for request in plan.decode:
             request.computed_len += 1
             request.in_flight += 1
         for chunk in plan.chunks:
-            chunk.request.computed_len += chunk.num_new
+            is_open = chunk.samples and chunk.request.undecided
+            chunk.request.computed_len += chunk.num_new - is_open
             chunk.request.in_flight += 1
-            chunk.request.on_device = chunk.samples
+            chunk.request.on_device = chunk.samples and not is_open
             self.pages.share(chunk.request)
+
+    def decided(self, request: Request) -> None:
+        """A request that was undecided when its step was launched is sampled in it after all."""
+        request.computed_len += 1
+        request.on_device = True
+        self.pages.share(request)
 
     def landed(self, plan: StepPlan) -> None:
         """A step's outcome has been read."""
@@ -235,9 +245,10 @@ class Scheduler:
     def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Plan the next chunk of a prompt; returns its length.
 
-        An undecided request keeps its last token back: whatever follows it must not be sampled yet.
+        An undecided request's last token takes part with others, as what follows it may be known in time; by itself
+        it waits for that.
         """
-        wanted = request.num_pending - request.undecided
+        wanted = 0 if request.undecided and request.num_pending == 1 else request.num_pending
         num = min(wanted, budget) if self.limits.cut_prompts else wanted
         if num > 0:
             plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))

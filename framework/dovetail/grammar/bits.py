@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import numpy as np
@@ -43,6 +44,24 @@ def only_one(row: Words) -> bool:
 def has_bit(row: Words, token_id: int) -> bool:
     """Whether a token is allowed."""
     return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def draw_ids(row: Words, num: int, rng: random.Random) -> list[int]:
+    """Draw `num` allowed tokens, with repeats, without listing them all: first a word of the row, then a bit of it.
+
+    Empty where nothing is allowed.
+    """
+    places = np.flatnonzero(row)
+    if not len(places):
+        return []
+    drawn = []
+    for _ in range(num):
+        place = int(places[rng.randrange(len(places))])
+        word = int(row[place]) & 0xFFFFFFFF
+        for _ in range(rng.randrange(word.bit_count())):
+            word &= word - 1
+        drawn.append(32 * place + (word & -word).bit_length() - 1)
+    return drawn
 
 
 def ids_of(row: Words) -> list[int]:

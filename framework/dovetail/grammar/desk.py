@@ -1,6 +1,6 @@
 """`GrammarDesk`: the engine's counter for structured outputs. Takes requests in, follows their tokens.
 
-A request with a grammar may prefill while it is compiled; `Request.undecided` keeps its last token back until then.
+A request with a grammar may prefill while it is compiled; nothing is sampled for it while it is `Request.undecided`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from dovetail.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.engine.request import Request
-
-POLL_S = 0.002
 
 
 class GrammarDesk:
@@ -87,9 +85,9 @@ class GrammarDesk:
         self._undecided = still
         return failed
 
-    def wait(self) -> None:
-        """Nothing can be computed before a grammar is ready: sleep for a moment, or until one is."""
-        self.service.wait(POLL_S)
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a grammar is ready, at most `timeout_s`."""
+        self.service.wait(timeout_s)
 
     def close(self) -> None:
         """End threads and processes."""

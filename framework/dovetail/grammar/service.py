@@ -31,7 +31,7 @@ MAX_CHILDREN = 2
 NICE = 5
 EARLY_WAY_S = 1.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
-VISIT_PAUSE_S, VISIT_S = 0.005, 0.02
+VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
 FINAL = frozenset(("invalid_grammar", "invalid_json_schema"))

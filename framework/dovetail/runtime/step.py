@@ -51,12 +51,14 @@ class Launched:
         parts: In the order in which their requests get tokens.
         prompt_logprobs: Of prompt chunks, by request.
         graph: Whether graphs were replayed.
+        forward_done: On CUDA, what tells that the logits are there; kept where a request waits for its grammar.
     """
 
     plan: StepPlan
     parts: list[Part]
     prompt_logprobs: list[tuple[Request, Ranked]] = field(default_factory=list)
     graph: bool = False
+    forward_done: torch.cuda.Event | None = None
     _host: Tensor | None = None
     _copied: torch.cuda.Event | None = None
 
@@ -64,6 +66,11 @@ class Launched:
     def sampled(self) -> list[Request]:
         """The requests that get a token."""
         return [request for part in self.parts for request in part.requests]
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the device is still at the logits, as far as `forward_done` says."""
+        return self.forward_done is not None and not self.forward_done.query()  # type: ignore[no-untyped-call]
 
     def start_copy(self) -> None:
         """Send the tokens to the host; every part has been sampled."""

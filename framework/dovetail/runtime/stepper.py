@@ -1,8 +1,8 @@
 """Runs steps on a loaded model: forward pass, sampling, and reading the tokens back, each callable by itself.
 
 A step is launched before the last one's tokens are known. Only requests with a grammar need them: their next mask
-depends on the last token. So `launch` samples at once unless a request of the step has a constraint; then `choose`
-does, after the caller has read the step before.
+depends on the last token. So `launch` samples at once unless a request of the step has a constraint, or will have one
+that is still being compiled; then `choose` does, after the caller has read the step before.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.sampler import FloatScratch, Ranked, Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.step import Launched, Part
+from dovetail.runtime.upload import upload
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
@@ -76,18 +77,26 @@ class Stepper:
             launched = self.run_eagerly(plan)
         if all(part.logits is None for part in launched.parts):
             launched.start_copy()
+        elif self._state.device.type == "cuda" and any(request.undecided for request in launched.sampled):
+            launched.forward_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.forward_done.record()
         return launched
 
     @torch.inference_mode()
     def choose(self, launched: Launched) -> None:
-        """Sample what waited for its constraints, which know the last step's tokens by now."""
+        """Sample what waited for its constraints, which know the last step's tokens by now.
+
+        Requests that are still undecided leave the step without a token.
+        """
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
             return
         # One call: the buffer of masks is filled once per step, as its copy to the device may be under way.
-        part = waiting[0] if len(waiting) == 1 else _join(waiting)
-        launched.parts = [other for other in launched.parts if other.logits is None] + [part]
-        self._sample(part)
+        part = _decided(waiting[0] if len(waiting) == 1 else _join(waiting))
+        launched.parts = [other for other in launched.parts if other.logits is None]
+        if part.requests:
+            launched.parts.append(part)
+            self._sample(part)
         launched.start_copy()
 
     def read(self, launched: Launched) -> StepResult:
@@ -162,7 +171,7 @@ class Stepper:
             return None
         row = chunk.request.sample
         part = Part([chunk.request], done.row)
-        if is_plain(row) and row.params.temperature == 0:
+        if is_plain(row) and row.params.temperature == 0 and not chunk.request.undecided:
             count(done.ids, [row])
             part.choose(Sampled(done.ids, done.broken))
             return part
@@ -207,7 +216,16 @@ class Stepper:
 
 
 def _waits(requests: list[Request]) -> bool:
-    return any(request.sample.constraint is not None for request in requests)
+    return any(request.undecided or request.sample.constraint is not None for request in requests)
+
+
+def _decided(part: Part) -> Part:
+    """Take out the requests of which it is not known what they may say."""
+    kept = [i for i, request in enumerate(part.requests) if not request.undecided]
+    if len(kept) == len(part.requests) or part.logits is None:
+        return part
+    index = upload(kept, torch.int64, part.rows.device)
+    return Part([part.requests[i] for i in kept], part.rows[index], part.logits[index])
 
 
 def _join(parts: list[Part]) -> Part:

@@ -15,7 +15,9 @@ from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings
 
 
-def make_plans(folder: Path, **changes: Any) -> tuple[EngineSettings, PluginPlan]:
+def make_plans(
+    folder: Path, *, grammar_backend: str | None = None, **changes: Any
+) -> tuple[EngineSettings, PluginPlan]:
     """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise."""
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
     settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
@@ -25,6 +27,7 @@ def make_plans(folder: Path, **changes: Any) -> tuple[EngineSettings, PluginPlan
         attention_backend=settings.attention_backend,
         prefill_attention_backend=settings.prefill_attention_backend,
         decode_attention_backend=settings.decode_attention_backend,
+        grammar_backend=grammar_backend,
         device=settings.device,
     )
     return settings, plan

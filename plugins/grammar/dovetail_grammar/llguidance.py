@@ -31,7 +31,7 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import RequestError
-from dovetail.grammar.bits import Words
+from dovetail.grammar.bits import Words, draw_ids
 from dovetail.grammar.structural import schemas_in
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
@@ -49,7 +49,7 @@ MAX_INLINE_EBNF = 2 * 1024
 MAX_THREADS = 8
 MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
-NUM_WALKS, WALK_LEN, WALK_CHOICES = 3, 50, 6
+NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
 _INVALID = re.compile(r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token")
 """Errors that no other backend would see differently."""
 LIMITS: dict[str, Any] = {"step_lexer_fuel": 100_000, "step_max_items": 30_000, "verbose_errors": False}
@@ -120,9 +120,8 @@ class LlguidanceBackend(GrammarBackend):
 
     def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
         """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
-        deadline = time.perf_counter() + timeout_s
         for seed in range(NUM_WALKS):
-            self._walk(grammar.matcher(), random.Random(seed), deadline)
+            self._walk(grammar.matcher(), random.Random(seed), time.perf_counter() + timeout_s / NUM_WALKS)
 
     def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
         """Fill many rows in the library's threads, without the GIL; few one by one, as threads take time to wake."""
@@ -145,20 +144,23 @@ class LlguidanceBackend(GrammarBackend):
         return [True] * len(matchers)
 
     def _walk(self, matcher: GrammarMatcher, rng: random.Random, deadline: float) -> None:
-        """Follow the masks, closing strings soon, and leaving out mere whitespace where something else may come."""
+        """Follow the masks, closing strings soon, and leaving out mere whitespace where something else may come.
+
+        The engine computes meanwhile and wants the GIL: it is held for moments only.
+        """
         mask = np.zeros((1, self._vocabulary.mask_words), dtype=np.int32)
         tokens = self._vocabulary.tokens
-        for _ in range(WALK_LEN):
-            if time.perf_counter() > deadline:
-                return
+        while time.perf_counter() < deadline:
             matcher.fill(mask, 0)
-            allowed = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))
-            drawn = [int(allowed[rng.randrange(len(allowed))]) for _ in range(WALK_CHOICES if len(allowed) else 0)]
-            liked = sorted(
-                (t for t in drawn if t < len(tokens)), key=lambda t: (tokens[t].isspace(), b'"' not in tokens[t])
+            drawn = draw_ids(mask[0], WALK_CHOICES, rng)
+            liked = min(
+                (t for t in drawn if t < len(tokens)),
+                key=lambda t: (tokens[t].isspace(), b'"' not in tokens[t]),
+                default=None,
             )
-            if not liked or matcher.accept(liked[:1]) != 1 or matcher.terminated:
+            if liked is None or matcher.accept([liked]) != 1 or matcher.terminated:
                 return
+            time.sleep(WALK_PAUSE_S)
 
     def _prepared(self, spec: GrammarSpec) -> GrammarSpec:
         if spec.kind is not Kind.JSON and spec.kind is not Kind.JSON_OBJECT:

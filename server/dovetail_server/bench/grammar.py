@@ -17,9 +17,10 @@ import dovetail
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.text.tokenizer import Tokenizer
 from dovetail_server.bench import report
+from dovetail_server.bench.grammar_first import FirstTokenBench
 from dovetail_server.bench.grammar_folder import make_folder
-from dovetail_server.bench.grammar_load import HostileBench, StepBench
-from dovetail_server.bench.grammar_masks import MaskBench
+from dovetail_server.bench.grammar_load import HostileBench, StepBench, make_engine
+from dovetail_server.bench.grammar_masks import MaskBench, specs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,16 @@ def measure(options: GrammarOptions) -> dict[str, Any]:
                 figures["batch"] = bench.batch(made, options.num_rows)
                 out.print(table_of("masks of a step", figures["batch"]))
             bench.close()
-        if "step" in options.parts:
-            steps = StepBench(options.model or folder, options.num_rows)
-            figures["step"] = steps.run(options.rounds)
-            steps.close()
+        if {"first", "step"} & set(options.parts):
             name = options.model.name if options.model else "a tiny model"
-            out.print(table_of(f"decode steps of {options.num_rows} rows, {name}", figures["step"]))
+            core, plugins = make_engine(options.model or folder, options.num_rows)
+            if "first" in options.parts:
+                figures["first"] = FirstTokenBench(core, plugins).run(specs_of(options.num_schemas, options.seed))
+                out.print(table_of(f"first tokens, {options.num_schemas} schemas, {name}", figures["first"]))
+            if "step" in options.parts:
+                figures["step"] = StepBench(core, options.num_rows).run(options.rounds)
+                out.print(table_of(f"decode steps of {options.num_rows} rows, {name}", figures["step"]))
+            core.close()
     if "hostile" in options.parts:
         hostile = HostileBench()
         figures["hostile"] = asyncio.run(hostile.run())

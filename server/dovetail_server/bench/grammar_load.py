@@ -14,7 +14,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
-from dovetail.plugins import Registry, load, make_plan
+from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.grammar_masks import points
@@ -51,26 +51,32 @@ HOSTILE = [
 WARM_S = 4.0
 
 
-class StepBench:
-    """An engine with random weights, stepped by hand, on the device that the engine chooses."""
+def make_engine(folder: Path, num_rows: int) -> tuple[EngineCore, LoadedPlugins]:
+    """Load a model of the folder's shapes with random weights, on the device that the engine chooses."""
+    model = architecture(read_config(folder), folder)
+    plugins = load(make_plan(Registry.scan(), model=model, attention_backend="auto", grammar_backend="auto"), "engine")
+    wanted = {
+        "model_path": str(folder),
+        "load_format": "dummy",
+        "max_running_requests": num_rows,
+        "max_total_tokens": num_rows * 256,
+        "random_seed": 1,
+    }
+    core = EngineCore(EngineSettings.model_validate(wanted), plugins)
+    while core.has_chores:
+        core.do_chore()
+    if core.grammars is not None:
+        core.grammars.service.warm_up()
+    return core, plugins
 
-    def __init__(self, folder: Path, num_rows: int) -> None:
-        """Load a model of the folder's shapes."""
-        model = architecture(read_config(folder), folder)
-        plan = make_plan(Registry.scan(), model=model, attention_backend="auto", grammar_backend="auto")
-        wanted = {
-            "model_path": str(folder),
-            "load_format": "dummy",
-            "max_running_requests": num_rows,
-            "max_total_tokens": num_rows * 256,
-            "random_seed": 1,
-        }
-        self._core = EngineCore(EngineSettings.model_validate(wanted), load(plan, "engine"))
-        self._num_rows = num_rows
+
+class StepBench:
+    """An engine, stepped by hand."""
+
+    def __init__(self, core: EngineCore, num_rows: int) -> None:
+        self._core, self._num_rows = core, num_rows
         # On the CPU others share the machine; a GPU is waited for.
-        self._on_cpu = self._core.runner.device.type == "cpu"
-        while self._core.has_chores:
-            self._core.do_chore()
+        self._on_cpu = core.runner.device.type == "cpu"
 
     def run(self, rounds: int, num_steps: int = 8) -> dict[str, Any]:
         """Time steps of all rows with and without a grammar, in turns; the difference is what grammars cost."""
@@ -88,10 +94,6 @@ class StepBench:
             "added, µs per row": (with_ - without) * 1e6 / self._num_rows,
             "added": f"{with_ / without - 1:.1%}",
         }
-
-    def close(self) -> None:
-        """Free the engine."""
-        self._core.close()
 
     def _time(self, step: GrammarStep | None, num_steps: int) -> list[float]:
         core, clock = self._core, time.thread_time if self._on_cpu else time.perf_counter

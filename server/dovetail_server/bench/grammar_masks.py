@@ -26,7 +26,7 @@ from dovetail_server.bench.grammar_schemas import schemas
 
 Points = dict[str, float]
 WALK_LEN = 60
-SETTLE_S = 0.04
+SETTLE_S = 0.1
 """After compiling: a backend may prepare a grammar while its first request prefills."""
 
 
@@ -37,13 +37,18 @@ def points(values: Sequence[float], scale: float) -> Points:
     return found | {"mean": statistics.fmean(values) * scale, "max": ordered[-1] * scale}
 
 
+def specs_of(num: int, seed: int) -> list[GrammarSpec]:
+    """Return `num` schemas as specs."""
+    return [GrammarSpec(kind=Kind.JSON, source=json.dumps(s)) for s in schemas(num, seed)]
+
+
 class MaskBench:
     """Schemas compiled as the engine does it, and walks through them."""
 
     def __init__(self, vocabulary: Vocabulary, num_schemas: int, seed: int) -> None:
         """Load the backends and wait until they are warm."""
         self.vocabulary = vocabulary
-        self._specs = [GrammarSpec(kind=Kind.JSON, source=json.dumps(s)) for s in schemas(num_schemas, seed)]
+        self._specs = specs_of(num_schemas, seed)
         plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "engine")
         self.service = GrammarService(plugins, lambda: vocabulary, timeout_s=5, cache_bytes=1 << 30)
         self._router = Router({p.name: backend(vocabulary) for p, backend in plugins.candidates("grammar_backend")})

@@ -9,7 +9,7 @@ from dovetail_server.cli.bench_options import BenchParser, count, folder, whole
 
 ABOUT = """Measure structured outputs: new and known JSON schemas, masks, what grammars cost a decode step, and how much
 hostile grammars delay others. Schemas are random ones over all of JSON Schema, and realistic ones."""
-PARTS = ("compile", "masks", "batch", "step", "hostile")
+PARTS = ("compile", "masks", "batch", "first", "step", "hostile")
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """
     parser = BenchParser("grammar", ABOUT)
     parser.add_argument("--tokenizer-path", metavar="DIR", type=folder, help="tokenizer [131,072 made-up tokens]")
-    parser.add_argument("--model-path", metavar="DIR", type=folder, help="shapes for decode steps [a tiny model's]")
+    parser.add_argument("--model-path", metavar="DIR", type=folder, help="shapes for the engine [a tiny model's]")
     parser.add_argument("--num-schemas", metavar="N", type=count, default=300, help="[300]")
     parser.add_argument("--num-rows", metavar="N", type=count, default=64, help="constrained rows of a step [64]")
     parser.add_argument("--rounds", metavar="N", type=count, default=3, help="of steps with and without grammars [3]")
