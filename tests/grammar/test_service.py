@@ -22,6 +22,9 @@ from dovetail.grammar.wire import ChildJob, ChildStart
 from dovetail.plugins import Registry, load, make_plan
 
 HARD = "(((a{0,60}b){0,60}c){0,60}d){0,60}"
+"""Takes seconds, and more memory than there may be."""
+ENDLESS = "[ab]*a[ab]{20}"
+"""A million states: minutes."""
 """An index over it takes minutes."""
 
 
@@ -83,11 +86,11 @@ def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[
 
 
 def test_a_hanging_compilation_is_killed_alone(make_service: Callable[[float], GrammarService]) -> None:
-    """At its time limit a compilation's process is killed; others, in threads and processes, go on meanwhile."""
+    """At its time limit a compilation is killed; others go on meanwhile, and its process takes the next job."""
     service = make_service(4.0)
     settle(service, service.request((outlines_step("warm"),)))
-    started = time.monotonic()
-    hanging = service.request((outlines_step(HARD),))
+    before = service.template_pid
+    hanging = service.request((outlines_step(ENDLESS),))
     inline = settle(service, service.request((json_step({"type": "integer"}),)))
     beside = settle(service, service.request((outlines_step("[cd]{2}"),)))
     assert isinstance(inline, Enforced)
@@ -96,23 +99,59 @@ def test_a_hanging_compilation_is_killed_alone(make_service: Callable[[float], G
     refused = settle(service, hanging)
     assert isinstance(refused, Refused)
     assert refused.code == "grammar_too_complex"
-    assert time.monotonic() - started < 6
     assert isinstance(settle(service, service.request((outlines_step("[ef]{2}"),))), Enforced)
+    assert service.template_pid == before
+    assert service.pids == []
+
+
+def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[[float], GrammarService]) -> None:
+    """One backend refuses endless references, another compiles them to nothing: the next way is taken."""
+    pytest.importorskip("xgrammar")
+    service = make_service(20)
+    endless = '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}'
+    steps = tuple(GrammarStep(backend=name, kind="json", source=endless) for name in ("llguidance", "xgrammar"))
+    refused = settle(service, service.request(steps[1:]))
+    assert isinstance(refused, Refused)
+    assert refused.code == "unsupported_grammar"
+    enforced = settle(service, service.request((*steps, json_step({"type": "null"}))))
+    assert isinstance(enforced, Enforced)
+    assert enforced.step == 2
 
 
 def test_a_killed_compile_process_costs_one_request(make_service: Callable[[float], GrammarService]) -> None:
-    """A process that dies while it compiles ends that request with an error, and the next one gets a new process."""
-    service = make_service(20)
-    settle(service, service.request((outlines_step("warm"),)))
-    [pid] = service.pids
-    ticket = service.request((outlines_step(HARD),))
-    time.sleep(0.3)
-    os.kill(pid, signal.SIGKILL)
+    """A process that dies while it compiles ends that request with an error; the next one is compiled."""
+    service = make_service(60)
+    ticket = service.request((outlines_step(ENDLESS),))
+    os.kill(working(service), signal.SIGKILL)
     refused = settle(service, ticket)
     assert isinstance(refused, Refused)
     assert "crashed" in refused.message
     assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
-    assert pid not in service.pids
+
+
+def test_a_killed_template_costs_nothing(make_service: Callable[[float], GrammarService]) -> None:
+    """What was forked from it goes on, and the next grammar is compiled by another."""
+    service = make_service(60)
+    ticket = service.request((outlines_step(ENDLESS),))
+    pid, template = working(service), service.template_pid
+    assert template is not None
+    os.kill(template, signal.SIGKILL)
+    assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
+    assert service.template_pid != template
+    assert service.pids == [pid]
+    assert not ticket.is_ready
+    service.close()
+    assert isinstance(settle(service, ticket), Refused)
+
+
+def working(service: GrammarService) -> int:
+    """Wait for a process that compiles; returns its id."""
+    deadline = time.monotonic() + 60
+    while not service.pids:
+        assert time.monotonic() < deadline
+        service.wait(0.05)
+    [pid] = service.pids
+    return pid
 
 
 def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) -> None:

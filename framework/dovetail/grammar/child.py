@@ -1,28 +1,28 @@
-"""A process that can be killed: `python -m dovetail.grammar.child FD`. Started by `ChildProcess`, never by hand.
+"""A process for work that may have to be killed: `python -m dovetail.grammar.child FD`. Started by `ChildPool`.
 
-It compiles grammars and judges finished texts, one at a time. Whatever happens to it (time, memory, a crash in native
-code) costs the one job at hand.
+It loads what jobs need, and does none itself: for each socket that it is sent it forks a copy, which takes one job from
+it, compiling a grammar or judging finished texts. Whatever happens to a copy (time, memory, a crash in native code)
+costs that one job; the next copy finds everything loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, Vocabulary
+from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.vocabulary import unpack
 from dovetail.grammar.wire import (
+    ChildBegun,
     ChildCheck,
     ChildJob,
     ChildReply,
@@ -32,59 +32,104 @@ from dovetail.grammar.wire import (
     send,
     spec_of,
 )
-from dovetail.plugins import LoadedPlugins, load
+from dovetail.plugins import LoadedPlugins, PluginPlan, load
 
 NICE = 10
 """Compiling yields to the engine: it must not delay anybody's tokens."""
-Job = ChildStart | ChildJob | ChildCheck
+FIRST = {
+    Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
+    Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
+}
+"""What a backend compiles first, so that copies of the process have its tables."""
 
 
 def main(argv: list[str]) -> int:
-    """Serve jobs from the inherited socket until it closes."""
+    """Load, then fork for every socket that comes, until the inherited one closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
     os.nice(NICE)
-    channel = socket.socket(fileno=int(argv[0]))
-    decoder = msgspec.msgpack.Decoder(Job)
-    compiler: Compiler | None = None
+    control = socket.socket(fileno=int(argv[0]))
     try:
+        start = msgspec.msgpack.decode(receive(control), type=ChildStart)
+        compiler = Judge() if start.plan is None else Compiler(start, start.plan)
+        send(control, ChildReply())
         while True:
-            job = decoder.decode(receive(channel))
-            if isinstance(job, ChildStart):
-                compiler = Compiler(job)
-                send(channel, ChildReply())
-            elif isinstance(job, ChildCheck):
-                send(channel, _limited(job.timeout_s, partial(check, job)))
-            elif compiler is not None:
-                send(channel, _limited(job.timeout_s, partial(compiler.compile, job)))
-    except GoneError:
+            _, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not fds:
+                return 0
+            with socket.socket(fileno=fds[0]) as channel:
+                if os.fork() == 0:
+                    control.close()
+                    _serve(channel, compiler)
+    except (GoneError, OSError):
         return 0
 
 
-def _limited(timeout_s: float, work: Callable[[], ChildReply]) -> ChildReply:
-    """Run a job under an alarm that ends the process even in native code, should its parent be gone by then."""
-    signal.alarm(math.ceil(timeout_s) + 2)
+def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
+    """A copy's part: one job. Does not return. A timer of the system ends it at the limit, in native code too."""
+    status = 1
     try:
-        return work()
+        job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
+        worker.prepare(job)
+        send(channel, ChildBegun(pid=os.getpid()))
+        signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
+        send(channel, worker.work(job))
+        status = 0
     finally:
-        signal.alarm(0)
+        os._exit(status)
+
+
+class Judge:
+    """Judges finished texts."""
+
+    def __init__(self) -> None:
+        """Load what judging needs."""
+        from dovetail.grammar.judge import is_valid  # imports jsonschema, which compiling does not need
+
+        self._is_valid = is_valid
+
+    def prepare(self, job: ChildJob | ChildCheck) -> None:
+        """Nothing is left to load."""
+
+    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
+        """Judge texts by a schema. Here, because a pattern can take Python's matcher for ever."""
+        if isinstance(job, ChildJob):
+            return ChildReply(error="this process only judges texts")
+        try:
+            schema = json.loads(job.schema)
+            return ChildReply(verdicts=[self._is_valid(schema, text) for text in job.texts])
+        except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
+            return ChildReply(error=f"{type(error).__name__}: {error}")
 
 
 class Compiler:
-    """The backends of this process, made at first use."""
+    """Compiles grammars. The backends are made before the first job."""
 
-    def __init__(self, start: ChildStart) -> None:
+    def __init__(self, start: ChildStart, plan: PluginPlan) -> None:
         self._max_bytes = start.max_bytes
         self._vocabulary: Vocabulary = unpack(start.vocabulary)
-        self._plugins: LoadedPlugins = load(start.plan, "compiler")
+        self._plugins: LoadedPlugins = load(plan, "compiler")
         self._backends: dict[str, GrammarBackend] = {}
+        for planned in plan.of_kind("grammar_backend"):
+            with contextlib.suppress(Exception):  # one that cannot be made says why to whoever asks for it
+                self._compile_first(self._backend(planned.name))
 
-    def compile(self, job: ChildJob) -> ChildReply:
-        """Compile; what a backend raises becomes the reply's error."""
+    def prepare(self, job: ChildJob | ChildCheck) -> None:
+        """Make sure that a job does not pay for its backend."""
+        if isinstance(job, ChildJob):
+            with contextlib.suppress(Exception):  # as above: `work` asks again
+                self._backend(job.step.backend)
+
+    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
+        """Compile within the memory limit; what a backend raises becomes the reply's error."""
+        if isinstance(job, ChildCheck):
+            return ChildReply(error="this process only compiles grammars")
         try:
             backend = self._backend(job.step.backend)
-            result = backend.compile(
-                spec_of(job.step), GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
-            )
+            limit = _address_space() + self._max_bytes
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+            limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
+            result = backend.compile(spec_of(job.step), limits)
         except RequestError as error:
             return ChildReply(error=error.message, code=error.code or "invalid_grammar")
         except MemoryError:
@@ -95,25 +140,15 @@ class Compiler:
             return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
         return ChildReply(blob=result) if isinstance(result, bytes) else ChildReply()
 
+    def _compile_first(self, backend: GrammarBackend) -> None:
+        spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)
+        backend.compile(spec, GrammarLimits(timeout_s=1.0, max_bytes=self._max_bytes))
+
     def _backend(self, name: str) -> GrammarBackend:
         if name not in self._backends:
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             made: GrammarBackend = self._plugins.get("grammar_backend", name)(self._vocabulary)
             self._backends[name] = made
-            limit = _address_space() + self._max_bytes
-            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         return self._backends[name]
-
-
-def check(job: ChildCheck) -> ChildReply:
-    """Judge texts by a schema. Here, because a pattern can take Python's matcher for ever."""
-    from dovetail.grammar.judge import is_valid  # needs jsonschema, which a compile job does not
-
-    try:
-        schema = json.loads(job.schema)
-        return ChildReply(verdicts=[is_valid(schema, text) for text in job.texts])
-    except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
-        return ChildReply(error=f"{type(error).__name__}: {error}")
 
 
 def _address_space() -> int:

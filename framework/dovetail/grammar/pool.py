@@ -1,10 +1,10 @@
-"""`ChildPool`: processes that work on one job each, are killed at its time limit, and are started again."""
+"""`ChildPool`: jobs in processes that are killed at their time limit, forked from one that has everything loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +13,11 @@ import time
 
 import msgspec
 
-from dovetail.grammar.wire import ChildCheck, ChildJob, ChildReply, ChildStart, GoneError, receive, send
+from dovetail.grammar.wire import ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, GoneError, receive, send
 
 START_TIMEOUT_S = 60.0
+GRACE_S = 1.0
+"""After a job's time limit, which its process keeps itself; a process that is still there then is killed."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 
@@ -24,19 +26,19 @@ class ChildTimeoutError(Exception):
 
 
 class ChildDiedError(Exception):
-    """The process died of the job."""
+    """The job's process died, or could not be started."""
 
 
-class ChildProcess:
-    """One process and the socket to it. `start` None: it judges texts only and needs no plugin."""
+class Template:
+    """The process that forks one for each job, and the socket to it."""
 
-    def __init__(self, start: ChildStart | None) -> None:
+    def __init__(self, start: ChildStart) -> None:
         """Start the process and wait until it has loaded.
 
         Raises:
             ChildDiedError: It could not start.
         """
-        ours, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dovetail.grammar.child", str(theirs.fileno())],
@@ -44,114 +46,156 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **ONE_THREAD},
             )
-        self._channel = ours
+        self._control.settimeout(START_TIMEOUT_S)
         try:
-            self.run(start or ChildCheck(schema="true", texts=[], timeout_s=START_TIMEOUT_S), START_TIMEOUT_S)
-        except ChildTimeoutError:
-            raise ChildDiedError(f"it did not start within {START_TIMEOUT_S:.0f} s") from None
+            send(self._control, start)
+            receive(self._control)
+        except (TimeoutError, GoneError) as error:
+            self.kill()
+            raise ChildDiedError(f"it did not start (exit code {self._process.returncode}): {error}") from None
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    def run(self, job: ChildStart | ChildJob | ChildCheck, timeout_s: float) -> ChildReply:
-        """Work on one job. After an error the process is gone.
+    def fork(self) -> socket.socket:
+        """Start a process for one job; returns the socket to it.
 
         Raises:
-            ChildTimeoutError: It was killed at the time limit.
-            ChildDiedError: It died.
+            GoneError: The template is gone.
         """
-        try:
-            self._channel.settimeout(timeout_s)
-            send(self._channel, job)
-            return msgspec.msgpack.decode(receive(self._channel), type=ChildReply)
-        except TimeoutError:
-            self.kill()
-            raise ChildTimeoutError from None
-        except (GoneError, msgspec.MsgspecError) as error:
-            self.kill()
-            raise ChildDiedError(f"exit code {self._process.returncode}: {error}") from None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise GoneError(str(error)) from None
+        return ours
 
     def kill(self) -> None:
-        """End it now and reap it."""
+        """End it now and reap it. Processes that it forked go on."""
+        self._control.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        self._channel.close()
 
 
 class ChildPool:
-    """Up to `max_children` processes, started when needed. Thread-safe: one job per calling thread."""
+    """Up to `max_jobs` jobs at a time. Thread-safe: a job blocks the thread that brings it."""
 
-    def __init__(self, start: ChildStart | None, max_children: int) -> None:
+    def __init__(self, start: ChildStart, max_jobs: int) -> None:
+        """Start nothing yet."""
         self._start = start
-        self._slots: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
-        for _ in range(max_children):
-            self._slots.put(None)
+        self._slots = threading.Semaphore(max_jobs)
         self._lock = threading.Lock()
-        self._living: set[ChildProcess] = set()
+        self._starting = threading.Lock()
+        self._template: Template | None = None
+        self._working: set[int] = set()
         self._closed = False
 
     @property
+    def template_pid(self) -> int | None:
+        """Id of the process that forks the others; None while there is none."""
+        template = self._template
+        return None if template is None else template.pid
+
+    @property
     def pids(self) -> list[int]:
-        """Ids of the living processes."""
+        """Ids of the processes that work on a job."""
         with self._lock:
-            return [child.pid for child in self._living]
+            return list(self._working)
 
     def run(self, job: ChildJob | ChildCheck, timeout_s: float) -> ChildReply:
-        """Run a job in a process of the pool; waiting for a free one counts, starting one does not.
+        """Run a job in a process of its own; waiting for others' jobs counts, starting a process does not.
 
         Raises:
-            ChildTimeoutError: The job took longer than `timeout_s`; its process was killed.
-            ChildDiedError: The process died of the job, or could not be started.
+            ChildTimeoutError: The job took longer than `timeout_s` and was killed.
+            ChildDiedError: Its process died, or could not be started.
         """
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        if not self._slots.acquire(timeout=timeout_s):
+            raise ChildTimeoutError
         try:
-            child = self._slots.get(timeout=timeout_s)
-        except queue.Empty:
-            raise ChildTimeoutError from None
-        try:
-            waited = time.monotonic()
-            child = child or self._spawn()
-            deadline += time.monotonic() - waited
-            reply = child.run(job, max(0.1, deadline - time.monotonic()))
-        except (ChildTimeoutError, ChildDiedError):
-            self._forget(child)
-            child = None
-            raise
+            job = msgspec.structs.replace(job, timeout_s=max(0.1, timeout_s - (time.monotonic() - began)))
+            for _ in range(2):
+                template = self._get_template()
+                try:
+                    with template.fork() as channel:
+                        return self._follow(channel, job)
+                except GoneError:  # before the job began
+                    self._discard(template)
+            raise ChildDiedError("its process did not start")
         finally:
-            self._slots.put(child)
-        return reply
+            self._slots.release()
 
     def warm_up(self) -> None:
-        """Start one process ahead of the first job."""
-        child = self._slots.get()
-        try:
-            child = child or self._spawn()
-        except ChildDiedError:
-            child = None
-        finally:
-            self._slots.put(child)
+        """Start the template ahead of the first job."""
+        with contextlib.suppress(ChildDiedError):  # the first job tries again, and says so
+            self._get_template()
 
     def close(self) -> None:
         """End all processes; a job in one of them ends with `ChildDiedError`."""
         with self._lock:
             self._closed = True
-            living, self._living = self._living, set()
-        for child in living:
-            child.kill()
+            template, self._template = self._template, None
+            working = list(self._working)
+        if template is not None:
+            template.kill()
+        for pid in working:
+            _kill(pid)
 
-    def _spawn(self) -> ChildProcess:
-        child = ChildProcess(self._start)
-        with self._lock:
-            if not self._closed:
-                self._living.add(child)
-                return child
-        child.kill()
-        raise ChildDiedError("the pool was closed")
+    def _follow(self, channel: socket.socket, job: ChildJob | ChildCheck) -> ChildReply:
+        """Send a job to the process that waits for it, and wait for the reply.
 
-    def _forget(self, child: ChildProcess | None) -> None:
+        Raises:
+            GoneError: The process, or the one that was to start it, ended before the job began.
+        """
+        pid, began = 0, time.monotonic()
+        try:
+            channel.settimeout(START_TIMEOUT_S)
+            send(channel, job)
+            pid = msgspec.msgpack.decode(receive(channel), type=ChildBegun).pid
+            began = time.monotonic()
+            with self._lock:
+                self._working.add(pid)
+            channel.settimeout(job.timeout_s + GRACE_S)
+            return msgspec.msgpack.decode(receive(channel), type=ChildReply)
+        except TimeoutError:
+            if pid:
+                _kill(pid)
+            raise ChildTimeoutError from None
+        except (GoneError, msgspec.MsgspecError) as error:
+            if not pid:
+                raise
+            if time.monotonic() - began >= job.timeout_s:
+                raise ChildTimeoutError from None
+            raise ChildDiedError(str(error)) from None
+        finally:
+            with self._lock:
+                self._working.discard(pid)
+
+    def _discard(self, template: Template) -> None:
+        """Have the next job start another template."""
+        template.kill()
         with self._lock:
-            if child is not None:
-                self._living.discard(child)
+            if self._template is template:
+                self._template = None
+
+    def _get_template(self) -> Template:
+        with self._starting:
+            if self._template is None:
+                made = Template(self._start)
+                with self._lock:
+                    if not self._closed:
+                        self._template = made
+                        return made
+                made.kill()
+                raise ChildDiedError("the pool was closed")
+            return self._template
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.engine.messages import GrammarStep
 from dovetail.errors import DovetailError, PluginError, RequestError
@@ -102,8 +104,13 @@ class GrammarService:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the compile processes."""
+        """Ids of the processes that compile."""
         return self._pool.pids if self._pool is not None else []
+
+    @property
+    def template_pid(self) -> int | None:
+        """Id of the process that those are forked from; None while there is none."""
+        return self._pool.template_pid if self._pool is not None else None
 
     def request(self, steps: Steps) -> Ticket:
         """Claim a grammar. The ticket of one that is known is filled at once."""
@@ -206,8 +213,6 @@ class GrammarService:
                 self._outside.submit(self._work, steps, ticket, index, deadline)
                 return
             except Exception as error:  # whatever a backend raises ends one request
-                if isinstance(error, (ChildTimeoutError, ChildDiedError)):
-                    self._restock()
                 refused = refused or _refusal(error)
                 if isinstance(error, RequestError) and error.code in FINAL:
                     break
@@ -223,13 +228,6 @@ class GrammarService:
         if isinstance(outcome, Enforced):
             with contextlib.suppress(RuntimeError):  # the executor was shut down
                 self._beside.submit(self._visit, outcome)
-
-    def _restock(self) -> None:
-        """A compile process is gone: start another now, so that the next grammar does not wait for it."""
-        pool = self._pool
-        if pool is not None:
-            with contextlib.suppress(RuntimeError):  # the executor was shut down
-                self._outside.submit(pool.warm_up)
 
     def _visit(self, outcome: Enforced) -> None:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
@@ -252,9 +250,15 @@ class GrammarService:
         reply = self._children().run(ChildJob(step=step, timeout_s=left), left)
         if reply.error is not None:
             raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
-        if reply.blob is None:
-            return self._compile_inline(step), backend
-        return backend.load(reply.blob), backend
+        compiled = self._compile_inline(step) if reply.blob is None else backend.load(reply.blob)
+        self._check_start(compiled)
+        return compiled, backend
+
+    def _check_start(self, compiled: CompiledGrammar) -> None:
+        """Refuse a grammar by which no text begins: `$ref`s that lead in a circle, for instance."""
+        mask = np.zeros((1, self.vocabulary().mask_words), dtype=np.int32)
+        if compiled.matcher().fill(mask, 0) and not mask.any():
+            raise RequestError("the grammar cannot be enforced: it allows no text", code="unsupported_grammar")
 
     def _compile_inline(self, step: GrammarStep) -> CompiledGrammar:
         backend = self._backend(step.backend)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
-from dovetail.grammar.wire import ChildCheck
+from dovetail.grammar.wire import ChildCheck, ChildStart
 
 TIMEOUT_S = 2.0
 
@@ -25,7 +25,7 @@ class FinalValidator:
         """Return for each text whether it conforms; None where that could not be found out in time. Blocks."""
         with self._lock:
             if self._pool is None:
-                self._pool = ChildPool(None, 1)
+                self._pool = ChildPool(ChildStart(), 1)
             pool = self._pool
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
         try:

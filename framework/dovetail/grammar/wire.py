@@ -13,14 +13,14 @@ from dovetail.plugins import PluginPlan
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First message to a compile process; it answers with a `ChildReply` when it is ready.
+    """First message to a template process; it answers with a `ChildReply` when it is ready.
 
-    `max_bytes` is what it may allocate beyond what it has after loading.
+    Without a `plan` it judges texts only. `max_bytes` is what a job may allocate beyond what was loaded.
     """
 
-    plan: PluginPlan
-    vocabulary: bytes
-    max_bytes: int
+    plan: PluginPlan | None = None
+    vocabulary: bytes = b""
+    max_bytes: int = 0
 
 
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -36,6 +36,12 @@ class ChildCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     schema: str
     texts: list[str]
     timeout_s: float
+
+
+class ChildBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """A process has taken its job and has what it needs: the job's time begins."""
+
+    pid: int
 
 
 class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
