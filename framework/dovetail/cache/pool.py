@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -24,7 +27,9 @@ class PagedKVPool:
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (config.num_layers, num_pages, 2, page_size, config.num_kv_heads, config.head_dim)
-        self._kv = torch.zeros(shape, dtype=dtype, device=device)
+        self._kv = (
+            _zeros_on_host(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self._layers = list(self._kv.unbind(0))
 
     @property
@@ -39,3 +44,16 @@ class PagedKVPool:
     def scrub(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite, before anyone else reads them."""
         self._kv[:, pages] = 0
+
+
+def _zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros in a mapping of their own, whose pages take memory when they are first written.
+
+    `torch.zeros` writes all of it: 2 GiB take over a second of every start, most of them for pages never used.
+
+    Raises:
+        OSError: The system refuses so large a mapping.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # lives as long as the tensor
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

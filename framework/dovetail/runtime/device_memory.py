@@ -72,7 +72,7 @@ class DeviceMemory:
         plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
         try:
             return PagedKVPool(self._config, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:  # of the device, of the host
             raise ConfigError(
                 f"the KV cache of {plan.num_tokens} tokens ({gib(plan.kv_bytes)}) cannot be allocated: lower "
                 f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
