@@ -35,6 +35,8 @@ CLASSES = {
 
 _pending: dict[str, type] = {}
 _numbers = itertools.count()
+_PLUGINS = ("dovetail.testing.fixtures", "no:cacheprovider", "no:faulthandler", "no:unraisableexception")
+"""The last one only warns, and collects the garbage of the whole process ten times for that."""
 _TEST_FILE = "from dovetail.testing.run import pending\n\nTestPlugin = pending({!r})\n"
 
 
@@ -142,7 +144,7 @@ def check_class(cls: type[Conformance], select: str = "") -> Report:
         (Path(folder) / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         arguments = ["-c", f"{folder}/pytest.ini", f"--rootdir={folder}", f"--confcutdir={folder}", str(file)]
         arguments += ["--assert=plain", "--import-mode=importlib", "--capture=sys", f"--basetemp={folder}/tmp"]
-        arguments += [f"-p{plugin}" for plugin in ("no:cacheprovider", "no:faulthandler", "dovetail.testing.fixtures")]
+        arguments += ["--tb=native", *(f"-p{plugin}" for plugin in _PLUGINS)]
         arguments += ["-k", select] if select else []
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = pytest.main(arguments, plugins=[recorder])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -47,6 +48,17 @@ class Conformance:
         super().__init_subclass__(**kwargs)
         if not cls.__module__.startswith(_KIT):
             _refuse_silent_overrides(cls)
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        """Compute with one thread: the tensors are tiny, and threads that wait for each other only cost time."""
+        torch = sys.modules.get("torch")  # a kit that needs none imports none
+        before = torch.get_num_threads() if torch is not None else 0
+        if torch is not None:
+            torch.set_num_threads(1)
+        yield
+        if torch is not None:
+            torch.set_num_threads(before)
 
     @classmethod
     def planned(cls) -> PlannedPlugin:
