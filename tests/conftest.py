@@ -10,6 +10,10 @@ import pytest
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The tensors are tiny: threads that wait for one another at a barrier only cost time, on a busy machine most of it. The
+# processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where there is no CUDA device."""

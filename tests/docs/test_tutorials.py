@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from clean_env import CleanEnv, build_wheel, free_port
+from clean_env import ROOT, CleanEnv, build_wheel, free_port
 
 from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
 
-ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
 
 

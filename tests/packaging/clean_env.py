@@ -16,6 +16,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent for path in (ROOT / "docs/examples").glob("*/pyproject.toml"))
+PYTEST_PLUGINS = ("schemathesis", "hypothesis", "_hypothesis")
+"""pytest loads both wherever they are installed, and takes two seconds for it; a plugin author need not have them."""
+
+
 class CleanEnv:
     """A virtual environment with our wheels; other requirements are those of the running environment."""
 
@@ -58,19 +64,26 @@ class CleanEnv:
 
 
 def link_requirements(folder: Path) -> Path:
-    """Fill a folder with links to all that is installed here, except Dovetail and what belongs to the example."""
+    """Fill a folder with links to what is installed here, except Dovetail, its plugins, and slow plugins of pytest."""
     folder.mkdir()
     for site in {Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}:
         for item in site.iterdir():
             ours = "dovetail" in item.name or item.suffix == ".pth"
-            if not ours and not (folder / item.name).exists():
+            slow = item.name.startswith(PYTEST_PLUGINS)
+            if not ours and not slow and not (folder / item.name).exists():
                 (folder / item.name).symlink_to(item)
     return folder
 
 
 def build_wheel(project: Path, target: Path) -> Path:
+    """Build the wheel of a project in `target`; it is built once for all tests, where it was first asked for."""
+    if project in _built:
+        return _built[project]
     before = set(target.glob("*.whl"))
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
     subprocess.run(command, cwd=project, check=True, capture_output=True)
-    (wheel,) = set(target.glob("*.whl")) - before
-    return wheel
+    (_built[project],) = set(target.glob("*.whl")) - before
+    return _built[project]
+
+
+_built: dict[Path, Path] = {}

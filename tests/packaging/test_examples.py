@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from clean_env import CleanEnv, build_wheel, free_port
+from clean_env import EXAMPLES, CleanEnv, free_port
 
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import KINDS
@@ -20,8 +19,6 @@ from dovetail.utils import wait_for_server
 
 pytestmark = pytest.mark.install
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(path.parent for path in (ROOT / "docs/examples").glob("*/pyproject.toml"))
 NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
 OLMO2 = {
     "architectures": ["Olmo2ForCausalLM"],
@@ -36,17 +33,6 @@ OLMO2 = {
     "rms_norm_eps": 1e-6,
     "dtype": "float32",
 }
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> CleanEnv:
-    """An environment with the built wheel and every example, installed by pip from their folders."""
-    folder = tmp_path_factory.mktemp("examples")
-    env = CleanEnv(folder)
-    env.install(build_wheel(ROOT, folder))
-    copies = [Path(shutil.copytree(path, folder / "src" / path.name)) for path in EXAMPLES]
-    env.install(*copies)
-    return env
 
 
 @contextmanager
@@ -117,6 +103,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         used = [("reasoning_parser", "acme-r2"), ("tool_parser", "call-tools")]
         for key in [*used, ("attention_backend", "blockwise"), ("grammar_backend", "choice"), ("hooks", "desk")]:
             assert found[key] == "active", key
+        assert found["reasoning_parser", "qwen3"] == "found"
         given = requests.get(f"{base}/get_server_info", timeout=10).json()["plugins"]
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
