@@ -67,5 +67,5 @@ class Served:
 
     def close(self) -> None:
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(60)
         self.listener.close()

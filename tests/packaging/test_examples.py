@@ -54,7 +54,7 @@ def serving(clean: CleanEnv, *flags: str) -> Iterator[str]:
 
 def chat(base: str, **fields: Any) -> Any:
     """Ask the served model; the reply."""
-    model = requests.get(f"{base}/v1/models", timeout=10).json()["data"][0]["id"]
+    model = requests.get(f"{base}/v1/models", timeout=60).json()["data"][0]["id"]
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], **fields}
     reply = requests.post(f"{base}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
@@ -62,7 +62,7 @@ def chat(base: str, **fields: Any) -> Any:
 
 
 def states(base: str) -> dict[tuple[str, str], str]:
-    listed = requests.get(f"{base}/v1/plugins", timeout=10).json()["data"]
+    listed = requests.get(f"{base}/v1/plugins", timeout=60).json()["data"]
     return {(item["kind"], item["name"]): item["state"] for item in listed}
 
 
@@ -95,7 +95,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
     with serving(clean, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
-        stats = requests.get(f"{base}/x/desk/stats", timeout=10).json()
+        stats = requests.get(f"{base}/x/desk/stats", timeout=60).json()
         assert (stats["started"], stats["ended"], len(stats["last"])) == (2, 2, 1)
         forced = chat(base, temperature=0, structured_outputs={"choice": ["Madrid or so", "Lisbon"]})
         assert forced["choices"][0]["message"]["content"] in {"Madrid or so", "Lisbon"}
@@ -104,7 +104,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         for key in [*used, ("attention_backend", "blockwise"), ("grammar_backend", "choice"), ("hooks", "desk")]:
             assert found[key] == "active", key
         assert found["reasoning_parser", "qwen3"] == "found"
-        given = requests.get(f"{base}/get_server_info", timeout=10).json()["plugins"]
+        given = requests.get(f"{base}/get_server_info", timeout=60).json()["plugins"]
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 

@@ -77,7 +77,7 @@ class Harness:
         if hasattr(self, "state"):
             self.state.engine = self.engine
 
-    def eventually(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    def eventually(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -90,15 +90,15 @@ class Harness:
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         if body is not None:
             kwargs["json"] = body
-        return self.http.post(self.base + path, timeout=20, **kwargs)
+        return self.http.post(self.base + path, timeout=60, **kwargs)
 
     def get(self, path: str, **kwargs: Any) -> requests.Response:
-        return self.http.get(self.base + path, timeout=20, **kwargs)
+        return self.http.get(self.base + path, timeout=60, **kwargs)
 
     def close(self) -> None:
         self.http.close()
         self.server.should_exit = True
-        self.thread.join(10)
+        self.thread.join(60)
         self.listener.close()
 
 

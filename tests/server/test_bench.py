@@ -5,7 +5,6 @@ import random
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -351,7 +350,7 @@ def test_a_model_that_is_not_served_is_named(harness: Harness, capsys: pytest.Ca
     assert "tiny, tiny-too" in err
 
 
-def test_help_is_quick_and_loads_no_torch() -> None:
+def test_help_loads_no_torch() -> None:
     """The help of the benchmarks imports neither torch nor the HTTP client."""
     code = (
         "import sys; from dovetail_server.cli import main\n"
@@ -359,11 +358,9 @@ def test_help_is_quick_and_loads_no_torch() -> None:
         "except SystemExit: pass\n"
         "sys.exit(bool({'torch', 'aiohttp', 'numpy'} & set(sys.modules)))"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--suite" in done.stdout
-    assert time.perf_counter() - started < 5  # a tenth of it on an idle machine
 
 
 def test_a_server_is_started_measured_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

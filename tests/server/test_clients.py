@@ -46,7 +46,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         wait_for_server(f"http://localhost:{port}", timeout=120)
         yield port
     finally:
-        terminate_process(process, timeout=20)
+        terminate_process(process, timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def server() -> Iterator[tuple[Process, int]]:
         wait_for_server(f"http://localhost:{port}", timeout=120)
         yield process, port
     finally:
-        terminate_process(process, timeout=20)
+        terminate_process(process, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_plain_http(port: int) -> None:
 def test_every_example_of_the_documentation_runs(port: int) -> None:
     """What /docs offers to try is answered by the demo model as it stands there."""
     base = f"http://localhost:{port}"
-    document = requests.get(f"{base}/openapi.json", timeout=10).json()
+    document = requests.get(f"{base}/openapi.json", timeout=60).json()
     num_run = 0
     for path, methods in document["paths"].items():
         body = methods.get("post", {}).get("requestBody", {})
@@ -89,7 +89,7 @@ def test_every_example_of_the_documentation_runs(port: int) -> None:
             num_run += 1
     assert num_run > 15
     path = document["paths"]["/v1/models/{model_id}"]["get"]["parameters"][0]["example"]
-    assert requests.get(f"{base}/v1/models/{path}", timeout=10).json()["id"] == MODEL
+    assert requests.get(f"{base}/v1/models/{path}", timeout=60).json()["id"] == MODEL
 
 
 def test_openai_chat(client: openai.OpenAI) -> None:
@@ -214,7 +214,7 @@ def test_a_disconnect_frees_the_engine(port: int) -> None:
     reply = requests.post(f"http://localhost:{port}/generate", json=body, stream=True, timeout=60)
     next(reply.iter_lines())
     reply.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         load = requests.get(f"http://localhost:{port}/get_server_info", timeout=60).json()["internal_states"][0]
         if load["num_running"] == load["num_queued"] == 0:
@@ -290,11 +290,11 @@ def test_clients_that_leave_hold_nothing(port: int) -> None:
         else:
             body = {"model": MODEL, "prompt": "1 2 3", "stream": stream, "max_tokens": 100, **options}
         leave(port, path, body, stream and chance.random() < 0.5, chance.choice([0, 0, 0.01, 0.03]))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     names = ("num_running", "num_queued", "num_used_tokens")
     held = [-1]
     while any(held) and time.monotonic() < deadline:
-        load = requests.get(f"http://127.0.0.1:{port}/get_server_info", timeout=10).json()["internal_states"][0]
+        load = requests.get(f"http://127.0.0.1:{port}/get_server_info", timeout=60).json()["internal_states"][0]
         held = [load[name] for name in names]
     assert held == [0, 0, 0]
 
@@ -304,5 +304,5 @@ def test_stopping_leaves_nothing_behind(server: tuple[Process, int]) -> None:
     process, _ = server
     (engine,) = children(process.pid)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert not Path(f"/proc/{engine}").exists()

@@ -185,9 +185,9 @@ def send(server: Harness, ask: Ask, saved: dict[str, str]) -> requests.Response:
     if ask.form:
         options = {"files": {"file": ("in.jsonl", json.dumps(LINE) + "\n")}, "data": ask.form}
     server.text = ask.says
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
-        reply = server.http.request(ask.method, server.base + path, timeout=20, **options)
+        reply = server.http.request(ask.method, server.base + path, timeout=60, **options)
         if not ask.until or reply.json().get("status") == ask.until or time.monotonic() > deadline:
             return reply
         time.sleep(0.02)

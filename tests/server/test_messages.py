@@ -287,7 +287,7 @@ def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harn
     server = make_harness(stream_keep_alive=0.1)
     server.engine.hold.clear()
     body = {"model": "tiny", "max_tokens": 9, "messages": USER, "stream": True, "rid": "x"}
-    with requests.post(server.base + "/v1/messages", json=body, stream=True, timeout=20) as reply:
+    with requests.post(server.base + "/v1/messages", json=body, stream=True, timeout=60) as reply:
         lines = reply.iter_lines(decode_unicode=True)
         assert next(lines).startswith(":")
         assert server.post("/abort_request", {"rid": "x"}).json() == {"aborted": 1}

@@ -295,7 +295,7 @@ def test_a_background_stream_outlives_its_reader(harness: Harness) -> None:
     """With `background` and `stream`, the response goes on when the client leaves."""
     harness.engine.delay_s = 0.02
     body = {"model": "tiny", "input": "hi", "background": True, "stream": True}
-    reply = harness.http.post(f"{harness.base}/v1/responses", json=body, stream=True, timeout=20)
+    reply = harness.http.post(f"{harness.base}/v1/responses", json=body, stream=True, timeout=60)
     first = next(line for line in reply.iter_lines() if line.startswith(b"data: "))
     reply.close()
     path = f"/v1/responses/{json.loads(first[6:])['response']['id']}"
@@ -349,7 +349,7 @@ def test_an_error_after_a_long_wait_is_an_event(make_harness: Callable[..., Harn
     server = make_harness(stream_keep_alive=0.1)
     server.engine.hold.clear()
     body = {"model": "tiny", "input": "hi", "stream": True, "rid": "x"}
-    with requests.post(server.base + "/v1/responses", json=body, stream=True, timeout=20) as reply:
+    with requests.post(server.base + "/v1/responses", json=body, stream=True, timeout=60) as reply:
         lines = reply.iter_lines(decode_unicode=True)
         assert next(lines).startswith(":")
         assert server.post("/abort_request", {"rid": "x"}).json() == {"aborted": 1}

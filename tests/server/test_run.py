@@ -54,15 +54,15 @@ def test_a_server_comes_up_serves_and_goes_down(
         with requests.Session() as http:
             while True:
                 try:
-                    if http.get(f"{url}/readyz", timeout=5).status_code == 200:
+                    if http.get(f"{url}/readyz", timeout=60).status_code == 200:
                         break
                 except requests.ConnectionError:
                     continue
-            found.append(http.get(f"{url}/v1/models", timeout=5).status_code)
-            found.append(len(http.get(f"{url}/v1/plugins", timeout=5).json()["data"]))
+            found.append(http.get(f"{url}/v1/models", timeout=60).status_code)
+            found.append(len(http.get(f"{url}/v1/plugins", timeout=60).json()["data"]))
             engine.dead = "killed by the test"
             time.sleep(2 * run.WATCH_S)
-            found.append(http.get(f"{url}/health", timeout=5).status_code)
+            found.append(http.get(f"{url}/health", timeout=60).status_code)
         os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -71,7 +71,7 @@ def test_a_server_comes_up_serves_and_goes_down(
     try:
         code = serve.main([str(model), "--port", str(port), "--reasoning-parser", "qwen3"])
     finally:
-        thread.join(10)
+        thread.join(60)
         signal.signal(signal.SIGTERM, before)
         logging.getLogger("dovetail").propagate = True
     output = capfd.readouterr().err
@@ -101,7 +101,7 @@ def test_a_signal_while_starting_ends_the_server(
     def stop() -> None:
         while True:
             try:
-                requests.get(f"http://127.0.0.1:{port}/livez", timeout=5)
+                requests.get(f"http://127.0.0.1:{port}/livez", timeout=60)
                 break
             except requests.ConnectionError:
                 continue
@@ -114,7 +114,7 @@ def test_a_signal_while_starting_ends_the_server(
     try:
         code = serve.main([str(model), "--port", str(port)])
     finally:
-        thread.join(10)
+        thread.join(60)
         signal.signal(signal.SIGTERM, before)
         logging.getLogger("dovetail").propagate = True
     assert code == 0

@@ -30,7 +30,11 @@ class Running:
         self.port: int = listener.getsockname()[1]
         listener.close()
         self.base = f"http://127.0.0.1:{self.port}"
-        code = "import sys; from dovetail_server.cli import main; sys.exit(main(sys.argv[1:]))"
+        code = (
+            "import sys; from dovetail.engine import process; from dovetail_server.cli import main\n"
+            "process.STOP_TIMEOUT_S = 600\n"  # an end that waits for an engine that hangs is one that never comes
+            "sys.exit(main(sys.argv[1:]))"
+        )
         command = [sys.executable, "-c", code, "serve", "--port", str(self.port), "--num-threads", "1", *flags]
         command += ["--file-storage-path", str(storage), "--log-level", "warning", "--disable-access-log"]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -45,7 +49,7 @@ class Running:
     def ready(self) -> int | None:
         """The status of `/readyz`, None while nobody answers."""
         try:
-            return requests.get(f"{self.base}/readyz", timeout=5).status_code
+            return requests.get(f"{self.base}/readyz", timeout=60).status_code
         except (requests.ConnectionError, requests.Timeout):
             return None
 
@@ -65,7 +69,7 @@ class Running:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.end()
 
 
-def gone(pid: int, within_s: float) -> bool:
+def gone(pid: int, within_s: float = 60) -> bool:
     """Whether a process disappears in time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -106,20 +110,22 @@ def test_a_group_signal_drains_and_then_everything_is_gone(serve: Callable[..., 
     """SIGTERM to the whole process group: not ready at once, the stream completes, both processes end, exit code 0."""
     server = serve("--drain-timeout", "60")
     reply, lines = server.stream(150)
+    os.kill(server.engine, signal.SIGSTOP)  # the stream does not end before all of this has been asked
     os.killpg(server.process.pid, signal.SIGTERM)
-    began = time.monotonic()
+    deadline = time.monotonic() + START_S
     while server.ready() != 503:
-        assert time.monotonic() - began < 2
-    refused = requests.post(f"{server.base}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=10)
+        assert time.monotonic() < deadline
+    refused = requests.post(f"{server.base}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=60)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert refused.headers["retry-after"]
+    os.kill(server.engine, signal.SIGCONT)
     count, reasons, last = finish_of(lines)
     reply.close()
     assert reasons == ["length"]
     assert last == "data: [DONE]"
     assert count > 5
-    assert server.process.wait(15) == 0
-    assert gone(server.engine, 5)
+    assert server.process.wait(60) == 0
+    assert gone(server.engine)
 
 
 def test_what_does_not_finish_in_time_is_told(
@@ -134,8 +140,8 @@ def test_what_does_not_finish_in_time_is_told(
     assert seen[-1] == "data: [DONE]"
     assert seen[-3] == "event: error"
     assert json.loads(seen[-2][6:])["error"]["code"] == "draining"
-    assert server.process.wait(15) == 0
-    assert gone(server.engine, 5)
+    assert server.process.wait(60) == 0
+    assert gone(server.engine)
 
 
 def test_a_second_signal_ends_now_even_if_the_engine_hangs(serve: Callable[..., Running]) -> None:
@@ -148,24 +154,24 @@ def test_a_second_signal_ends_now_even_if_the_engine_hangs(serve: Callable[..., 
         time.sleep(0.02)
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
-    assert gone(server.process.pid, 3)
+    assert gone(server.process.pid)
     reply.close()
-    assert gone(server.engine, 3)
+    assert gone(server.engine)
 
 
 def test_the_engine_leaves_when_its_client_is_killed_in_the_middle_of_a_long_step(tmp_path: Path) -> None:
-    """Even an engine that would not look at its socket for a minute is gone within 5 s."""
+    """Even an engine that would not look at its socket for ten minutes is gone by its own alarm."""
     path = tmp_path / "socket"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
     code = (
         "import sys, time; from pathlib import Path; from dovetail.engine.wire import SocketTransport\n"
-        "transport = SocketTransport(Path(sys.argv[1])); transport.exit_without_client(); time.sleep(60)"
+        "transport = SocketTransport(Path(sys.argv[1])); transport.exit_without_client(); time.sleep(600)"
     )
     engine = subprocess.Popen([sys.executable, "-c", code, str(path)])
     connection, _ = listener.accept()
     connection.close()
     listener.close()
-    assert gone(engine.pid, 5)
-    assert engine.wait(5) == -signal.SIGALRM
+    assert gone(engine.pid)
+    assert engine.wait(60) == -signal.SIGALRM

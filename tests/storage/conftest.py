@@ -70,7 +70,7 @@ class Api:
         found: dict[str, Any] = reply.json()
         return found
 
-    def wait(self, batch_id: str, *statuses: str, timeout: float = 20.0) -> dict[str, Any]:
+    def wait(self, batch_id: str, *statuses: str, timeout: float = 60.0) -> dict[str, Any]:
         wanted = statuses or ("completed", "failed", "expired", "cancelled")
         deadline = time.monotonic() + timeout
         while (batch := self.batch(batch_id))["status"] not in wanted:

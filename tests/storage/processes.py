@@ -31,14 +31,14 @@ class Killable:
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         if body is not None:
             kwargs["json"] = body
-        return self.http.post(self.base + path, timeout=20, **kwargs)
+        return self.http.post(self.base + path, timeout=60, **kwargs)
 
     def get(self, path: str, **kwargs: Any) -> requests.Response:
-        return self.http.get(self.base + path, timeout=20, **kwargs)
+        return self.http.get(self.base + path, timeout=60, **kwargs)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         self.http.close()
 
     def __enter__(self) -> Killable:

@@ -32,7 +32,7 @@ def test_a_file_comes_back_byte_for_byte(api: Api) -> None:
     reply = api.harness.get(path + "/content")
     assert reply.content == content
     assert reply.headers["x-content-type-options"] == "nosniff"
-    gone = api.harness.http.delete(api.harness.base + path, timeout=20)
+    gone = api.harness.http.delete(api.harness.base + path, timeout=60)
     assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
     for again in (path, path + "/content"):
         assert api.harness.get(again).status_code == 404
@@ -107,7 +107,7 @@ def test_an_id_is_never_a_path(shared: Api, file_id: str) -> None:
     """An id that was not given out is 404 or 400, for every method."""
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{file_id}"):
         assert shared.harness.get(path).status_code in (400, 404)
-    assert shared.harness.http.delete(f"{shared.harness.base}/v1/files/{file_id}", timeout=20).status_code in (400, 404)
+    assert shared.harness.http.delete(f"{shared.harness.base}/v1/files/{file_id}", timeout=60).status_code in (400, 404)
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--X--\r\n") -> bytes:
@@ -252,7 +252,7 @@ def test_an_input_may_be_deleted_while_its_batch_runs(api: Api) -> None:
     batch_id = api.start(*(line(str(i)) for i in range(100)))
     batch = api.wait(batch_id, "in_progress")
     path = f"{api.harness.base}/v1/files/{batch['input_file_id']}"
-    assert api.harness.http.delete(path, timeout=20).json()["deleted"]
+    assert api.harness.http.delete(path, timeout=60).json()["deleted"]
     assert api.wait(batch_id)["request_counts"]["completed"] == 100
 
 

@@ -104,7 +104,7 @@ def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder:
     with Killable(folder, **settings) as survivor:
         with Killable(folder, **settings) as victim:
             batch_id = survivor.api.start(*(line(str(i)) for i in range(400)))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while victim.api.batch(batch_id)["request_counts"]["completed"] < 100:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -176,7 +176,7 @@ def test_an_unreachable_database_is_503_until_it_is_back(
         api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 503, 10)
     finally:
         postgres.start()
-    batch = api.wait(batch_id, timeout=30)
+    batch = api.wait(batch_id)
     assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
     assert [o["custom_id"] for o in api.results(batch)[0]] == [str(i) for i in range(100)]
 

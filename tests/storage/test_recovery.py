@@ -35,7 +35,7 @@ def test_kill_9_again_and_again_loses_and_repeats_nothing(folder: Path, tmp_path
     for _ in range(4):
         with Killable(folder, **settings) as server:
             before = server.api.batch(batch_id)["request_counts"]["completed"]
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while server.api.batch(batch_id)["request_counts"]["completed"] < min(before + 60, NUM_LINES - 20):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
@@ -60,7 +60,7 @@ def test_a_server_that_ends_hands_its_batch_to_the_next(make_harness: Callable[.
     first.wait(batch_id, "in_progress")
     first.harness.eventually(lambda: len(first.harness.engine.live) > 3)
     first.harness.loop.call_soon_threadsafe(first.harness.server._begin_drain)
-    first.harness.thread.join(20)
+    first.harness.thread.join(60)
     second = Api(make_harness(**options))
     second.harness.get("/v1/files")
     batch = second.wait(batch_id)
@@ -125,7 +125,7 @@ def test_a_locked_database_is_503_and_nothing_accepted_is_lost(api: Api, monkeyp
         lock.execute("ROLLBACK")
         lock.close()
     assert ids_of(api, api.wait(batch_id)) == [str(i) for i in range(100)]
-    api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 200, 10)
+    api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 200)
 
 
 def hurry(connection: Any, record: object, proxy: object) -> None:
@@ -137,7 +137,7 @@ def test_an_engine_that_dies_costs_no_line(api: Api) -> None:
     api.harness.engine.delay_s = 0.002
     api.harness.engine.die_after = 200
     batch_id = api.start(*(line(str(i)) for i in range(60)))
-    api.harness.eventually(lambda: api.harness.engine.dead is not None, 10)
+    api.harness.eventually(lambda: api.harness.engine.dead is not None)
     time.sleep(0.2)
     assert api.batch(batch_id)["status"] == "in_progress"
     api.harness.reset()

