@@ -8,7 +8,8 @@ defined there, by identity, and the contents of its constant tables.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +17,9 @@ CORE = ("dovetail", "dovetail_server")
 _MACHINERY = ("__pydantic_", "__warningregistry__", "__annotat", "_abc_")
 """Attributes that Python and pydantic make themselves, when they are first needed."""
 
-Snapshot = dict[str, dict[str, tuple[Any, Any]]]
-"""Attributes by owner (`module` or `module:Class`): the object, and a copy of its contents if it is a table."""
+_Held = tuple[Mapping[str, Any], Mapping[str, Any]]
+Snapshot = dict[str, _Held]
+"""By owner (`module` or `module:Class`): the attributes, and copies of those that are constant tables (`KINDS`)."""
 
 
 def snapshot(skip: str = "") -> Snapshot:
@@ -30,7 +32,8 @@ def snapshot(skip: str = "") -> Snapshot:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in CORE and name != skip and isinstance(module, ModuleType):
             for owner, namespace in _owners(name, module):
-                taken[owner] = {key: (value, _contents(key, value)) for key, value in list(namespace.items())}
+                held = namespace.copy()
+                taken[owner] = held, {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
     return taken
 
 
@@ -39,12 +42,12 @@ def drift_since(before: Snapshot, skip: str = "") -> list[str]:
     changed = []
     tables: dict[int, str] = {}
     now = snapshot(skip)
-    for owner, attributes in before.items():
+    for owner, held in before.items():
         current = now.get(owner)
-        if current is None:  # a class that was replaced, which its module's attribute shows
+        if current is None or _same(held, current):  # None: a replaced class, which its module's attribute shows
             continue
-        for key in attributes.keys() | current.keys():
-            old, new = attributes.get(key), current.get(key)
+        for key in held[0].keys() | current[0].keys():
+            old, new = _at(held, key), _at(current, key)
             if key.startswith(_MACHINERY) or not _differs(old, new):
                 continue
             name = f"{owner.replace(':', '.')}.{key}"
@@ -64,11 +67,23 @@ def _owners(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield f"{name}:{key}", vars(value)
 
 
-def _contents(key: str, value: Any) -> Any:
-    """Copy a constant table (`KINDS`); private and lower-case ones are caches that may grow."""
-    if key.isupper() and not key.startswith("_") and isinstance(value, dict | list | set):
-        return value.copy()
-    return None
+_TABLE = (dict, list, set)
+
+
+def _is_constant(name: str) -> bool:
+    """Whether a table of this name may not change; private and lower-case ones are caches that may grow."""
+    return name.isupper() and not name.startswith("_")
+
+
+def _same(old: _Held, new: _Held) -> bool:
+    """Whether nothing changed: said at the speed of C, since it is so for nearly every owner."""
+    keys_are = old[0].keys() == new[0].keys()
+    return keys_are and all(map(is_, old[0].values(), map(new[0].__getitem__, old[0]))) and old[1] == new[1]
+
+
+def _at(held: _Held, key: str) -> tuple[Any, Any] | None:
+    """Return an attribute and its contents if it is a table; None where there is no such attribute."""
+    return (held[0][key], held[1].get(key)) if key in held[0] else None
 
 
 def _differs(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
