@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.model import ModelConfig, RopeConfig
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
@@ -298,3 +300,25 @@ def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Pat
     tokens = 1000 + settings.max_running_requests
     estimate = activation_bytes(core.runner.config, 4, tokens)
     assert 0.6 * estimate < peak <= estimate
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def test_a_cache_on_cpu_takes_memory_as_it_is_used() -> None:
+    """A pool of 1 GiB is zero and takes next to nothing; what is written stays, and what cannot be is refused."""
+    cpu = torch.device("cpu")
+    before = resident_bytes()
+    pool = PagedKVPool(LLAMA_8B, 512, 16, torch.bfloat16, cpu)
+    assert pool.num_bytes == GIB
+    assert resident_bytes() - before < GIB // 16
+    last = pool.layer(31)
+    assert not last[-1].any()
+    last[-1] = 1
+    assert last[-1].all()
+    pool.scrub([511])
+    assert not last[-1].any()
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        PagedKVPool(LLAMA_8B, 1 << 30, 16, torch.bfloat16, cpu)
