@@ -213,7 +213,8 @@ class GrammarBackend(Configurable, ABC):
     """Compiles grammars. Subclass it, name the class in an entry point of `dovetail.grammar_backends.v1`.
 
     One instance per process and vocabulary. `compile` may run in a process that is killed at the time limit: what it
-    returns as bytes is brought back with `load` in the engine.
+    returns as bytes is brought back with `load` in the engine. That process is forked from one in which the backend has
+    compiled a small grammar, so that its tables are there; threads that it started then are not.
     """
 
     kinds: frozenset[Kind]
