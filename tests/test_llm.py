@@ -60,6 +60,15 @@ def test_generate_takes_text_and_ids(llm: LLM) -> None:
     assert len(llm.generate([text, text], GREEDY)) == 2
 
 
+def test_a_stop_expression_ends_the_reply_and_is_cut(llm: LLM) -> None:
+    """The text ends before the first match, which is reported; what is no expression is refused at once."""
+    [reply] = llm.generate("The capital of France is", SamplingParams(temperature=0, stop_regex="Par.s"))
+    assert reply.text.strip() == ""
+    assert (reply.finish_reason, reply.matched_stop) == ("stop", "Paris")
+    with pytest.raises(RequestError, match="stop_regex"):
+        SamplingParams(stop_regex=["fine", "(not"])
+
+
 def test_a_stop_string_ends_the_reply_and_is_cut(llm: LLM) -> None:
     """The text ends before the stop string, which is reported."""
     [reply] = llm.generate("The capital of France is", SamplingParams(temperature=0, stop=["Paris"]))

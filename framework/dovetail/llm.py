@@ -41,6 +41,7 @@ from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.detect import resolve_parsers
 from dovetail.text.output import ToolCall
+from dovetail.text.stop_regex import compile_stop
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer
 
@@ -70,6 +71,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     stop: str | Sequence[str] = ()
+    stop_regex: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -104,6 +106,8 @@ class SamplingParams:
             "n": (1, 10_000),
             "min_tokens": (0, 1 << 40),
         }
+        for expression in _as_tuple(self.stop_regex):
+            compile_stop(expression)
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise RequestError(f"{name} must be from {low:g} to {high:g}, not {getattr(self, name)!r}", param=name)
@@ -409,7 +413,8 @@ class LLM:
             )
             output = OutputStream(
                 self.tokenizer,
-                stop=(params.stop,) if isinstance(params.stop, str) else params.stop,
+                stop=_as_tuple(params.stop),
+                stop_regex=_as_tuple(params.stop_regex),
                 no_stop_trim=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
@@ -492,6 +497,10 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_tuple(texts: str | Sequence[str]) -> Sequence[str]:
+    return (texts,) if isinstance(texts, str) else texts
 
 
 def _engine_params(params: SamplingParams, choice: int, room: int) -> messages.SamplingParams:
