@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,3 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a command that a test ran in this process did to Dovetail's logger: its streams end with the test."""
+    logger = logging.getLogger("dovetail")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers = before[1], before[2]
