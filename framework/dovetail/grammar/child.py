@@ -35,7 +35,7 @@ from dovetail.grammar.wire import (
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 
 NICE = 10
-"""Compiling yields to the engine: it must not delay anybody's tokens."""
+"""Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
 FIRST = {
     Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
     Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
@@ -47,7 +47,6 @@ def main(argv: list[str]) -> int:
     """Load, then fork for every socket that comes, until the inherited one closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
-    os.nice(NICE)
     control = socket.socket(fileno=int(argv[0]))
     try:
         start = msgspec.msgpack.decode(receive(control), type=ChildStart)
@@ -69,6 +68,7 @@ def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
     """A copy's part: one job. Does not return. A timer of the system ends it at the limit, in native code too."""
     status = 1
     try:
+        os.nice(NICE)
         job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
         worker.prepare(job)
         send(channel, ChildBegun(pid=os.getpid()))
