@@ -69,6 +69,17 @@ def test_a_stop_expression_ends_the_reply_and_is_cut(llm: LLM) -> None:
         SamplingParams(stop_regex=["fine", "(not"])
 
 
+def test_a_stop_expression_that_takes_too_long_ends_one_reply(llm: LLM) -> None:
+    """The reply says why; the others are as they would be without it."""
+    endless = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, stop_regex=r"(?s)(?:.|.|..)+(?:.|..)+\Z.")
+    [alone] = llm.generate(["The capital of France is"], GREEDY)
+    failed, other = llm.generate(["Once upon a time", "The capital of France is"], [endless, GREEDY])
+    assert failed.finish_reason == "abort"
+    assert failed.message is not None
+    assert "stop_regex" in failed.message
+    assert (other.text, other.finish_reason) == (alone.text, alone.finish_reason)
+
+
 def test_a_stop_string_ends_the_reply_and_is_cut(llm: LLM) -> None:
     """The text ends before the stop string, which is reported."""
     [reply] = llm.generate("The capital of France is", SamplingParams(temperature=0, stop=["Paris"]))

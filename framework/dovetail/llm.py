@@ -126,7 +126,7 @@ class Reply:
         reasoning_tokens: Tokens generated inside thinking.
         tool_calls: Parsed calls.
         token_ids: All generated ids that count.
-        finish_reason: `stop`, `length` or `tool_calls`; `abort` if the engine refused the prompt (see `message`).
+        finish_reason: `stop`, `length` or `tool_calls`; `abort` if it was refused or failed (see `message`).
         matched_stop: The stop token id or stop string.
         cached_tokens: Prompt tokens found in the prefix cache.
     """
@@ -460,7 +460,10 @@ class LLM:
         cached, step = 0, None
         async with aclosing(self._client.submit(job.submit)) as stream:
             async for delta in stream:
-                job.output.feed(delta)
+                try:
+                    job.output.feed(delta)
+                except RequestError as error:  # ends this reply, not the others
+                    job.output.fail(error.message)
                 logprobs += delta.logprobs or ()
                 prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
                 cached, step = delta.cached_tokens, delta.grammar_step

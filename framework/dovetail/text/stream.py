@@ -155,8 +155,16 @@ class OutputStream:
         return _joined(self._reasoning) or None
 
     def feed(self, delta: TokenDelta) -> list[Event]:
-        """Take the engine's next tokens; return what they make certain. After the end, nothing more comes."""
+        """Take the engine's next tokens; return what they make certain. After the end, nothing more comes.
+
+        Raises:
+            RequestError: A stop expression takes too long.
+        """
         return self.feed_ids(delta.ids, delta.finish)
+
+    def fail(self, message: str) -> None:
+        """End it with an error, as where `feed` raised one; what is still held back is dropped."""
+        self.finish = StreamFinish("abort", None, message)
 
     def feed_ids(self, ids: Sequence[int], finish: Finish | None = None) -> list[Event]:
         """As `feed`, for callers without an engine."""
