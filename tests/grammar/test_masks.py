@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -30,10 +31,11 @@ for size in (1, 33, 100, 4097, 9000):
     logits = torch.randn(5, size)
     mask = torch.randint(-2**31, 2**31, (3, (size + 31) // 32), dtype=torch.int64).to(torch.int32)
     rows = torch.tensor([0, 2, 4])
+    logits[:, ::7], logits[:, 1::7] = float("nan"), float("inf")
     want, got = logits.clone(), logits.clone()
     apply_mask_reference(want, mask, rows)
     apply_mask_triton(got, mask, rows)
-    if not torch.equal(want, got):
+    if not torch.allclose(want, got, rtol=0, atol=0, equal_nan=True):
         raise SystemExit(f"size {size} differs")
 """
 
@@ -52,6 +54,17 @@ def test_the_cpu_path_equals_the_reference(size: int, rows: list[int]) -> None:
     for place, row in enumerate(rows):
         allowed = {t for t in range(size) if has_bit(mask[place].numpy(), t)}
         assert {t for t in range(size) if got[row, t] > float("-inf")} == allowed
+
+
+def test_numbers_that_are_not_finite_can_be_found_behind_a_mask() -> None:
+    """NaN and infinity are NaN where they are banned, and themselves where they are allowed."""
+    logits = torch.tensor([[math.nan, math.nan, math.inf, math.inf, 1.0, 1.0, -math.inf, -math.inf]])
+    mask = torch.tensor([[0b10101010]], dtype=torch.int32)
+    want = torch.tensor([[math.nan, math.nan, math.nan, math.inf, -math.inf, 1.0, -math.inf, -math.inf]])
+    for apply in (apply_mask_reference, apply_mask_cpu):
+        got = logits.clone()
+        apply(got, mask, torch.tensor([0]))
+        assert torch.allclose(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_triton_kernel_equals_the_reference() -> None:

@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 def apply_mask_reference(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
-    """Set the logits of tokens that are not allowed to -inf, in place.
+    """Add -inf to the logits of tokens that are not allowed, in place.
+
+    So NaN stays NaN and infinity becomes NaN, for the sampler to find: a model whose output is not finite is at fault
+    also where nobody wants the token.
 
     Args:
         logits: `[R, V]` float32.
@@ -21,7 +24,7 @@ def apply_mask_reference(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
     """
     shifts = torch.arange(32, dtype=torch.int32, device=mask.device)
     allowed = (mask[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
-    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+    logits[rows] = torch.where(allowed, logits[rows], logits[rows] + float("-inf"))
 
 
 _BYTES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf)
@@ -30,10 +33,7 @@ _ADDENDS = _BYTES.astype(np.float32)
 
 
 def apply_mask_cpu(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
-    """As the reference, on the CPU: adds 0 or -inf by table, as branches on single bits are often mispredicted.
-
-    Where a token is not allowed, NaN stays NaN and infinity becomes NaN, for the sampler to find.
-    """
+    """As the reference, on the CPU: adds 0 or -inf by table, as branches on single bits are often mispredicted."""
     lines = logits.numpy()
     added = np.empty((4 * mask.shape[1], 8), dtype=np.float32)
     with np.errstate(invalid="ignore"):  # infinity that is not allowed becomes NaN

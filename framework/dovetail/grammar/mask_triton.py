@@ -14,15 +14,16 @@ BLOCK = 4096
 
 @triton.jit
 def _apply_mask(logits, mask, rows, num_tokens, logits_stride, mask_stride, BLOCK: tl.constexpr):
-    """Store -inf where a token's bit is 0. Nothing is read of the logits: allowed ones are left alone."""
+    """Add -inf where a token's bit is 0. Allowed logits are left alone."""
     k = tl.program_id(0).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = tokens < num_tokens
     words = tl.load(mask + k * mask_stride + tokens // 32, mask=inside, other=0)
     banned = ((words >> (tokens % 32)) & 1) == 0
     row = tl.load(rows + k)
-    minus_infinity = tl.full((BLOCK,), float("-inf"), tl.float32)
-    tl.store(logits + row * logits_stride + tokens, minus_infinity, mask=inside & banned)
+    at = logits + row * logits_stride + tokens
+    values = tl.load(at, mask=inside & banned, other=0.0)
+    tl.store(at, values + float("-inf"), mask=inside & banned)
 
 
 def apply_mask_triton(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
