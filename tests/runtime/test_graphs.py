@@ -44,10 +44,10 @@ def test_idle_time_completes_the_buckets(graphs: Any) -> None:
     seen = []
     while not graphs.is_complete:
         before = set(graphs._captured)
-        graphs.capture_next()
+        graphs.run_next()
         seen += set(graphs._captured) - before
     assert seen == [12, 16, 24, 32, 48, 64, 96]
-    graphs.capture_next()
+    graphs.run_next()
     assert graphs.is_complete
 
 

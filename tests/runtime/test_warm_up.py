@@ -133,7 +133,7 @@ def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.M
         return run(plan)
 
     monkeypatch.setattr(core.stepper, "run_eagerly", noting)
-    core.runner.chores = Chores(None, make_warm_up(core))
+    core.runner.chores = Chores([make_warm_up(core)])
     for _ in shapes(LIMITS):
         assert core.has_chores
         core.do_chore()
@@ -251,12 +251,12 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     graphs._captured, done = {1: None}, []
     monkeypatch.setattr(graphs, "_capture", lambda bucket: graphs._captured.setdefault(bucket, done.append(bucket)))
     monkeypatch.setattr(core.stepper, "run_eagerly", lambda plan: done.append("step") or Launched(plan, []))
-    chores = Chores(graphs, made)
+    chores = Chores([made, graphs])
     while not chores.is_complete:
         chores.do_next()
     assert done[:5] == ["step", 2, "step", 4, "step"]
     assert done[5:] == ["step"] * (len(shapes(LIMITS)) - 3)
-    assert Chores(None, None).is_complete
+    assert Chores([]).is_complete
 
 
 Key = tuple[Any, ...]

@@ -1,40 +1,43 @@
-"""What is prepared while no request is served: decode graphs, and the kernels of eager steps."""
+"""What is prepared while no request is served: decode and prefill graphs, and the kernels of eager steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 
-from dovetail.runtime.graphs import DecodeGraphs
-from dovetail.runtime.warm_up import EagerWarmUp
 
-
-class Chores:
-    """Does one thing at a time, the two kinds in turn: a server that is soon busy has some of both."""
-
-    def __init__(self, graphs: DecodeGraphs | None, warm_up: EagerWarmUp | None) -> None:
-        """Either may be missing, or complete already."""
-        self._graphs, self._warm_up = graphs, warm_up
-        self._has_captured = True
+class Chore(Protocol):
+    """Something that is prepared piece by piece."""
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to prepare."""
-        return not (self._can_capture or self._can_warm_up)
+        ...
+
+    def run_next(self) -> None:
+        """Prepare the next piece: a fraction of a second, or a few seconds where kernels have to be compiled."""
+        ...
+
+
+class Chores:
+    """Does one piece at a time, of each chore in turn: a server that is soon busy has some of everything."""
+
+    def __init__(self, chores: Sequence[Chore]) -> None:
+        """They may be complete already."""
+        self._left = list(chores)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to prepare."""
+        return all(chore.is_complete for chore in self._left)
 
     @torch.inference_mode()
     def do_next(self) -> None:
-        """Prepare one thing: a fraction of a second, or a few seconds where kernels have to be compiled."""
-        if self._warm_up is not None and self._can_warm_up and (self._has_captured or not self._can_capture):
-            self._warm_up.run_next()
-            self._has_captured = False
-        elif self._graphs is not None:
-            self._graphs.capture_next()
-            self._has_captured = True
-
-    @property
-    def _can_capture(self) -> bool:
-        return self._graphs is not None and not self._graphs.is_complete
-
-    @property
-    def _can_warm_up(self) -> bool:
-        return self._warm_up is not None and not self._warm_up.is_complete
+        """Prepare one piece."""
+        self._left = [chore for chore in self._left if not chore.is_complete]
+        if self._left:
+            chore = self._left.pop(0)
+            self._left.append(chore)
+            chore.run_next()

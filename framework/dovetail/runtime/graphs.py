@@ -130,7 +130,7 @@ class DecodeGraphs:
         """Whether every bucket has been captured."""
         return len(self._captured) == len(self._buckets)
 
-    def capture_next(self) -> None:
+    def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do."""
         missing = [bucket for bucket in self._buckets if bucket not in self._captured]
         if missing:

@@ -9,9 +9,9 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
 - *Sampling*: R rows of logits in the model's dtype and six float32 copies (`runtime/sampler.py`, `runtime/draw.py`: the
   logits, their adjusted copy, scores, the race and its noise), and 5 bytes per token of the vocabulary for each request
   with penalties (`runtime/penalties.py`).
-- *CUDA graphs*: what the largest step needs, once more, for graphs share a pool of their own; the logits that each
-  batch size keeps; and an allowance for what the driver keeps of each graph, which is a guess: the table of a started
-  engine says what was really taken.
+- *CUDA graphs*: what the largest captured step needs, once more, for graphs share a pool of their own; the logits that
+  each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph, which is a
+  guess: the table of a started engine says what was really taken.
 
 B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and Hk query and KV heads, D head dim.
 """
@@ -19,11 +19,13 @@ B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and H
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
+from dovetail.runtime.prefill_sizes import Size, sizes
 from dovetail.settings import EngineSettings
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -35,8 +37,8 @@ GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
 BUCKET_SUM = 5
 """The rows of all captured batch sizes together, as a multiple of the largest."""
-NUM_GRAPHS = 54
-"""16 batch sizes with two ways to sample each, and 6 prefill lengths."""
+NUM_DECODE_GRAPHS = 48
+"""16 batch sizes with two ways to sample each."""
 GRAPH_ALLOWANCE = 4 << 20
 CUDA_CONTEXT_BYTES = 512 << 20
 """What a process takes of a CUDA device before anything is loaded; for plans without the device."""
@@ -189,12 +191,13 @@ def penalty_bytes(config: ModelConfig, rows: int) -> int:
     return rows * config.vocab_size * 5
 
 
-def graph_bytes(config: ModelConfig, item_bytes: int, max_running_requests: int) -> int:
+def graph_bytes(config: ModelConfig, item_bytes: int, max_running_requests: int, prefills: Sequence[Size]) -> int:
     """Estimate what CUDA graphs keep; see the top of this file."""
     rows = min(GRAPH_ROWS, max_running_requests)
-    kept = BUCKET_SUM * rows * config.vocab_size * item_bytes
-    pool = activation_bytes(config, item_bytes, 512) + sampling_bytes(config, item_bytes, rows)
-    return kept + pool + NUM_GRAPHS * GRAPH_ALLOWANCE
+    kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes
+    longest = max(size.tokens for size in prefills)
+    pool = activation_bytes(config, item_bytes, longest) + sampling_bytes(config, item_bytes, rows)
+    return kept + pool + (NUM_DECODE_GRAPHS + len(prefills)) * GRAPH_ALLOWANCE
 
 
 def plan_memory(
@@ -229,7 +232,7 @@ def plan_memory(
         dtype=dtype,
         weight_bytes=weight_bytes,
         activation_bytes=_step_bytes(config, item, tokens, rows),
-        graph_bytes=graph_bytes(config, item, rows) if has_graphs else 0,
+        graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
         page_size=size,
         page_bytes=page_bytes(config, size, item),
         num_pages=0,

@@ -1,16 +1,19 @@
-"""Small prefills as CUDA graphs: one request's chunk of up to 512 tokens, padded to a bucket.
+"""Prefills as CUDA graphs: the chunks of a step, padded to a number of tokens and chunks.
 
-An eager prefill of a short prompt is some three hundred launches from Python, which cost more than the computing; a
+An eager prefill is some three hundred launches from Python, which cost more than the computing of short prompts; a
 replay is one. Padding tokens have negative slots, so they write no keys and values, and stand after the live ones, so
-no live token attends to them.
+no live token attends to them. Padding chunks are empty and belong to the spare row.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -20,99 +23,165 @@ from dovetail.contracts.model import CausalLM
 from dovetail.engine.request import Chunk
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
+from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.step_ops import finish
+from dovetail.runtime.upload import pinned
 
-BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Chunk lengths in tokens that are captured, all before the engine is ready."""
+logger = logging.getLogger(__name__)
+
+START_S = 1.0
+"""Graphs for several chunks are captured before the engine is ready while that has taken no longer than so many
+seconds; the others while it has nothing to do."""
+PATIENCE = 8
+"""Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
 
 @dataclass(slots=True, eq=False)
 class CapturedPrefill:
-    """One bucket of T tokens.
+    """The graph of a size of T tokens and C chunks.
 
-    `inputs` `[3 T + 4]` int64 in: ids, positions, slots, then device row, KV length, chunk length, index of the last
-    token. `row` `[1]` is the device row among them. `logits` `[1, V]`, `ids` and `broken` `[1]` out, all of the last
-    token.
+    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`,
+    `ids` and `broken` `[C]` out, all of the last tokens.
     """
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
-    row: Tensor
+    rows: Tensor
     logits: Tensor
     ids: Tensor
     broken: Tensor
 
 
+def pack(chunks: Sequence[Chunk], size: Size, page_size: int, spare_row: int) -> npt.NDArray[np.int64]:
+    """Write what a graph reads.
+
+    Returns:
+        `[3 T + 4 C + 1]`: ids, positions and slots by token; device rows, KV lengths and last tokens by chunk; and
+        where each chunk starts, the end of the last one included.
+    """
+    packed = np.zeros(3 * size.tokens + 4 * size.chunks + 1, dtype=np.int64)
+    ids, positions, slots = packed[: 3 * size.tokens].reshape(3, -1)
+    rows, lens, last = packed[3 * size.tokens : -(size.chunks + 1)].reshape(3, -1)
+    starts = packed[-(size.chunks + 1) :]
+    slots[:], rows[:] = -1, spare_row
+    at = 0
+    for i, chunk in enumerate(chunks):
+        end, stop = at + chunk.num_new, chunk.start + chunk.num_new
+        places = np.arange(chunk.start, stop)
+        ids[at:end] = chunk.request.ids[chunk.start : stop]
+        positions[at:end] = places
+        first = chunk.start // page_size
+        pages = np.array(chunk.request.pages[first : (stop - 1) // page_size + 1], dtype=np.int64)
+        slots[at:end] = pages[places // page_size - first] * page_size + places % page_size
+        rows[i], lens[i], last[i], starts[i] = chunk.request.row, stop, end - 1, at
+        at = end
+    starts[len(chunks) :] = at
+    return packed
+
+
 class PrefillGraphs:
-    """Captures and replays prefill chunks of one request."""
+    """Captures the prefill chunks of a step by size and replays them."""
 
     def __init__(
-        self, model: CausalLM, attention: AttentionBackend, state: DeviceState, page_size: int, pool: GraphPool
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        state: DeviceState,
+        page_size: int,
+        sizes: Sequence[Size],
+        pool: GraphPool,
     ) -> None:
-        """Nothing is captured yet."""
+        """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them."""
         self._model, self._attention, self._state = model, attention, state
-        self._page_size, self._pool = page_size, pool
-        self._captured: dict[int, CapturedPrefill] = {}
+        self._page_size, self._sizes, self._pool = page_size, list(sizes), pool
+        self._captured: dict[Size, CapturedPrefill] = {}
+        self._missed: dict[Size, int] = {}
+        self._logits: Tensor | None = None
 
     @property
     def max_tokens(self) -> int:
-        """The longest chunk that a graph serves."""
-        return BUCKETS[-1]
+        """The most tokens that a graph computes."""
+        return max(size.tokens for size in self._sizes)
 
-    def capture_all(self) -> None:
-        """Capture every bucket, largest first, with a progress bar."""
-        for bucket in tqdm(BUCKETS[::-1], desc="Capturing prefill graphs", unit="graph"):
-            self._captured[bucket] = self._capture(bucket)
+    @property
+    def is_complete(self) -> bool:
+        """Whether every size has been captured."""
+        return len(self._captured) == len(self._sizes)
 
-    def fits(self, chunk: Chunk) -> bool:
-        """Whether a chunk has a bucket and wants nothing but its last token's logits."""
-        return chunk.num_new <= BUCKETS[-1] and chunk.request.prompt_logprobs is None
+    def capture_some(self) -> None:
+        """Capture all sizes of one chunk, then others while that is quick; with a progress bar."""
+        started = time.perf_counter()
+        for size in tqdm(self._sizes, desc="Capturing prefill graphs", unit="graph"):
+            if size.chunks > 1 and time.perf_counter() - started > START_S:
+                break  # kernels are being compiled for the first time: the others can wait
+            self._capture(size)
+        logger.debug("captured %s in %.2f s", self._captured.keys(), time.perf_counter() - started)
 
-    def run(self, chunk: Chunk) -> CapturedPrefill:
-        """Compute a chunk; its last token's outputs mean something only if the chunk ends the known tokens."""
-        bucket = BUCKETS[bisect_left(BUCKETS, chunk.num_new)]
-        captured = self._captured[bucket]
-        request, num, size = chunk.request, chunk.num_new, self._page_size
-        places = np.arange(chunk.start, chunk.start + num)
-        packed = np.zeros(3 * bucket + 4, dtype=np.int64)
-        packed[:num] = request.ids[chunk.start : chunk.start + num]
-        packed[bucket : bucket + num] = places
-        packed[2 * bucket : 3 * bucket] = -1
-        pages = np.array(request.pages, dtype=np.int64)[places // size]
-        packed[2 * bucket : 2 * bucket + num] = pages * size + places % size
-        packed[3 * bucket :] = (request.row, chunk.start + num, num, num - 1)
-        captured.inputs.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
+    def run_next(self) -> None:
+        """Capture a size that is missing, while the engine has nothing else to do."""
+        missing = [size for size in self._sizes if size not in self._captured]
+        if missing:
+            self._capture(missing[0])
+
+    def size_for(self, chunks: Sequence[Chunk]) -> Size | None:
+        """Return the size to replay for a step's chunks, or None if they have to run without a graph.
+
+        A missing size is captured once it has been missed often; until then the next larger one may stand in.
+        """
+        if any(chunk.request.prompt_logprobs is not None for chunk in chunks):
+            return None  # all tokens' logits are wanted, not the last one's
+        tokens = sum(chunk.num_new for chunk in chunks)
+        fitting = [size for size in self._sizes if size.tokens >= tokens and size.chunks >= len(chunks)]
+        if not fitting:
+            return None
+        if fitting[0] not in self._captured:
+            self._missed[fitting[0]] = self._missed.get(fitting[0], 0) + 1
+            if self._missed[fitting[0]] > PATIENCE:
+                self._capture(fitting[0])
+        return next((size for size in fitting[:2] if size in self._captured), None)
+
+    def run(self, chunks: Sequence[Chunk], size: Size) -> CapturedPrefill:
+        """Compute chunks; what comes out for one that does not end its request's known tokens means nothing."""
+        captured = self._captured[size]
+        packed = torch.from_numpy(pack(chunks, size, self._page_size, self._state.spare_row))
+        captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
         captured.graph.replay()
         return captured
 
-    def _capture(self, bucket: int) -> CapturedPrefill:
-        inputs = torch.zeros(3 * bucket + 4, dtype=torch.int64, device=self._state.device)
-        inputs[2 * bucket : 3 * bucket] = -1
-        inputs[3 * bucket :] = torch.tensor([self._state.spare_row, bucket, bucket, bucket - 1])
-        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, bucket))
-        return CapturedPrefill(graph, inputs, inputs[3 * bucket : 3 * bucket + 1], logits, ids, broken)
+    def _capture(self, size: Size) -> None:
+        inputs = torch.from_numpy(pack([], size, self._page_size, self._state.spare_row)).to(self._state.device)
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, size))
+        rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
+        self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, broken)
 
-    def _step(self, inputs: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One chunk, on the static inputs and device state alone."""
-        ids, positions, slots = inputs[: 3 * bucket].view(3, bucket)
-        row, length, num_new, last = inputs[3 * bucket :].view(4, 1)
-        starts = torch.cat((torch.zeros_like(num_new), num_new)).to(torch.int32)
+    def _step(self, inputs: Tensor, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+        """The chunks of one step, on the static inputs and device state alone."""
+        ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
+        rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)
         batch = ForwardBatch(
             num_decode=0,
             positions=positions,
             kv_slots=slots,
-            rows=row,
+            rows=rows,
             page_table=self._state.page_table,
-            seq_lens=length,
-            q_starts=starts,
+            seq_lens=lens,
+            q_starts=inputs[-(size.chunks + 1) :].to(torch.int32),
             seq_lens_cpu=[],
-            q_lens_cpu=[bucket],
+            q_lens_cpu=[size.tokens] * size.chunks,
             attention=self._attention,
             last_tokens=last,
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
         hidden = self._model.forward(ids, batch)
-        logits = self._model.lm_head(hidden.index_select(0, last))
-        chosen, broken = finish(logits, row, length, self._state)
+        logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
+        chosen, broken = finish(logits, rows, lens, self._state)
         return logits, chosen, broken
+
+    def _keep(self, logits: Tensor) -> Tensor:
+        """Put the logits of several chunks where those of all such graphs stand: each for itself would be too many."""
+        if logits.shape[0] == 1:
+            return logits
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits.copy_(logits)

@@ -15,6 +15,7 @@ from dovetail.contracts.model import BuildContext, CausalLM, ModelPlugin
 from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
+from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backend, find_device
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory
@@ -61,31 +62,35 @@ class ModelRunner:
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
         masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
-        graphs = self._capture(settings)
+        graphs = self._capture(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         memory.started()
         decode = None if graphs is None else graphs.decode
         warm_up = self._warm_up(memory.plan, decode)
-        self.chores = Chores(decode, warm_up)
+        prefill = None if graphs is None else graphs.prefill
+        self.chores = Chores([chore for chore in (warm_up, decode, prefill) if chore is not None])
         if warm_up is not None:
             masks.warm_up(self.config.vocab_size)
             warm_up.run_some()
         self.load_s = time.perf_counter() - started
 
-    def _capture(self, settings: EngineSettings) -> StepGraphs | None:
+    def _capture(self, settings: EngineSettings, plan: MemoryPlan) -> StepGraphs | None:
         """Capture graphs where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
         parts = (self.model, self.attention, self.state, self.pool.page_size)
         pool = GraphPool(self.device)
+        sizes = prefill_sizes.sizes(
+            self.weight_bytes, plan.step_tokens - plan.max_running_requests, plan.max_running_requests
+        )
         decode = DecodeGraphs(*parts, settings.max_running_requests, pool)
-        prefill = PrefillGraphs(*parts, pool) if self.attention.caps.graph == "mixed" else None
+        prefill = PrefillGraphs(*parts, sizes, pool) if self.attention.caps.graph == "mixed" else None
         with torch.inference_mode():
             max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
             self.attention.init_graph_state(decode.max_batch, max_tokens)
             if prefill is not None:
-                prefill.capture_all()
+                prefill.capture_some()
             decode.capture_some()
         return StepGraphs(decode=decode, prefill=prefill)
 

@@ -23,14 +23,13 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.sampler import FloatScratch, Ranked, Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.step import Launched, Part
 from dovetail.runtime.upload import upload
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
-MAX_GRAPH_CHUNKS = 4
-"""Prefill chunks of a step that are replayed one by one; more of them are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,19 +134,20 @@ class Stepper:
             part.choose(sampled)
 
     def _replay(self, plan: StepPlan, graphs: StepGraphs) -> Launched | None:
-        """A step of graphs: the decode rows, then each prefill chunk; None where graphs do not serve it."""
-        prefill = graphs.prefill
-        if plan.chunks and (prefill is None or not all(prefill.fits(chunk) for chunk in plan.chunks)):
-            return None
+        """A step of two graphs: the decode rows, then the prefill chunks; None where graphs do not serve it."""
+        prefill, size = graphs.prefill, None
+        if plan.chunks:
+            size = None if prefill is None else prefill.size_for(plan.chunks)
+            if size is None:
+                return None
         bucket = graphs.decode.bucket_for(len(plan.decode)) if plan.decode else 0
-        if bucket is None or len(plan.chunks) > MAX_GRAPH_CHUNKS:
+        if bucket is None:
             return None
         launched = Launched(plan, [], graph=True)
         if plan.decode:
             launched.parts.append(self._decode(plan.decode, graphs.decode, bucket))
-        for chunk in plan.chunks:
-            if prefill is not None and (part := self._prefill(chunk, prefill)) is not None:
-                launched.parts.append(part)
+        if prefill is not None and size is not None and (part := self._prefill(plan.chunks, prefill, size)) is not None:
+            launched.parts.append(part)
         return launched
 
     def _decode(self, requests: list[Request], graphs: DecodeGraphs, bucket: int) -> Part:
@@ -164,18 +164,21 @@ class Stepper:
             return part
         return self._later(part, done.logits[:num])
 
-    def _prefill(self, chunk: Chunk, graphs: PrefillGraphs) -> Part | None:
-        """Replay a prefill chunk; None if no token follows it."""
-        done = graphs.run(chunk)
-        if not chunk.samples:
+    def _prefill(self, chunks: list[Chunk], graphs: PrefillGraphs, size: Size) -> Part | None:
+        """Replay a step's prefill chunks; None if no token follows any of them."""
+        chunks = sorted(chunks, key=lambda chunk: not chunk.samples)  # those that get a token stand side by side
+        done = graphs.run(chunks, size)
+        requests = [chunk.request for chunk in chunks if chunk.samples]
+        if not requests:
             return None
-        row = chunk.request.sample
-        part = Part([chunk.request], done.row)
-        if is_plain(row) and row.params.temperature == 0 and not chunk.request.undecided:
-            count(done.ids, [row])
-            part.choose(Sampled(done.ids, done.broken))
+        num, rows = len(requests), [request.sample for request in requests]
+        part = Part(requests, done.rows[:num])
+        is_greedy = all(is_plain(row) and row.params.temperature == 0 for row in rows)
+        if is_greedy and not any(request.undecided for request in requests):
+            count(done.ids[:num], rows)
+            part.choose(Sampled(done.ids[:num], done.broken[:num]))
             return part
-        return self._later(part, done.logits)
+        return self._later(part, done.logits[:num])
 
     def _later(self, part: Part, logits: Tensor) -> Part:
         """Sample a part of a graph outside it: at once, or when its constraints are known."""

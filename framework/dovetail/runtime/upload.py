@@ -10,9 +10,14 @@ from torch import Tensor
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a fresh host tensor on the device; through pinned memory where it is a GPU."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor on the device."""
     return to_device(torch.tensor(values, dtype=dtype), device)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a fresh host tensor in memory from which a device copies without the host's waiting."""
+    return tensor if device.type == "cpu" else tensor.pin_memory()

@@ -111,6 +111,8 @@ def _wanted(limits: StepLimits) -> Iterator[Shape]:
         for num_chunks in CHUNKS:
             for num_decode in (0, NUM_DECODE):
                 yield Shape(num_decode, num_chunks, num_new)
+    for num_decode in (0, NUM_DECODE):
+        yield Shape(num_decode, 2, LONG)
     for num_new in (SHORT, LONG):
         for num_decode in (0, NUM_DECODE):
             yield Shape(num_decode, 1, num_new, KV_LEN)

@@ -33,7 +33,7 @@ class TritonBackend(AttentionBackend):
         self._longest = 0
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
-        """Note the longest chunk, which sizes the prefill grid; decode needs nothing from the host."""
+        """Note the longest chunk, which chooses the prefill tile; decode needs nothing from the host."""
         self._longest = max(batch.q_lens_cpu[batch.num_decode :], default=0)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:

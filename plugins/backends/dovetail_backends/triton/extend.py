@@ -1,8 +1,13 @@
 """Paged prefill attention: each request's new tokens over its cached prefix and themselves.
 
-After FlashAttention-2, arXiv:2307.08691. Grid (tile of query rows, KV head, request). A tile's rows are pairs of token
-and query head of one group, so that a key block is read once for the whole group. Keys and values, also the new ones,
-come from the pool.
+After FlashAttention-2, arXiv:2307.08691. Grid (tile of query rows, KV head). A tile's rows are pairs of token and query
+head of one group, so that a key block is read once for the whole group. Keys and values, also the new ones, come from
+the pool.
+
+The tiles of all requests are numbered through: request r, whose new tokens begin at s, has the numbers from
+`s G // BLOCK_M + r` on. So many are always enough for it, whatever the lengths are; a few remain idle. A program finds
+its request by looking at all starts at once. Nothing here depends on lengths that the host knows, so that one graph
+serves all ways to divide its tokens among requests.
 
 T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size.
 """
@@ -65,23 +70,28 @@ def _attend_tile(
     return new, total * shrink + tl.sum(weights, 1), acc
 
 
-@triton.jit(do_not_specialize=["first_request", "first_token"])
+@triton.jit(do_not_specialize=["first_request", "first_token", "num"])
 def _extend_kernel(
     q, kv, page_table, rows, seq_lens, q_starts, sinks, out,
-    scale, first_request, first_token,
+    scale, first_request, first_token, num,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    head, request = tl.program_id(1), tl.program_id(2) + first_request
+    number, head = tl.program_id(0), tl.program_id(1)
+    r = tl.arange(0, BLOCK_R)
+    starts = tl.load(q_starts + first_request + r, mask=r < num, other=0) - first_token
+    begun = (r < num) & (starts * G // BLOCK_M + r <= number)
+    request = first_request + tl.sum(begun.to(tl.int32), 0) - 1
     start, end = tl.load(q_starts + request), tl.load(q_starts + request + 1)
     num_new = end - start
     # Later tiles see more keys: they go first, so that the short ones fill the gaps at the end.
-    tile = (num_new * G + BLOCK_M - 1) // BLOCK_M - 1 - tl.program_id(0)
+    before = (start - first_token) * G // BLOCK_M + request - first_request
+    tile = (num_new * G + BLOCK_M - 1) // BLOCK_M - 1 - (number - before)
     if tile < 0:
         return
     length = tl.load(seq_lens + request).to(tl.int32)
@@ -149,6 +159,11 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int) -> Tile:
     return 64, 64, 4, 2
 
 
+def _block_of(num: int) -> int:
+    """How many starts a program looks at. Hardly any variants: each is compiled, and looking costs next to nothing."""
+    return 1 if num == 1 else max(1024, triton.next_power_of_2(num))
+
+
 def extend(
     q: Tensor,
     kv: Tensor,
@@ -166,21 +181,20 @@ def extend(
         layer: The layer's facts; its scale is positive.
         batch: The whole batch; requests `num_decode …` are attended.
         out: `[T', Hq, D]`, written in full.
-        longest: Most new tokens of one request; an upper bound will do.
+        longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
         tile: From `choose_tile` if not given.
     """
     d, hk = q.shape[2], layer.num_kv_heads
     group = q.shape[1] // hk
     num = batch.num_requests - batch.num_decode
     block_m, block_n, warps, stages = tile or choose_tile(longest * group, d, q.dtype, shared_bytes(q.device))
-    grid = (triton.cdiv(longest * group, block_m), hk, num)
-    _extend_kernel[grid](
+    _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
         layer.sinks if layer.sinks is not None else q, out,
-        layer.scale * LOG2E, batch.num_decode, batch.num_decode,
+        layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
-        STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None, num_warps=warps,
-        **launch_options(q),
+        BLOCK_R=_block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
+        num_warps=warps, **launch_options(q),
     )  # fmt: skip

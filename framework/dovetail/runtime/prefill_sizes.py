@@ -1,0 +1,44 @@
+"""Which prefills are captured into graphs: numbers only, as memory is planned without torch.
+
+A graph computes a fixed number of tokens, so chunks of fewer are padded. That costs computing, and saves launching some
+three hundred kernels from Python, which takes about as long as computing thousands of tokens with a small model, and
+fewer than a thousand with a large one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+SINGLE = (16, 32, 64, 128, 256, 512)
+"""Tokens of graphs for one chunk, all captured before the engine is ready."""
+TOGETHER = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
+"""Tokens of graphs for several chunks, or for one that is longer than `SINGLE` goes."""
+MAX_CHUNKS = 64
+"""Chunks that a graph for several takes at most; fewer where fewer requests run."""
+MAX_WORK = 12e12
+"""Bytes of weights times tokens, about floating-point operations in bfloat16, that graphs are made for. Twenty
+milliseconds of an H200, which launching takes there too: a larger step is bound by computing, and padding only adds."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    """Tokens and chunks that a graph computes at most."""
+
+    tokens: int
+    chunks: int
+
+
+def sizes(weight_bytes: int, max_tokens: int, max_requests: int) -> list[Size]:
+    """Return the graphs for a model, the smaller first among those for one chunk and among the others.
+
+    Args:
+        weight_bytes: Of the model.
+        max_tokens: Most prompt tokens of a step.
+        max_requests: Most requests of a step.
+    """
+    most = max(SINGLE[-1], MAX_WORK / max(weight_bytes, 1))
+    together = [tokens for before, tokens in pairwise((0, *TOGETHER)) if before < max_tokens and tokens <= most]
+    chunks = min(MAX_CHUNKS, max_requests)
+    single = [Size(tokens, 1) for tokens in SINGLE]
+    return list(dict.fromkeys(single + [Size(tokens, chunks) for tokens in together]))
