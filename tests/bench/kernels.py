@@ -71,18 +71,29 @@ def decode_ms(core: EngineCore) -> float:
     return 1000 * (time.perf_counter() - started) / NUM_TIMED
 
 
-def kernels(core: EngineCore, run: Any) -> list[tuple[str, float, int]]:
-    """Names, milliseconds and launches of what the device did, the longest first."""
+Row = tuple[str, float, float, int]
+
+
+def kernels(core: EngineCore, run: Any) -> list[Row]:
+    """What the device did, by kernel: its time, what it added to the whole, and launches; what adds most first.
+
+    Kernels overlap where one waits for another inside. What one adds is the time from the end of whatever ended last
+    before it to its own end; idle time counts for the kernel after it.
+    """
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
         run()
         torch.cuda.synchronize()
+    events = [e for e in found.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
     times: Counter[str] = Counter()
+    added: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for event in found.events() or []:
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            times[event.name] += event.device_time_total / 1000
-            counts[event.name] += 1
-    return [(name, took, counts[name]) for name, took in times.most_common()]
+    last = min((e.time_range.start for e in events), default=0)
+    for event in sorted(events, key=lambda e: e.time_range.end):
+        times[event.name] += event.device_time_total / 1000
+        added[event.name] += max(0.0, event.time_range.end - last) / 1000
+        counts[event.name] += 1
+        last = max(last, event.time_range.end)
+    return [(name, times[name], more, counts[name]) for name, more in added.most_common()]
 
 
 def drain(core: EngineCore) -> None:
@@ -96,14 +107,15 @@ def drain(core: EngineCore) -> None:
     core.handle(Control(id=0, op="flush_cache"))
 
 
-def table(title: str, rows: list[tuple[str, float, int]], per: int, most: int) -> Table:
-    """The longest kernels."""
+def table(title: str, rows: list[Row], per: int, most: int) -> Table:
+    """The kernels that add most."""
     shown = Table(title=title, title_justify="left")
-    for name in ("kernel", "ms a step", "launches", "us each"):
-        shown.add_column(name, justify="left" if name == "kernel" else "right")
-    for name, took, count in rows[:most]:
-        shown.add_row(name[:70], f"{took / per:.3f}", f"{count / per:.1f}", f"{1000 * took / count:.1f}")
-    shown.add_row("all", f"{sum(took for _, took, _ in rows) / per:.3f}", "", "")
+    for name in ("kernel", "launches", "ms added", "us added", "us each"):
+        shown.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
+    for name, took, more, count in rows[:most]:
+        each = (f"{more / per:.3f}", f"{1000 * more / count:.1f}", f"{1000 * took / count:.1f}")
+        shown.add_row(name[:58], f"{count / per:.1f}", *each)
+    shown.add_row("all", f"{sum(row[3] for row in rows) / per:.0f}", f"{sum(row[2] for row in rows) / per:.3f}", "", "")
     return shown
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dovetail.layers.ops import fused, reference
 from dovetail.layers.ops.gemv import gemv
-from dovetail.layers.ops.skinny import skinny
+from dovetail.layers.ops.skinny import Tile, skinny, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOT_DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
@@ -77,14 +77,14 @@ def test_gemv(dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> No
 
 
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
-@pytest.mark.parametrize("rows", [2, 7, 16])
+@pytest.mark.parametrize(("rows", "block_m"), [(2, 16), (7, 16), (16, 16), (7, 32), (33, 64), (64, 64)])
 @pytest.mark.parametrize("tile", [(16, 64, 2, 3, 1), (64, 128, 4, 3, 2), (32, 256, 4, 5, 1), (32, 64, 2, 1, 4)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_skinny(dtype: torch.dtype, rows: int, tile: tuple[int, int, int, int, int], with_bias: bool) -> None:
+def test_skinny(dtype: torch.dtype, rows: int, block_m: int, tile: Tile, with_bias: bool) -> None:
     """A few strided rows times a matrix equal the reference for every tile, at sizes off the tiles."""
     x, weight = random(rows, 330, dtype=dtype)[:, :300], random(100, 300, dtype=dtype, seed=1)
     bias = random(100, dtype=dtype, seed=2) if with_bias else None
-    close(skinny(x, weight, bias, tile), reference.linear(x, weight, bias))
+    close(skinny(x, weight, bias, (block_m, tile)), reference.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,18 +112,29 @@ def test_gemv_with_its_surroundings(dtype: torch.dtype, tile: tuple[int, int, in
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize("tile", [(32, 64, 2, 3, 4), (16, 512, 2, 1, 1)])
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("rows", "block_m"), [(5, 16), (40, 64)])
 def test_skinny_with_its_surroundings(
-    dtype: torch.dtype, tile: tuple[int, int, int, int, int], with_bias: bool
+    dtype: torch.dtype, tile: Tile, with_bias: bool, rows: int, block_m: int
 ) -> None:
     """A few rows: norm before, gate or residual after the product equal the reference, in one chunk and in several."""
-    x, weight = random(5, 330, dtype=dtype)[:, :300], random(126, 300, dtype=dtype, seed=1)
+    x, weight = random(rows, 330, dtype=dtype)[:, :300], random(126, 300, dtype=dtype, seed=1)
     bias = random(126, dtype=dtype, seed=2) if with_bias else None
-    norm, residual = random(300, dtype=dtype, seed=3), random(5, 126, dtype=dtype, seed=4)
+    norm, residual = random(300, dtype=dtype, seed=3), random(rows, 126, dtype=dtype, seed=4)
     around = {"norm": norm, "eps": 1e-3}
-    close(skinny(x, weight, bias, tile, **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
-    close(skinny(x, weight, bias, tile, gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
-    found = skinny(x, weight, bias, tile, residual=residual)
+    close(skinny(x, weight, bias, (block_m, tile), **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
+    close(skinny(x, weight, bias, (block_m, tile), gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
+    found = skinny(x, weight, bias, (block_m, tile), residual=residual)
     close(found, reference.linear_add(x, weight, bias, residual.clone()))
+
+
+def test_a_tile_is_chosen_by_the_number_of_rows() -> None:
+    """The smallest that holds the rows, if there is one for it: not for one row, and not beyond the largest."""
+    weight = random(96, 64, dtype=torch.bfloat16)
+    tile = (16, 64, 4, 3, 1)
+    tiles = {(96, 64): {16: tile, 64: tile}}
+    found = [tile_for(rows, weight, tiles) for rows in (1, 2, 16, 17, 32, 33, 64, 65)]
+    assert found == [None, (16, tile), (16, tile), None, None, (64, tile), (64, tile), None]
+    assert tile_for(2, weight[:95], tiles) is None
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])

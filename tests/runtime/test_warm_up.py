@@ -319,9 +319,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr("dovetail.layers.linear.can_prepack", lambda weight: False)
     monkeypatch.setattr("dovetail.layers.embedding.can_prepack", lambda weight: False)
     monkeypatch.setattr(draw, "draw", drawn)
-    monkeypatch.setattr(fused, "_is_skinny", lambda x, weight, tiles=None: 1 < x.shape[0] <= skinny.MAX_ROWS)
-    for name in ("TILES", "GATE_TILES"):
-        monkeypatch.setattr(skinny, name, defaultdict(lambda: (16, 64, 4, 3, 1)))
+    every = {rows: (16, 64, 4, 3, 1) for rows in skinny.ROWS}
+    monkeypatch.setattr(fused, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
     return noted
 
 

@@ -5,8 +5,6 @@ They compute in float32 and round where the reference rounds. T tokens, H hidden
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -17,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.layers.ops.gemv import gemv
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail.layers.ops.silu import gated
-from dovetail.layers.ops.skinny import GATE_TILES, MAX_ROWS, SHARED_BYTES, TILES, Tile, skinny
+from dovetail.layers.ops.skinny import GATE_TILES, SHARED_BYTES, TILES, Tile, Tiles, skinny, tile_for
 
 
 @triton.jit
@@ -167,24 +165,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.linear`: our kernels for one row and, at shapes where they are faster, for a few; else cuBLAS."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias)
-    return skinny(x, weight, bias) if _is_skinny(x, weight) else F.linear(x, weight, bias)
+    tile = _tile(x, weight, TILES)
+    return F.linear(x, weight, bias) if tile is None else skinny(x, weight, bias, tile)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `reference.norm_linear`: one kernel for up to 16 rows."""
+    """See `reference.norm_linear`: one kernel for a few rows."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias, norm=norm, eps=eps)
-    if _is_skinny(x, weight):
-        return skinny(x, weight, bias, norm=norm, eps=eps)
+    tile = _tile(x, weight, TILES)
+    if tile is not None:
+        return skinny(x, weight, bias, tile, norm=norm, eps=eps)
     return F.linear(add_rms_norm(x, None, norm, eps)[0], weight, bias)
 
 
 def norm_gate(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `reference.norm_gate`: one kernel for up to 16 rows."""
+    """See `reference.norm_gate`: one kernel for a few rows."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias, norm=norm, eps=eps, gate=True)
-    if _is_skinny(x, weight, GATE_TILES):
-        return skinny(x, weight, bias, norm=norm, eps=eps, gate=True)
+    tile = _tile(x, weight, GATE_TILES)
+    if tile is not None:
+        return skinny(x, weight, bias, tile, norm=norm, eps=eps, gate=True)
     return silu_and_mul(F.linear(add_rms_norm(x, None, norm, eps)[0], weight, bias))
 
 
@@ -192,8 +193,9 @@ def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor)
     """See `reference.linear_add`: one kernel; cuBLAS adds in place."""
     if _is_gemv(x, weight):
         return gemv(x, weight, bias, residual=residual)
-    if _is_skinny(x, weight):
-        return skinny(x, weight, bias, residual=residual)
+    tile = _tile(x, weight, TILES)
+    if tile is not None:
+        return skinny(x, weight, bias, tile, residual=residual)
     total = residual.addmm_(x, weight.t())
     return total if bias is None else total.add_(bias)
 
@@ -202,8 +204,8 @@ def _is_gemv(x: Tensor, weight: Tensor) -> bool:
     return x.shape[0] == 1 and x.stride(-1) == 1 and weight.is_contiguous()
 
 
-def _is_skinny(x: Tensor, weight: Tensor, tiles: Mapping[tuple[int, int], Tile] = TILES) -> bool:
-    if not 1 < x.shape[0] <= MAX_ROWS or x.dtype != torch.bfloat16 or x.stride(-1) != 1:
-        return False
-    is_measured = (weight.shape[0], weight.shape[1]) in tiles
-    return is_measured and weight.is_contiguous() and shared_bytes(x.device) >= SHARED_BYTES
+def _tile(x: Tensor, weight: Tensor, tiles: Tiles) -> tuple[int, Tile] | None:
+    if x.dtype != torch.bfloat16 or x.stride(-1) != 1 or not weight.is_contiguous():
+        return None
+    tile = tile_for(x.shape[0], weight, tiles)
+    return tile if tile is not None and shared_bytes(x.device) >= SHARED_BYTES else None

@@ -1,4 +1,4 @@
-"""A few rows times a matrix, for decode batches of 2 to 16: the weights are what is read, rows only fill the tile.
+"""A few rows times a matrix, for decode batches of 2 to 64: the weights are what is read, rows only fill the tile.
 
 M rows, N outputs, K inputs. A program makes BLOCK_N outputs of all rows.
 """
@@ -16,31 +16,40 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.layers.ops.pdl import launch_options
 from dovetail.layers.ops.silu import gated
 
-MAX_ROWS = 16
-BLOCK_M = 16
+ROWS = (16, 32, 64)
+"""Rows that a tile has, of which a product may use fewer."""
 SHARED_BYTES = 200 << 10
 """Shared memory of a device for which the tiles are meant."""
 
 Tile = tuple[int, int, int, int, int]
 """BLOCK_N, BLOCK_K, warps, stages, splits of K."""
+Tiles = dict[tuple[int, int], dict[int, Tile]]
+"""Tiles by the weight's `[N, K]` and by the rows of a tile."""
 
-TILES: dict[tuple[int, int], Tile] = {
-    (1152, 896): (16, 1024, 4, 2, 1),
-    (896, 896): (16, 128, 2, 5, 1),
-    (896, 4864): (64, 256, 4, 3, 4),
-    (151936, 896): (64, 128, 4, 3, 1),
-    (4096, 1024): (64, 256, 4, 3, 1),
-    (1024, 2048): (64, 256, 4, 3, 4),
-    (1024, 3072): (64, 256, 4, 3, 4),
-    (151936, 1024): (64, 128, 4, 3, 1),
-    (6144, 4096): (64, 256, 4, 3, 1),
-    (4096, 4096): (64, 128, 4, 3, 4),
-    (4096, 14336): (64, 128, 4, 3, 4),
+TILES: Tiles = {
+    (1152, 896): {16: (16, 1024, 4, 2, 1)},
+    (896, 896): {16: (16, 128, 2, 5, 1)},
+    (896, 4864): {16: (64, 256, 4, 3, 4)},
+    (151936, 896): {16: (64, 128, 4, 3, 1)},
+    (4096, 1024): {16: (64, 256, 4, 3, 1)},
+    (1024, 2048): {16: (64, 256, 4, 3, 4)},
+    (1024, 3072): {16: (64, 256, 4, 3, 4)},
+    (151936, 1024): {16: (64, 128, 4, 3, 1)},
+    (6144, 4096): {16: (64, 256, 4, 3, 1)},
+    (4096, 4096): {16: (64, 128, 4, 3, 4)},
+    (4096, 14336): {16: (64, 128, 4, 3, 4)},
 }
-"""Weights [N, K] where this kernel beats cuBLAS at 16 rows, with the best tile; measured on an H200 with Triton 3.6
-and cold weights by `tests/bench/skinny.py`."""
-GATE_TILES: dict[tuple[int, int], Tile] = {(28672, 4096): (64, 128, 8, 3, 1)}
+"""Weights where this kernel beats cuBLAS, with the best tile; measured on an H200 with Triton 3.6 in whole decode steps
+by `tests/bench/skinny.py`."""
+GATE_TILES: Tiles = {(28672, 4096): {16: (64, 128, 8, 3, 1)}}
 """The same for gate and up, `[2 N, K]`, with norm and gate in the kernel."""
+
+
+def tile_for(num_rows: int, weight: Tensor, tiles: Tiles) -> tuple[int, Tile] | None:
+    """Return the rows of the tile and the rest of it that serve a product best, or None where cuBLAS does."""
+    block_m = next((rows for rows in ROWS if num_rows <= rows), None)
+    tile = tiles.get((weight.shape[0], weight.shape[1]), {}).get(block_m or 0)
+    return None if block_m is None or tile is None or num_rows < 2 else (block_m, tile)
 
 
 @triton.jit
@@ -59,7 +68,7 @@ def _columns(
     return tl.trans(inputs), squares
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _skinny_kernel(
     x, w, bias, norm, residual, out, part, arrived, eps, M, stride_x, stride_r,
     N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr,
@@ -96,15 +105,16 @@ def _skinny_kernel(
             up_total = tl.dot(ups, columns, up_total, input_precision="ieee")
     is_last = True
     if SPLITS > 1:
-        at_part = part + (tile * SPLITS + tl.arange(0, SPLITS)) * (BLOCK_N * BLOCK_M)
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         tl.store(part + (tile * SPLITS + split) * (BLOCK_N * BLOCK_M) + inner, total)
         tl.debug_barrier()
         is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             tl.store(arrived + tile, 0)
-            parts = tl.load(at_part[:, None, None] + inner[None, :, :], cache_modifier=".cg")
-            total = tl.sum(parts, 0)
+            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for other in tl.static_range(SPLITS):
+                at_part = part + (tile * SPLITS + other) * (BLOCK_N * BLOCK_M)
+                total += tl.load(at_part + inner, cache_modifier=".cg")
     if is_last:
         live = (m[None, :] < M) & (n[:, None] < N)
         if NORM:
@@ -128,20 +138,20 @@ def skinny(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    tile: Tile | None = None,
+    tile: tuple[int, Tile],
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
     gate: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """`x Wᵀ + b` for 2 to 16 rows, with what stands before and after it.
+    """`x Wᵀ + b` for 2 to 64 rows, with what stands before and after it.
 
     Args:
         x: `[M, K]`, rows contiguous in K.
         weight: `[N, K]`, contiguous; `[2 N, K]` with `gate`.
         bias: As many as the weight has rows, or None.
-        tile: From `TILES` if not given. With `norm` or `gate`, K is not split.
+        tile: From `tile_for`. With `norm` or `gate`, K is not split.
         norm: `[K]`, weight of an RMS norm of the rows of `x` before the product, or None.
         eps: Of the norm.
         gate: The product is gate and up side by side; return `silu(gate) * up`.
@@ -152,16 +162,16 @@ def skinny(
     """
     rows, (num, k) = x.shape[0], weight.shape
     n = num // 2 if gate else num
-    block_n, block_k, warps, stages, splits = tile or (GATE_TILES if gate else TILES)[num, k]
+    block_m, (block_n, block_k, warps, stages, splits) = tile
     if norm is not None or gate:
         splits = 1
     tiles, span = triton.cdiv(n, block_n), triton.cdiv(triton.cdiv(k, block_k), splits) * block_k
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    part, arrived = _scratch(x.device, tiles * splits * block_n * BLOCK_M, tiles) if splits > 1 else (x, x)
+    part, arrived = _scratch(x.device, tiles * splits * block_n * block_m, tiles) if splits > 1 else (x, x)
     _skinny_kernel[(tiles, splits)](
         x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
         part, arrived, eps, rows, x.stride(0), n if residual is None else residual.stride(0),
-        N=n, K=k, SPAN=span, SPLITS=splits, BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
+        N=n, K=k, SPAN=span, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages,
         BIAS=bias is not None, NORM=norm is not None, GATE=gate, RESIDUAL=residual is not None, num_warps=warps,
         **launch_options(x),
     )  # fmt: skip
