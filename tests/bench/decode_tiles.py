@@ -1,4 +1,4 @@
-"""Tunes the tile of paged decode attention: `python tests/bench/decode_tiles.py [--loads 64x640x8x2x128 …]` (needs a GPU).
+"""Tunes the tile of paged decode attention: `python tests/bench/decode_tiles.py` (needs a GPU).
 
 A load is requests, tokens of each, KV heads, query heads of each KV head, head dim. Layers with a cache of their own
 follow each other in one graph, so that keys and values come from memory.
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail_backends.triton import decode as kernel
+from dovetail_backends.triton.decode import DecodeScratch, Shape, choose_shape, decode_qkv
 
+kernel = sys.modules[decode_qkv.__module__]
 PAGE = 16
 LOADS = ["16x640x2x7x64", "64x640x2x7x64", "256x640x2x7x64", "16x640x8x2x128", "64x640x8x2x128", "256x640x8x2x128",
          "1x640x8x4x128", "16x640x8x4x128", "64x640x8x4x128", "256x640x8x4x128"]  # fmt: skip
@@ -44,18 +45,18 @@ def make(num: int, length: int, kv_heads: int, group: int, dim: int) -> tuple[An
     return pools, qkv, norm, rope, batch
 
 
-def took_us(load: tuple[int, ...], shape: kernel.Shape, made: tuple[Any, ...]) -> float:
+def took_us(load: tuple[int, ...], shape: Shape, made: tuple[Any, ...]) -> float:
     """Median microseconds of a layer."""
     num, _, kv_heads, group, dim = load
     pools, qkv, norm, rope, batch = made
-    scratch = kernel.DecodeScratch(kv_heads * group, kv_heads, dim, torch.device("cuda"))
+    scratch = DecodeScratch(kv_heads * group, kv_heads, dim, torch.device("cuda"))
     layer = AttentionLayer(index=0, num_qo_heads=kv_heads * group, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5)
     out = torch.empty(num, kv_heads * group, dim, device="cuda", dtype=torch.bfloat16)
-    kernel.choose_shape = lambda *_: shape  # type: ignore[assignment]
+    kernel.choose_shape = lambda *_: shape
 
     def run() -> None:
         for pool in pools:
-            kernel.decode_qkv(qkv, norm, (rope, rope), pool, layer, batch, scratch, out)
+            decode_qkv(qkv, norm, (rope, rope), pool, layer, batch, scratch, out)
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -80,18 +81,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loads", nargs="+", default=LOADS)
     args = parser.parse_args()
-    choose = kernel.choose_shape
     for text in args.loads:
         load = tuple(int(part) for part in text.split("x"))
         num, length, kv_heads, _, dim = load
         made = make(*load)
-        now = choose(num, kv_heads, dim)
+        now = choose_shape(num, kv_heads, dim)
         splits = sorted({1, 2, 4, now.splits, max(1, now.splits // 2), min(64, 2 * now.splits)})
         found = []
         for parts, block_n, warps in itertools.product(splits, (16, 32, 64, 128), (1, 2, 4, 8)):
             if block_n * dim // warps > 4096 or block_n * dim // warps < 512 or parts > 4 * now.splits:
                 continue
-            shape = kernel.Shape(parts, block_n, warps)
+            shape = Shape(parts, block_n, warps)
             found.append((took_us(load, shape, made), shape))
         bytes_ = num * length * kv_heads * dim * 4
         best = ", ".join(
