@@ -91,6 +91,8 @@ class ForwardBatch:
         q_lens_cpu: New tokens per request, on the host. In a graph, empty for decode and upper bounds for prefill.
         attention: The backend that serves this batch.
         last_tokens: `[R]` int64, indices of the tokens whose logits are wanted.
+        shares_prefixes: Neighbouring decode rows begin with the same pages: worth looking for. Only a hint: results
+            are the same, and in a graph other rows may follow that share nothing.
     """
 
     num_decode: int
@@ -104,6 +106,7 @@ class ForwardBatch:
     q_lens_cpu: list[int]
     attention: AttentionBackend
     last_tokens: Tensor
+    shares_prefixes: bool = False
 
     @property
     def num_requests(self) -> int:
@@ -124,6 +127,10 @@ class AttentionBackend(Configurable, ABC):
     """
 
     caps: AttentionCaps
+
+    prefix_group: int = 0
+    """Decode rows whose common prefix is read once where they stand side by side and `ForwardBatch.shares_prefixes` is
+    set, the first of them a multiple of it; 0: never. May be set by `__init__`, as it depends on the heads."""
 
     @classmethod
     def why_not(cls, config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int) -> str | None:

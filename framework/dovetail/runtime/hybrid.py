@@ -44,6 +44,7 @@ class HybridBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self.prefill = self.prefill_class(config, kv_pool, device)
         self.decode = self.decode_class(config, kv_pool, device)
+        self.prefix_group = self.decode.prefix_group
 
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         """Both halves may be captured."""

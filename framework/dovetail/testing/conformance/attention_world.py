@@ -27,7 +27,11 @@ UNWRITTEN = 7777.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One batch. `lengths` holds (cached, new) per request, decode rows first."""
+    """One batch. `lengths` holds (cached, new) per request, decode rows first.
+
+    `common` holds, per request, how many of its leading tokens stand in pages of the request before it, rounded down to
+    whole pages that both have cached. Where it is given, the batch has the hint `shares_prefixes` if `hint` is true.
+    """
 
     lengths: Sequence[tuple[int, int]]
     page_size: int = 16
@@ -40,6 +44,8 @@ class Case:
     dtype: torch.dtype = torch.float32
     is_shuffled: bool = True
     layer: int = 1
+    common: Sequence[int] = ()
+    hint: bool = True
 
     @property
     def num_decode(self) -> int:
@@ -54,7 +60,15 @@ class Case:
         parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
         parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
+        parts += [f"common tokens {list(self.common)} {'with' if self.hint else 'without'} hint"] if self.common else []
         return f"{', '.join(parts)}, (cached, new) = {list(self.lengths)}"
+
+    def common_pages(self, number: int) -> int:
+        """Return how many pages request `number` has from the one before it."""
+        if number == 0 or number >= len(self.common):
+            return 0
+        cached = min(self.lengths[number - 1][0], self.lengths[number][0])
+        return min(self.common[number], cached) // self.page_size
 
     def config(self) -> ModelConfig:
         """Return the facts of a model that such layers are part of."""
@@ -149,11 +163,15 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
     widest = max(-(-(cached + new) // size) for cached, new in case.lengths)
     table = torch.zeros(len(rows), widest + 2, dtype=torch.int32)
     slots: list[int] = []
-    parts = []
-    for (cached, new), row in zip(case.lengths, rows, strict=False):
-        pages = [free.pop(0) for _ in range(-(-(cached + new) // size))]
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    pages: list[int] = []
+    for number, ((cached, new), row) in enumerate(zip(case.lengths, rows, strict=False)):
+        same = case.common_pages(number)
+        pages = pages[:same] + [free.pop(0) for _ in range(-(-(cached + new) // size) - same)]
         table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         q, k, v = (_random(case, cached + new, heads, torch_rng, device) for heads in _heads(case))
+        if same:
+            k[: same * size], v[: same * size] = (tensor[: same * size] for tensor in parts[-1][1:])
         _store(pool, case, pages, k[:cached], v[:cached])
         slots += [pages[i // size] * size + i % size for i in range(cached, cached + new)]
         parts.append((q[cached:].contiguous(), k, v))
@@ -208,6 +226,7 @@ def _batch(case: Case, slots: list[int], rows: list[int], table: Tensor, device:
         q_lens_cpu=news,
         attention=unset,
         last_tokens=(starts[1:] - 1).to(device),
+        shares_prefixes=bool(case.common) and case.hint,
     )
 
 
