@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
-from dovetail_backends.triton.decode import DecodeScratch, decode, decode_qkv
+from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
 from dovetail_backends.triton.kv import write_kv
+from dovetail_backends.triton.prefix import PrefixScratch
 
 
 class TritonBackend(AttentionBackend):
@@ -30,11 +31,22 @@ class TritonBackend(AttentionBackend):
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
         self._scratch = DecodeScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
+        self._prefix_scratch = PrefixScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
+        self.prefix_group = self._prefix_scratch.group
+        self._prefixes: Prefixes | None = None
         self._longest = 0
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Note the longest chunk, which chooses the prefill tile; decode needs nothing from the host."""
         self._longest = max(batch.q_lens_cpu[batch.num_decode :], default=0)
+        self._prefixes = None
+
+    def plan_in_graph(self, batch: ForwardBatch) -> None:
+        """Find what neighbouring decode rows share, where that is worth it; every layer of the step uses it."""
+        self._prefixes = None
+        if batch.shares_prefixes and batch.num_decode > 1 and self.prefix_group:
+            shared = self._prefix_scratch.plan(batch, self.kv_pool.page_size)
+            self._prefixes = Prefixes(shared, self._prefix_scratch)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
@@ -42,7 +54,7 @@ class TritonBackend(AttentionBackend):
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out)
+        decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out, self._prefixes)
 
     def forward_decode_qkv(
         self,
@@ -54,7 +66,8 @@ class TritonBackend(AttentionBackend):
         out: Tensor,
     ) -> bool:
         """One kernel for the rotation, the write and the attention; serves always."""
-        decode_qkv(qkv, norm, rope, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out)
+        kv = self.kv_pool.layer(layer.index)
+        decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes)
         return True
 
     def forward_extend(

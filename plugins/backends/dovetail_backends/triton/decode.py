@@ -9,6 +9,8 @@ From the fused projection (`decode_qkv`) the kernel also normalises and rotates 
 writes the new key and value to the pool; it takes them from registers, so that nobody reads what this step wrote. So
 the first tile can be loaded before the kernel that makes the projection has finished.
 
+Where groups of rows share a prefix (`prefix.py`), each row starts behind it, and the last program adds its part.
+
 B requests, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, S device rows.
 """
 
@@ -24,88 +26,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
+from dovetail_backends.triton.tiles import load_pages, load_tile, merged, rotated
 
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
-def _rotated(
-    x, weight, cos, sin, heads, live, eps, stride_head, D: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
-    """Heads `heads` of a token's projection, normalised and rotated as `ops.norm_rotate` does: `[R, BLOCK_D]`."""
-    d = tl.arange(0, BLOCK_D)
-    partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
-    mask = live[:, None] & (d < D)[None, :]
-    value = tl.load(x + heads[:, None] * stride_head + d[None, :], mask=mask, other=0.0)
-    a = value.to(tl.float32)
-    b = tl.load(x + heads[:, None] * stride_head + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        factor = 1.0 / tl.sqrt(tl.sum(a * a, 1) / D + eps)
-        w_a = tl.load(weight + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
-        w_b = tl.load(weight + heads[:, None] * D + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-        a = ((a * factor[:, None]).to(value.dtype).to(tl.float32) * w_a).to(value.dtype).to(tl.float32)
-        b = ((b * factor[:, None]).to(value.dtype).to(tl.float32) * w_b).to(value.dtype).to(tl.float32)
-    c = tl.load(cos + d, mask=d < D, other=0.0).to(tl.float32)
-    s = tl.load(sin + d, mask=d < D, other=0.0).to(tl.float32)
-    return (a * c[None, :] + b * s[None, :]).to(value.dtype)
-
-
-@triton.jit
-def _load_pages(table, tile, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Page of each of a tile's tokens that is within `first … end - 1`."""
-    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    return tl.load(table + places // P, mask=(places < end) & (places >= first), other=0)
-
-
-@triton.jit
-def _load_tile(
-    kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
-    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`."""
-    d = tl.arange(0, BLOCK_D)
-    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (places < end) & (places >= first)
-    base = kv + pages.to(tl.int64) * stride_page + (places % P) * stride_token + head * stride_head
-    mask = inside[:, None] & (d < D)[None, :]
-    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0.0)
-    values = tl.load(base[:, None] + stride_half + d[None, :], mask=mask, other=0.0)
-    return keys, values
-
-
-@triton.jit
-def _merged(
-    part, part_max, part_sum, base, live, used,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Sum of the splits' results, with its maximum and sum of weights; `base` `[R]` is each head's first split."""
-    d, s = tl.arange(0, BLOCK_D), tl.arange(0, NUM_SPLITS)
-    mask = live[:, None] & (s < used)[None, :]
-    maxima = tl.load(part_max + base[:, None] + s[None, :], mask=mask, other=float("-inf"), cache_modifier=".cg")
-    sums = tl.load(part_sum + base[:, None] + s[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-    best = tl.where(live, tl.max(maxima, 1), 0.0)
-    total = tl.sum(tl.exp2(maxima - best[:, None]) * sums, 1)
-    out = tl.zeros([base.shape[0], BLOCK_D], tl.float32)
-    for start in range(0, used, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        some = live[:, None] & (at < used)[None, :]
-        tops = tl.load(part_max + base[:, None] + at[None, :], mask=some, other=float("-inf"), cache_modifier=".cg")
-        shares = tl.exp2(tops - best[:, None])
-        wide = some[:, :, None] & (d < D)[None, None, :]
-        where = (base[:, None] + at[None, :]).to(tl.int64)[:, :, None] * D + d[None, None, :]
-        parts = tl.load(part + where, mask=wide, other=0.0, cache_modifier=".cg")
-        out += tl.sum(parts * shares[:, :, None], 1)
-    return out, best, total
-
-
-@triton.jit
 def _decode_kernel(
     q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
+    shared, prefix, prefix_max, prefix_sum,
     scale, eps, stride_qb, stride_qh, stride_ob, stride_oh, stride_table,
     stride_page, stride_half, stride_token, stride_head,
     HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr, PREFIX_N: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -119,17 +55,22 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
+    if GROUP > 0:
+        # Like lengths and slots written by an ordinary launch of this step: complete before any kernel that is launched
+        # early can start. A padding row has no part in its group's prefix.
+        behind = tl.load(shared + b // GROUP)
+        first = tl.where(tl.load(slots + b) >= 0, behind, 0)
     first_tile = first // BLOCK_N
     end_tile = (end + BLOCK_N - 1) // BLOCK_N
     used = tl.minimum(tl.maximum(end_tile - first_tile, 1), NUM_SPLITS)
     if split >= used:
         return
     tile = first_tile + split
-    pages = _load_pages(table, tile, first, end, P, BLOCK_N)
-    keys, values = _load_tile(
+    pages = load_pages(table, tile, first, end, P, BLOCK_N)
+    keys, values = load_tile(
         kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head, P, D, BLOCK_D, BLOCK_N
     )  # fmt: skip
-    pages = _load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
+    pages = load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
     if PDL and FUSED:
         gdc_wait()
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -141,10 +82,10 @@ def _decode_kernel(
     token = q + b * stride_qb
     if FUSED:
         c, s = cos + b * D, sin + b * D
-        queries = _rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM)
+        queries = rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM, False)
         if split == 0:
             mine = HQ + head + tl.arange(0, 1)
-            key = _rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM)
+            key = rotated(token, weight, c, s, mine, mine >= 0, eps, stride_qh, D, BLOCK_D, NORM, False)
             value = tl.load(token + (HQ + HK + head) * stride_qh + d, mask=d < D, other=0.0)
             slot = tl.load(slots + b)
             if slot >= 0:
@@ -158,11 +99,11 @@ def _decode_kernel(
         queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=q_mask, other=0.0)
     for tile in range(first_tile + split, end_tile, NUM_SPLITS):
         # The next tile, and the pages of the one after it, are on their way while this one is computed.
-        next_keys, next_values = _load_tile(
+        next_keys, next_values = load_tile(
             kv, pages, tile + NUM_SPLITS, first, end, head, stride_page, stride_half, stride_token, stride_head,
             P, D, BLOCK_D, BLOCK_N,
         )  # fmt: skip
-        pages = _load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
+        pages = load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
         places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (places < end) & (places >= first)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
@@ -185,8 +126,19 @@ def _decode_kernel(
             is_last = tl.atomic_add(arrived + b * HK + head, 1, sem="acq_rel") == used - 1
             if is_last:
                 tl.store(arrived + b * HK + head, 0)
-                acc, best, total = _merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
+                acc, best, total = merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
     if is_last:
+        if GROUP > 0:  # noqa: SIM102 (as above)
+            if first > 0:
+                some = tl.minimum(first // PREFIX_N, PREFIX_SPLITS)
+                whose = ((b * HQ + heads) * PREFIX_SPLITS).to(tl.int32)
+                above, peak, weights = merged(
+                    prefix, prefix_max, prefix_sum, whose, live, some, D, BLOCK_D, PREFIX_SPLITS, CHUNK
+                )  # fmt: skip
+                top = tl.maximum(best, peak)
+                acc = acc * tl.exp2(best - top)[:, None] + above * tl.exp2(peak - top)[:, None]
+                total = total * tl.exp2(best - top) + weights * tl.exp2(peak - top)
+                best = top
         if SINKS:
             sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
             top = tl.maximum(best, sink)
@@ -240,8 +192,22 @@ def choose_shape(batch: int, kv_heads: int, dim: int) -> Shape:
     return Shape(splits, 32, 4)
 
 
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """What groups of a step's rows share, and where partial results over it go."""
+
+    shared: Shared
+    scratch: PrefixScratch
+
+
 def decode(
-    q: Tensor, kv: Tensor, layer: AttentionLayer, batch: ForwardBatch, scratch: DecodeScratch, out: Tensor
+    q: Tensor,
+    kv: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    scratch: DecodeScratch,
+    out: Tensor,
+    prefixes: Prefixes | None = None,
 ) -> None:
     """Attend one token per request.
 
@@ -252,8 +218,9 @@ def decode(
         batch: Lengths and page table of the first B requests.
         scratch: Buffers for the splits.
         out: `[B, Hq, D]`, written in full.
+        prefixes: What rows share, to be read once.
     """
-    _launch(q, kv, layer, batch, scratch, out, None, (q, q), is_fused=False)
+    _launch(q, kv, layer, batch, scratch, out, None, (q, q), prefixes, is_fused=False)
 
 
 def decode_qkv(
@@ -265,6 +232,7 @@ def decode_qkv(
     batch: ForwardBatch,
     scratch: DecodeScratch,
     out: Tensor,
+    prefixes: Prefixes | None = None,
 ) -> None:
     """Attend one token per request straight from the projection: norm, rotation, write to the pool, attention.
 
@@ -277,8 +245,9 @@ def decode_qkv(
         batch: All of its requests decode.
         scratch: Buffers for the splits.
         out: `[B, Hq, D]`, written in full.
+        prefixes: What rows share, to be read once.
     """
-    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, is_fused=True)
+    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, prefixes, is_fused=True)
 
 
 def _launch(
@@ -290,6 +259,7 @@ def _launch(
     out: Tensor,
     norm: tuple[Tensor, float] | None,
     rope: tuple[Tensor, Tensor],
+    prefixes: Prefixes | None,
     *,
     is_fused: bool,
 ) -> None:
@@ -297,13 +267,23 @@ def _launch(
     shape = choose_shape(num, hk, d)
     block_g, block_d = max(16, triton.next_power_of_2(hq // hk)), max(16, triton.next_power_of_2(d))
     part, part_max, part_sum, arrived = scratch.get(num, shape.splits)
+    found, (prefix, prefix_max, prefix_sum), cut = q, (q, q, q), {"GROUP": 0, "PREFIX_N": 1, "PREFIX_SPLITS": 1}
+    # Under a window, rows of different lengths see different parts of a prefix: each reads its own.
+    if prefixes is not None and layer.sliding_window is None:
+        found = prefixes.shared.found
+        parts = attend_prefix(
+            q, kv, layer, batch, prefixes.shared, prefixes.scratch, norm, rope, is_fused=is_fused
+        )  # fmt: skip
+        prefix, prefix_max, prefix_sum = parts.part, parts.part_max, parts.part_sum
+        cut = {"GROUP": prefixes.shared.group, "PREFIX_N": parts.block_n, "PREFIX_SPLITS": parts.splits}
     _decode_kernel[(num, hk, shape.splits)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.kv_slots, q if norm is None else norm[0], *rope,
         q if layer.sinks is None else layer.sinks, part, part_max, part_sum, arrived, out,
+        found, prefix, prefix_max, prefix_sum,
         layer.scale * LOG2E, 0.0 if norm is None else norm[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,
         NUM_SPLITS=shape.splits, CHUNK=max(1, min(8, 8192 // (block_g * block_d))), WINDOW=layer.sliding_window or 0,
         SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, num_warps=shape.warps,
-        **launch_options(q),
+        **cut, **launch_options(q),
     )  # fmt: skip

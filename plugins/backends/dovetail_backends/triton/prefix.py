@@ -1,0 +1,238 @@
+"""Attention over a prefix that decode rows have in common, read once for a group of them.
+
+Rows behind one prompt would each read its keys again. Here GROUP neighbouring rows are one block of queries, as in a
+prefill: `_prefix_kernel` attends them to the tokens whose pages all of them share, the decode kernel starts each row
+behind these and adds the parts up. (Known as cascade attention; partial softmaxes are summed as in FlashDecoding,
+arXiv:2311.01282.)
+
+What is shared is found on the device, once per step, by comparing page tables: a graph serves whatever rows come.
+
+B decode rows, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, N groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.tiles import rotated
+
+LOG2E = 1.4426950408889634
+MAX_ROWS = 16
+MAX_QUERIES = 64
+"""Queries of one program: rows times G."""
+TILE = 64
+"""Shared tokens are a multiple of it, and it is one of every tile's size."""
+PROGRAMS = 256
+MAX_SPLITS = 32
+
+
+@triton.jit
+def _plan_kernel(
+    page_table, rows, seq_lens, slots, shared, num, stride_table,
+    GROUP: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per group: how many leading tokens its live rows share, and a device row that has them."""
+    group = tl.program_id(0)
+    r = tl.arange(0, GROUP)
+    b = group * GROUP + r
+    live = tl.load(slots + b, mask=b < num, other=-1) >= 0
+    lens = tl.load(seq_lens + b, mask=live, other=2147483647).to(tl.int32)
+    row = tl.load(rows + b, mask=live, other=0).to(tl.int32)
+    first = tl.min(tl.where(live, r, GROUP), 0)
+    lead = tl.sum(tl.where(r == first, row, 0), 0)
+    # The newest token is each row's own. Of a row alone, nothing is shared.
+    most = tl.where(tl.sum(live.to(tl.int32), 0) > 1, tl.min(lens, 0) - 1, 0)
+    num_pages = (most + P - 1) // P
+    table = page_table + row.to(tl.int64)[:, None] * stride_table
+    same, at = num_pages, 0
+    while at < same:
+        places = at + tl.arange(0, BLOCK)
+        inside = places < num_pages
+        want = tl.load(page_table + lead.to(tl.int64) * stride_table + places, mask=inside, other=-1)
+        pages = tl.load(table + places[None, :], mask=live[:, None] & inside[None, :], other=-1)
+        differs = tl.max((live[:, None] & (pages != want[None, :])).to(tl.int32), 0) > 0
+        same = tl.minimum(same, tl.min(tl.where(differs, places, num_pages), 0))
+        at += BLOCK
+    tl.store(shared + group, tl.minimum(same * P, most) // TILE * TILE)
+    tl.store(shared + tl.num_programs(0) + group, lead)
+
+
+@triton.jit
+def _prefix_kernel(
+    q, kv, page_table, shared, weight, cos, sin, part, part_max, part_sum,
+    scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
+    GROUP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    FUSED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (group, KV head, split): tiles `split, split + NUM_SPLITS, …` of the shared tokens, for every row."""
+    if PDL:
+        gdc_launch_dependents()
+        # By every program, also one that has nothing to do: the kernel after the next relies on all before it.
+        gdc_wait()
+    G: tl.constexpr = HQ // HK
+    group, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(shared + group)
+    start = split * BLOCK_N
+    if start < length:
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        b, heads = (group * GROUP + m // G).to(tl.int64), head * G + m % G
+        live = (m < GROUP * G) & (b < num)
+        mask = live[:, None] & (d < D)[None, :]
+        token = q + b[:, None] * stride_qb
+        if FUSED:
+            c, s = cos + b[:, None] * D, sin + b[:, None] * D
+            queries = rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM, True)
+        else:
+            queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=mask, other=0.0)
+        table = page_table + tl.load(shared + tl.num_programs(0) + group).to(tl.int64) * stride_table
+        best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for at in tl.range(start, length, NUM_SPLITS * BLOCK_N, num_stages=STAGES):
+            places = at + tl.arange(0, BLOCK_N)
+            pages = tl.load(table + places // P).to(tl.int64)
+            base = kv + (pages * stride_page + (places % P) * stride_token + head * stride_head)[:, None] + d[None, :]
+            if D < BLOCK_D:
+                keys = tl.load(base, mask=(d < D)[None, :], other=0.0)
+                values = tl.load(base + stride_half, mask=(d < D)[None, :], other=0.0)
+            else:
+                keys = tl.load(base)
+                values = tl.load(base + stride_half)
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            new = tl.maximum(best, tl.max(scores, 1) * scale)
+            shares = tl.exp2(scores * scale - new[:, None])
+            shrink = tl.exp2(best - new)
+            acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+            total = total * shrink + tl.sum(shares, 1)
+            best = new
+        place = (b * HQ + heads) * NUM_SPLITS + split
+        tl.store(part + place[:, None] * D + d[None, :], acc, mask=mask)
+        tl.store(part_max + place, best, mask=live)
+        tl.store(part_sum + place, total, mask=live)
+
+
+def rows_per_group(group: int) -> int:
+    """Rows whose queries one program takes, for G query heads per KV head; 0 if that is too many for two rows."""
+    rows = min(MAX_ROWS, 1 << (MAX_QUERIES // group).bit_length() - 1) if group <= MAX_QUERIES else 0
+    return rows if rows > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the groups of a step's decode rows share: `[2, N]` int32 tokens and a device row, by `group` rows."""
+
+    group: int
+    found: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Partial results over the shared tokens, by row, head and split: as `DecodeScratch.get` has them."""
+
+    part: Tensor
+    part_max: Tensor
+    part_sum: Tensor
+    splits: int
+    block_n: int
+
+
+class PrefixScratch:
+    """Buffers for what is shared and for partial results, allocated on first use and kept: graphs refer to them.
+
+    One buffer for partial results serves batches of every size: they follow one another on one stream.
+    """
+
+    def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
+        self._heads, self._kv_heads, self._dim, self._device = num_qo_heads, num_kv_heads, head_dim, device
+        self.group = rows_per_group(num_qo_heads // num_kv_heads)
+        self._shared: dict[int, Tensor] = {}
+        self._parts: dict[int, Tensor] = {}
+
+    def plan(self, batch: ForwardBatch, page_size: int) -> Shared:
+        """Find what the decode rows of a batch share; an ordinary launch, so that early loads may rely on it."""
+        num = batch.num_decode
+        group = min(self.group, triton.next_power_of_2(num))
+        num_groups = triton.cdiv(num, group)
+        if num not in self._shared:
+            self._shared[num] = torch.zeros(2, num_groups, dtype=torch.int32, device=self._device)
+        table, found = batch.page_table, self._shared[num]
+        _plan_kernel[(num_groups,)](
+            table, batch.rows, batch.seq_lens, batch.kv_slots, found, num, table.stride(0),
+            GROUP=group, P=page_size, TILE=TILE, BLOCK=256 if page_size >= 16 else 1024, num_warps=8,
+        )  # fmt: skip
+        return Shared(group, found)
+
+    def parts(self, num: int, num_groups: int, block_n: int) -> Parts:
+        """Return room for the partial results of `num` rows."""
+        splits = min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(PROGRAMS, num_groups * self._kv_heads)))
+        rows = num * self._heads * splits
+        # No batch of any size needs more than all programs with all their queries, unless there is but one split.
+        room = max(rows, 2 * PROGRAMS * MAX_QUERIES)
+        if room not in self._parts:
+            self._parts[room] = torch.empty(room * (self._dim + 2), dtype=torch.float32, device=self._device)
+        part, part_max, part_sum, _ = self._parts[room].split_with_sizes(
+            (rows * self._dim, rows, rows, (room - rows) * (self._dim + 2))
+        )
+        return Parts(part, part_max, part_sum, splits, block_n)
+
+
+def attend_prefix(
+    q: Tensor,
+    kv: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    shared: Shared,
+    scratch: PrefixScratch,
+    norm: tuple[Tensor, float] | None,
+    rope: tuple[Tensor, Tensor],
+    *,
+    is_fused: bool,
+) -> Parts:
+    """Attend the decode rows to what their groups share.
+
+    Args:
+        q: `[B, Hq, D]`, or the projection `[B, Hq + 2 Hk, D]` if `is_fused`; heads contiguous in D.
+        kv: `[N, 2, P, Hk, D]`, this layer of the pool.
+        layer: The layer's facts; no window, and the scale is positive.
+        batch: Page table of the rows.
+        shared: From `scratch.plan` of the same batch.
+        scratch: Where the results go.
+        norm: As `decode_qkv`.
+        rope: As `decode_qkv`.
+        is_fused: Whether queries are still to be normalised and rotated.
+
+    Returns:
+        The partial results. A group that shares nothing has none, and the first `tokens / block_n` splits of others.
+    """
+    num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
+    num_groups = shared.found.shape[1]
+    block_m = max(16, triton.next_power_of_2(shared.group * (hq // hk)))
+    block_n, warps, stages = choose_tile(block_m, d, kv.dtype)
+    parts = scratch.parts(num, num_groups, block_n)
+    _prefix_kernel[(num_groups, hk, parts.splits)](
+        q, kv, batch.page_table, shared.found, q if norm is None else norm[0], *rope,
+        parts.part, parts.part_max, parts.part_sum, layer.scale * LOG2E, 0.0 if norm is None else norm[1], num,
+        q.stride(0), q.stride(1), batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
+        GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)),
+        P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=parts.splits, STAGES=stages, FUSED=is_fused, NORM=norm is not None,
+        num_warps=warps, **launch_options(q),
+    )  # fmt: skip
+    return parts
+
+
+def choose_tile(block_m: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Tokens per tile, warps and stages: the largest that compile without spilling for compute capability 9.0."""
+    if dtype.itemsize > 2:
+        return (32, 8, 2) if dim <= 64 else (16, 8, 2 if dim <= 128 else 1)
+    if dim > 128:
+        return 32, 8 if block_m > 32 else 4, 2
+    return 64, 4, 3

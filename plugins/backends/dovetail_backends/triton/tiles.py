@@ -1,0 +1,89 @@
+"""What the kernels for decode rows are made of: a token's heads from the projection, tiles of the pool, merged splits.
+
+D head dim, P page size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rotated(
+    x, weight, cos, sin, heads, live, eps, stride_head, D: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Heads `heads` `[R]` of a token's projection, normalised and rotated as `ops.norm_rotate` does: `[R, BLOCK_D]`.
+
+    With TOKENS each head is of a token of its own: `x`, `cos` and `sin` are `[R, 1]`.
+    """
+    d = tl.arange(0, BLOCK_D)
+    partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
+    mask = live[:, None] & (d < D)[None, :]
+    value = tl.load(x + heads[:, None] * stride_head + d[None, :], mask=mask, other=0.0)
+    a = value.to(tl.float32)
+    b = tl.load(x + heads[:, None] * stride_head + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        factor = 1.0 / tl.sqrt(tl.sum(a * a, 1) / D + eps)
+        w_a = tl.load(weight + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        w_b = tl.load(weight + heads[:, None] * D + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+        a = ((a * factor[:, None]).to(value.dtype).to(tl.float32) * w_a).to(value.dtype).to(tl.float32)
+        b = ((b * factor[:, None]).to(value.dtype).to(tl.float32) * w_b).to(value.dtype).to(tl.float32)
+    if TOKENS:
+        c = tl.load(cos + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        s = tl.load(sin + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        result = a * c + b * s
+    else:
+        c = tl.load(cos + d, mask=d < D, other=0.0).to(tl.float32)
+        s = tl.load(sin + d, mask=d < D, other=0.0).to(tl.float32)
+        result = a * c[None, :] + b * s[None, :]
+    return result.to(value.dtype)
+
+
+@triton.jit
+def load_pages(table, tile, first, end, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Page of each of a tile's tokens that is within `first … end - 1`."""
+    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.load(table + places // P, mask=(places < end) & (places >= first), other=0)
+
+
+@triton.jit
+def load_tile(
+    kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head,
+    P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a tile's tokens that are within `first … end - 1`, `[BLOCK_N, BLOCK_D]`."""
+    d = tl.arange(0, BLOCK_D)
+    places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (places < end) & (places >= first)
+    base = kv + pages.to(tl.int64) * stride_page + (places % P) * stride_token + head * stride_head
+    mask = inside[:, None] & (d < D)[None, :]
+    keys = tl.load(base[:, None] + d[None, :], mask=mask, other=0.0)
+    values = tl.load(base[:, None] + stride_half + d[None, :], mask=mask, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def merged(
+    part, part_max, part_sum, base, live, used,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Sum of the splits' results, with its maximum and sum of weights; `base` `[R]` is each head's first split."""
+    d, s = tl.arange(0, BLOCK_D), tl.arange(0, NUM_SPLITS)
+    mask = live[:, None] & (s < used)[None, :]
+    maxima = tl.load(part_max + base[:, None] + s[None, :], mask=mask, other=float("-inf"), cache_modifier=".cg")
+    sums = tl.load(part_sum + base[:, None] + s[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    best = tl.where(live, tl.max(maxima, 1), 0.0)
+    total = tl.sum(tl.exp2(maxima - best[:, None]) * sums, 1)
+    out = tl.zeros([base.shape[0], BLOCK_D], tl.float32)
+    for start in range(0, used, CHUNK):
+        at = start + tl.arange(0, CHUNK)
+        some = live[:, None] & (at < used)[None, :]
+        tops = tl.load(part_max + base[:, None] + at[None, :], mask=some, other=float("-inf"), cache_modifier=".cg")
+        shares = tl.exp2(tops - best[:, None])
+        wide = some[:, :, None] & (d < D)[None, None, :]
+        where = (base[:, None] + at[None, :]).to(tl.int64)[:, :, None] * D + d[None, None, :]
+        parts = tl.load(part + where, mask=wide, other=0.0, cache_modifier=".cg")
+        out += tl.sum(parts * shares[:, :, None], 1)
+    return out, best, total
