@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def shared(backend: TritonBackend) -> tuple[int, list[int]]:
     """Rows of a group, and shared tokens of each group, as the last step found them."""
     assert backend._prefixes is not None
     found: Shared = backend._prefixes.shared
-    return found.group, found.found[0].tolist()
+    return found.group, found.groups[0].tolist()
 
 
 def behind(num: int, prefix: int, *more: tuple[int, int]) -> dict[str, Any]:
@@ -39,12 +40,17 @@ def behind(num: int, prefix: int, *more: tuple[int, int]) -> dict[str, Any]:
 
 SMALL: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 16}
 CASES: list[tuple[dict[str, Any], tuple[int, list[int]]]] = [
-    # what is special, (rows of a group, what its groups share)
+    # what is special, (rows of a group, what a run of each group shares)
     ({**behind(5, 140), "num_qo_heads": 1}, (8, [128])),
     ({**behind(18, 70), "num_qo_heads": 1}, (16, [64, 64])),
     ({**behind(3, 300, (500, 320)), "num_qo_heads": 2}, (4, [256])),
     ({**behind(17, 64), "num_qo_heads": 2}, (16, [64, 0])),
-    ({**behind(2, 150, (1, 0), (200, 0)), "num_qo_heads": 4}, (4, [0])),
+    ({**behind(2, 150, (1, 0), (200, 0)), "num_qo_heads": 4}, (4, [128])),
+    ({**behind(3, 300, (500, 90), (501, 90), (90, 0)), "num_qo_heads": 2}, (8, [256])),
+    ({**behind(3, 200, (500, 0), (501, 450), (3, 0)), "num_qo_heads": 2}, (8, [448])),
+    ({**behind(1, 30, (300, 0), (301, 300), (302, 300), (40, 0)), "num_qo_heads": 2}, (8, [256])),
+    ({**behind(1, 30, (63, 0), (64, 64), (65, 64)), "num_qo_heads": 2}, (4, [64])),
+    ({**behind(4, 60, (99, 0)), "num_qo_heads": 2}, (8, [0])),
     ({**behind(9, 128, (700, 128)), "num_qo_heads": 7}, (8, [128, 128])),
     ({**behind(3, 192), "num_qo_heads": 16}, (4, [192])),
     ({**behind(4, 200, (130, 0), (130, 130)), "num_qo_heads": 32}, (2, [192, 192, 128])),
@@ -60,7 +66,7 @@ CASES: list[tuple[dict[str, Any], tuple[int, list[int]]]] = [
 
 @pytest.mark.parametrize(("changes", "want"), CASES, ids=str)
 def test_a_common_prefix_is_found_and_attended_exactly(changes: dict[str, Any], want: tuple[int, list[int]]) -> None:
-    """Groups share what all their rows begin with, in whole tiles; results equal float64 within float32's rounding."""
+    """A run of each group shares what its rows begin with, in whole tiles; results equal float64 but for rounding."""
     world, backend = make(Case(**{**SMALL, **changes}))
     got = world.run(backend)
     assert shared(backend) == want
@@ -97,11 +103,20 @@ def test_a_common_prefix_in_half_precision() -> None:
 
 @pytest.mark.parametrize(
     ("dead", "want"),
-    [([5], [128, 0]), ([4, 5], [128, 0]), ([0], [128, 0]), ([0, 1, 2], [0, 0]), (range(6), [0, 0]), ([3], [192, 0])],
+    [
+        ([5], [192, 0]),
+        ([4, 5], [192, 0]),
+        ([0], [128, 0]),
+        ([1], [128, 0]),
+        ([0, 1, 2], [0, 0]),
+        ([0, 2], [0, 0]),
+        ([3], [192, 0]),
+        (range(6), [0, 0]),
+    ],
     ids=str,
 )
 def test_padding_rows_share_nothing_and_spoil_nothing(dead: Any, want: list[int]) -> None:
-    """Rows with negative slots are left out of their group; one row alone shares nothing; all results are finite."""
+    """Rows with negative slots are in no run; one row alone shares nothing; all results are finite."""
     lengths = [(200, 1), (210, 1), (250, 1), (140, 1), (90, 1), (30, 1)]
     case = Case(lengths=lengths, common=[0, 192, 192, 128, 0, 0], num_qo_heads=16, num_kv_heads=1)
     world, backend = make(case)
@@ -142,8 +157,12 @@ def test_a_window_reads_no_prefix_of_others() -> None:
     """Under a sliding window each row reads its own keys; a full layer of the same step still shares."""
     case = Case(**{**SMALL, **behind(4, 140), "num_qo_heads": 2, "window": 50})
     world, backend = make(case)
+    assert backend.prefix_group == 0  # there is no full layer
+    backend.prefix_group = 16
     assert float(error_by_token(world.run(backend), world.want()).max()) < EXACT
-    assert verify_qkv(TritonBackend, case, DEVICE, normed=True)
+    assert shared(backend) == (4, [128])
+    world.layer = replace(world.layer, sliding_window=None)
+    assert float(error_by_token(world.attend(backend), world.want()).max()) < EXACT
 
 
 def test_rows_of_a_group_fill_a_matrix_instruction() -> None:

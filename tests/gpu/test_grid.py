@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from dovetail.engine.messages import SamplingParams
+from dovetail.runtime import graphs
+from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail.testing.engine import generate, tokens
@@ -65,6 +67,32 @@ def test_a_long_prefill_in_large_tiles() -> None:
         verify(TritonBackend, case, torch.device("cuda"))
 
 
+@pytest.mark.parametrize(
+    ("dim", "page", "changes"),
+    [
+        (64, 16, {"num_qo_heads": 14, "num_kv_heads": 2, "dtype": torch.bfloat16}),
+        (80, 1, {"num_qo_heads": 4, "num_kv_heads": 4, "dtype": torch.bfloat16}),
+        (96, 64, {"num_qo_heads": 6, "num_kv_heads": 2}),
+        (128, 16, {"num_qo_heads": 16, "num_kv_heads": 8, "dtype": torch.bfloat16}),
+        (128, 256, {"num_qo_heads": 32, "num_kv_heads": 8, "dtype": torch.float16, "sinks": True}),
+        (128, 16, {"num_qo_heads": 8, "num_kv_heads": 2}),
+        (256, 16, {"num_qo_heads": 8, "num_kv_heads": 1, "dtype": torch.bfloat16}),
+        (256, 64, {"num_qo_heads": 4, "num_kv_heads": 2}),
+    ],
+    ids=str,
+)
+def test_common_prefixes_of_every_shape(dim: int, page: int, changes: dict[str, Any]) -> None:
+    """Rows behind two prefixes and one alone: with and without hint, from queries and the projection, as float64."""
+    device = torch.device("cuda")
+    lengths = [*((1100 + 9 * i, 1) for i in range(21)), *((700 + 70 * i, 1) for i in range(12)), (3, 1)]
+    common = [0, *[1100] * 20, 0, *[650] * 11, 0]
+    for hint in (True, False):
+        case = Case(lengths=lengths, common=common, hint=hint, head_dim=dim, page_size=page, **changes)
+        verify(TritonBackend, case, device)
+        for normed in (True, False):
+            assert verify_qkv(TritonBackend, case, device, normed=normed)
+
+
 def prompts() -> list[list[int]]:
     """Mixed lengths; some continue others, so that a cache finds their prefix."""
     rng = random.Random(3)
@@ -108,3 +136,29 @@ def test_greedy_tokens_equal_the_reference_backend(
     settings = {"max_total_tokens": 8192, **changes}
     deltas = generate(folder, prompts(), GREEDY, device="cuda", attention_backend="triton", **settings)
     assert [tokens(d) for d in deltas] == want
+
+
+@pytest.mark.parametrize(("num_prefixes", "heads", "kv_heads"), [(1, 4, 2), (2, 4, 2), (2, 8, 1)])
+def test_greedy_tokens_behind_common_prefixes(
+    num_prefixes: int, heads: int, kv_heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests behind one prefix, or interleaved behind two, get the reference's tokens from graphs that share it."""
+    rng = random.Random(7)
+    prefixes = [[rng.randrange(190) for _ in range(900)] for _ in range(num_prefixes)]
+    asked = [prefixes[i % num_prefixes] + [rng.randrange(190) for _ in range(3 + 5 * i)] for i in range(14)]
+    sizes = {"head_dim": 64, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    folder = make_model(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=2048, **sizes)
+    settings: dict[str, Any] = {"device": "cuda", "max_total_tokens": 1 << 15, "page_size": 16}
+    want = [tokens(d) for d in generate(folder, asked, GREEDY, attention_backend="torch_native", **settings)]
+    used: list[bool] = []
+    run = DecodeGraphs.run
+
+    def noting(self: DecodeGraphs, rows: list[int], key: Key) -> Captured:
+        used.append(key.shares)
+        return run(self, rows, key)
+
+    monkeypatch.setattr(graphs, "START_S", 600.0)  # all are captured at the start
+    monkeypatch.setattr(DecodeGraphs, "run", noting)
+    deltas = generate(folder, asked, GREEDY, attention_backend="triton", **settings)
+    assert [tokens(d) for d in deltas] == want
+    assert any(used)

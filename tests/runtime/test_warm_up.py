@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from dovetail.runtime import draw, draw_triton, warm_up
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.graphs import Key as GraphKey
 from dovetail.runtime.step import Launched
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core
@@ -112,7 +114,7 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     made = runner._warm_up(plan, None)
     assert made is not None
     assert made._limits == LIMITS
-    graphs: Any = DecodeGraphs(*[None] * 3, 16, 7, None)  # type: ignore[arg-type]
+    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None)  # type: ignore[arg-type]
     made = runner._warm_up(plan, graphs)
     assert made is not None
     assert made._limits == replace(LIMITS, graph_rows=4)
@@ -247,9 +249,9 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     """While both are left, a chore is a step, the next one a capture; then what is left."""
     core = make_core(folder, **SETTINGS)
     made = make_warm_up(core)
-    graphs: Any = DecodeGraphs(*[None] * 3, 16, 7, None)  # type: ignore[arg-type]
-    graphs._captured, done = {1: None}, []
-    monkeypatch.setattr(graphs, "_capture", lambda bucket: graphs._captured.setdefault(bucket, done.append(bucket)))
+    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None)  # type: ignore[arg-type]
+    graphs._captured, done = {GraphKey(1): None}, []
+    monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.bucket)))
     monkeypatch.setattr(core.stepper, "run_eagerly", lambda plan: done.append("step") or Launched(plan, []))
     chores = Chores([made, graphs])
     while not chores.is_complete:

@@ -3,6 +3,8 @@
 A graph reads and writes only device state and its own static buffers. What differs from step to step is which rows
 take part, and that is one small copy, skipped when nothing changed. A batch is padded to the next bucket with the spare
 row, whose slots are negative, so that it writes no keys and values.
+
+Where the backend reads common prefixes once, some buckets have a second graph that does, for batches where it pays.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +22,11 @@ from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
+from dovetail.engine.request import Request
 from dovetail.runtime import draw
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.prefixes import PrefixOrder
 from dovetail.runtime.sampler import SampleRow
 from dovetail.runtime.seeds import row_key
 from dovetail.runtime.step_ops import begin, finish
@@ -33,6 +37,8 @@ T = TypeVar("T")
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
+SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
+"""Those that are captured once more, for rows that share prefixes."""
 AT_START = 8
 """Buckets up to this size are captured before the engine is ready; the others while it has nothing to do."""
 START_S = 2.0
@@ -65,6 +71,20 @@ class GraphPool:
             result = step()
         self._handle = graph.pool()
         return graph, result
+
+
+class Key(NamedTuple):
+    """Which graph: rows of its batch, and whether it reads prefixes once that neighbouring rows share."""
+
+    bucket: int
+    shares: bool = False
+
+
+class Choice(NamedTuple):
+    """The graph for a decode step, and the step's requests in the order of their rows."""
+
+    key: Key
+    requests: list[Request]
 
 
 @dataclass(slots=True, eq=False)
@@ -105,8 +125,12 @@ class DecodeGraphs:
         """Nothing is captured yet."""
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
-        self._captured: dict[int, Captured] = {}
-        self._missed: dict[int, int] = {}
+        group = attention.prefix_group
+        self._prefixes = PrefixOrder(group, page_size) if group > 1 else None
+        self._sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if group > 1 else []
+        self._keys = [Key(b) for b in self._buckets] + [Key(b, shares=True) for b in self._sharing]
+        self._captured: dict[Key, Captured] = {}
+        self._missed: dict[Key, int] = {}
         self._pool = pool
 
     @property
@@ -117,46 +141,63 @@ class DecodeGraphs:
     def capture_some(self) -> None:
         """Capture what the first requests need, largest first, then more while it is quick; with a progress bar."""
         started = time.perf_counter()
-        first = [b for b in self._buckets if b <= AT_START][::-1]
-        more = [b for b in self._buckets if b > AT_START]
-        for bucket in tqdm(first + more, desc="Capturing CUDA graphs", unit="graph"):
-            if bucket > AT_START and time.perf_counter() - started > START_S:
+        first = [key for key in self._keys if key.bucket <= AT_START and not key.shares][::-1]
+        more = [key for key in self._keys if key not in first]
+        for key in tqdm(first + more, desc="Capturing CUDA graphs", unit="graph"):
+            if key not in first and time.perf_counter() - started > START_S:
                 break  # kernels are being compiled for the first time: the others can wait
-            self._capture(bucket)
+            self._capture(key)
         logger.debug("captured %s in %.2f s", sorted(self._captured), time.perf_counter() - started)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every bucket has been captured."""
-        return len(self._captured) == len(self._buckets)
+        """Whether every graph has been captured."""
+        return len(self._captured) == len(self._keys)
 
     def run_next(self) -> None:
-        """Capture the smallest bucket that is missing, while the engine has nothing else to do."""
-        missing = [bucket for bucket in self._buckets if bucket not in self._captured]
+        """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
+        missing = [key for key in self._keys if key not in self._captured]
         if missing:
             self._capture(missing[0])
 
+    def choose(self, requests: list[Request]) -> Choice | None:
+        """Return the graph to replay for a decode step, or None if it has to run without one.
+
+        Where reading common prefixes once pays, that is the graph that does so, once it is there.
+        """
+        place = bisect_left(self._sharing, len(requests))
+        if self._prefixes is not None and place < len(self._sharing):
+            ordered, key = self._prefixes.order(requests), Key(self._sharing[place], shares=True)
+            if ordered is not None and self._is_ready(key):
+                return Choice(key, ordered)
+        bucket = self.bucket_for(len(requests))
+        return None if bucket is None else Choice(Key(bucket), requests)
+
     def bucket_for(self, num_requests: int) -> int | None:
-        """Return the bucket to replay for a batch, or None if it has to run without a graph.
+        """Return the bucket to replay for a batch of any rows, or None if it has to run without a graph.
 
         A missing bucket is captured once it has been missed often; until then a larger one may stand in.
         """
         place = bisect_left(self._buckets, num_requests)
         if place == len(self._buckets):
             return None
-        bucket = self._buckets[place]
-        if bucket in self._captured:
-            return bucket
-        self._missed[bucket] = self._missed.get(bucket, 0) + 1
-        if self._missed[bucket] > PATIENCE:
-            self._capture(bucket)
-            return bucket
-        return next((b for b in self._buckets[place:] if b in self._captured), None)
+        if self._is_ready(Key(self._buckets[place])):
+            return self._buckets[place]
+        return next((b for b in self._buckets[place:] if Key(b) in self._captured), None)
 
-    def run(self, rows: list[int], bucket: int) -> Captured:
+    def _is_ready(self, key: Key) -> bool:
+        """Whether a graph is there; it is captured if it has been missed often."""
+        if key not in self._captured:
+            self._missed[key] = self._missed.get(key, 0) + 1
+            if self._missed[key] <= PATIENCE:
+                return False
+            self._capture(key)
+        return True
+
+    def run(self, rows: list[int], key: Key) -> Captured:
         """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs."""
-        captured = self._captured[bucket]
-        padded = rows + [self._state.spare_row] * (bucket - len(rows))
+        captured = self._captured[key]
+        padded = rows + [self._state.spare_row] * (key.bucket - len(rows))
         if padded != captured.current:
             captured.rows.copy_(torch.tensor(padded, dtype=torch.int64).pin_memory(), non_blocking=True)
             captured.current = padded
@@ -191,17 +232,17 @@ class DecodeGraphs:
         self._state.set_next(done.rows, ids)
         return ids
 
-    def _capture(self, bucket: int) -> Captured:
-        device = self._state.device
+    def _capture(self, key: Key) -> Captured:
+        device, bucket = self._state.device, key.bucket
         rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
         starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
         last = starts[:-1].long()
-        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last))
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
         draw.draw(logits, DrawParams.empty(bucket, device))  # compiles the kernel of the draw, which is captured later
-        self._captured[bucket] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
-        return self._captured[bucket]
+        self._captured[key] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
+        return self._captured[key]
 
-    def _step(self, rows: Tensor, starts: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> tuple[Tensor, Tensor, Tensor]:
         """One decode step on device state alone."""
         inputs = begin(rows, self._state, self._page_size)
         batch = ForwardBatch(
@@ -216,6 +257,7 @@ class DecodeGraphs:
             q_lens_cpu=[],
             attention=self._attention,
             last_tokens=last,
+            shares_prefixes=shares,
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)

@@ -35,10 +35,10 @@ MAX_CPU_KV_BYTES = 4 << 30
 SAMPLER_COPIES = 6
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
-BUCKET_SUM = 5
+BUCKET_SUM = 7
 """The rows of all captured batch sizes together, as a multiple of the largest."""
-NUM_DECODE_GRAPHS = 48
-"""16 batch sizes with two ways to sample each."""
+NUM_DECODE_GRAPHS = 69
+"""16 batch sizes, 7 of them again for common prefixes, with two ways to sample each."""
 GRAPH_ALLOWANCE = 4 << 20
 CUDA_CONTEXT_BYTES = 512 << 20
 """What a process takes of a CUDA device before anything is loaded; for plans without the device."""

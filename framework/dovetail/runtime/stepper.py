@@ -20,7 +20,7 @@ from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.runtime.batch import prepare
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.graphs import Choice, DecodeGraphs
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.prefill_sizes import Size
@@ -140,20 +140,21 @@ class Stepper:
             size = None if prefill is None else prefill.size_for(plan.chunks)
             if size is None:
                 return None
-        bucket = graphs.decode.bucket_for(len(plan.decode)) if plan.decode else 0
-        if bucket is None:
+        choice = graphs.decode.choose(plan.decode) if plan.decode else None
+        if plan.decode and choice is None:
             return None
         launched = Launched(plan, [], graph=True)
-        if plan.decode:
-            launched.parts.append(self._decode(plan.decode, graphs.decode, bucket))
+        if choice is not None:
+            launched.parts.append(self._decode(choice, graphs.decode))
         if prefill is not None and size is not None and (part := self._prefill(plan.chunks, prefill, size)) is not None:
             launched.parts.append(part)
         return launched
 
-    def _decode(self, requests: list[Request], graphs: DecodeGraphs, bucket: int) -> Part:
+    def _decode(self, choice: Choice, graphs: DecodeGraphs) -> Part:
         """Replay a decode step; rows that want more than temperature and filters are sampled after it."""
+        requests = choice.requests
         num, rows = len(requests), [r.sample for r in requests]
-        done = graphs.run([r.row for r in requests], bucket)
+        done = graphs.run([r.row for r in requests], choice.key)
         part = Part(requests, done.rows[:num])
         if all(is_plain(row) for row in rows):
             ids = done.ids[:num]

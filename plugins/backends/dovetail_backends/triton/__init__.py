@@ -32,7 +32,8 @@ class TritonBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self._scratch = DecodeScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
         self._prefix_scratch = PrefixScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
-        self.prefix_group = self._prefix_scratch.group
+        windows = config.layer_windows
+        self.prefix_group = 0 if windows and None not in windows else self._prefix_scratch.group
         self._prefixes: Prefixes | None = None
         self._longest = 0
 

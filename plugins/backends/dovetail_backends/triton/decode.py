@@ -35,12 +35,12 @@ LOG2E = 1.4426950408889634
 @triton.jit
 def _decode_kernel(
     q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
-    shared, prefix, prefix_max, prefix_sum,
+    behind, prefix, prefix_max, prefix_sum,
     scale, eps, stride_qb, stride_qh, stride_ob, stride_oh, stride_table,
     stride_page, stride_half, stride_token, stride_head,
     HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr, PREFIX_N: tl.constexpr,
+    SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, PREFIX_N: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -55,11 +55,10 @@ def _decode_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
-    if GROUP > 0:
-        # Like lengths and slots written by an ordinary launch of this step: complete before any kernel that is launched
-        # early can start. A padding row has no part in its group's prefix.
-        behind = tl.load(shared + b // GROUP)
-        first = tl.where(tl.load(slots + b) >= 0, behind, 0)
+    if SHARED:
+        # Written by an ordinary launch of this step, like the lengths: complete before any kernel that is launched
+        # early can start.
+        first = tl.load(behind + b)
     first_tile = first // BLOCK_N
     end_tile = (end + BLOCK_N - 1) // BLOCK_N
     used = tl.minimum(tl.maximum(end_tile - first_tile, 1), NUM_SPLITS)
@@ -128,7 +127,7 @@ def _decode_kernel(
                 tl.store(arrived + b * HK + head, 0)
                 acc, best, total = merged(part, part_max, part_sum, base, live, used, D, BLOCK_D, NUM_SPLITS, CHUNK)
     if is_last:
-        if GROUP > 0:  # noqa: SIM102 (as above)
+        if SHARED:  # noqa: SIM102 (as above)
             if first > 0:
                 some = tl.minimum(first // PREFIX_N, PREFIX_SPLITS)
                 whose = ((b * HQ + heads) * PREFIX_SPLITS).to(tl.int32)
@@ -267,19 +266,19 @@ def _launch(
     shape = choose_shape(num, hk, d)
     block_g, block_d = max(16, triton.next_power_of_2(hq // hk)), max(16, triton.next_power_of_2(d))
     part, part_max, part_sum, arrived = scratch.get(num, shape.splits)
-    found, (prefix, prefix_max, prefix_sum), cut = q, (q, q, q), {"GROUP": 0, "PREFIX_N": 1, "PREFIX_SPLITS": 1}
+    behind, (prefix, prefix_max, prefix_sum), cut = q, (q, q, q), {"SHARED": False, "PREFIX_N": 1, "PREFIX_SPLITS": 1}
     # Under a window, rows of different lengths see different parts of a prefix: each reads its own.
     if prefixes is not None and layer.sliding_window is None:
-        found = prefixes.shared.found
+        behind = prefixes.shared.behind
         parts = attend_prefix(
             q, kv, layer, batch, prefixes.shared, prefixes.scratch, norm, rope, is_fused=is_fused
         )  # fmt: skip
         prefix, prefix_max, prefix_sum = parts.part, parts.part_max, parts.part_sum
-        cut = {"GROUP": prefixes.shared.group, "PREFIX_N": parts.block_n, "PREFIX_SPLITS": parts.splits}
+        cut = {"SHARED": True, "PREFIX_N": parts.block_n, "PREFIX_SPLITS": parts.splits}
     _decode_kernel[(num, hk, shape.splits)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.kv_slots, q if norm is None else norm[0], *rope,
         q if layer.sinks is None else layer.sinks, part, part_max, part_sum, arrived, out,
-        found, prefix, prefix_max, prefix_sum,
+        behind, prefix, prefix_max, prefix_sum,
         layer.scale * LOG2E, 0.0 if norm is None else norm[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,

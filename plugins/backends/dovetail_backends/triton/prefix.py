@@ -1,8 +1,9 @@
 """Attention over a prefix that decode rows have in common, read once for a group of them.
 
 Rows behind one prompt would each read its keys again. Here GROUP neighbouring rows are one block of queries, as in a
-prefill: `_prefix_kernel` attends them to the tokens whose pages all of them share, the decode kernel starts each row
-behind these and adds the parts up. (Known as cascade attention; partial softmaxes are summed as in FlashDecoding,
+prefill: `_prefix_kernel` attends them to the tokens that neighbours among them share, and the decode kernel starts
+these rows behind the tokens and adds the parts up. A group has one such run of rows, the one that saves most; its other
+rows read all of their own. (Known as cascade attention; partial softmaxes are summed as in FlashDecoding,
 arXiv:2311.01282.)
 
 What is shared is found on the device, once per step, by comparing page tables: a graph serves whatever rows come.
@@ -36,38 +37,48 @@ MAX_SPLITS = 32
 
 @triton.jit
 def _plan_kernel(
-    page_table, rows, seq_lens, slots, shared, num, stride_table,
+    page_table, rows, seq_lens, slots, behind, groups, num, stride_table,
     GROUP: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per group: how many leading tokens its live rows share, and a device row that has them."""
+    """One program per group: the run of live neighbours that saves most, and how many leading tokens they share."""
     group = tl.program_id(0)
     r = tl.arange(0, GROUP)
     b = group * GROUP + r
-    live = tl.load(slots + b, mask=b < num, other=-1) >= 0
-    lens = tl.load(seq_lens + b, mask=live, other=2147483647).to(tl.int32)
-    row = tl.load(rows + b, mask=live, other=0).to(tl.int32)
-    first = tl.min(tl.where(live, r, GROUP), 0)
-    lead = tl.sum(tl.where(r == first, row, 0), 0)
-    # The newest token is each row's own. Of a row alone, nothing is shared.
-    most = tl.where(tl.sum(live.to(tl.int32), 0) > 1, tl.min(lens, 0) - 1, 0)
+    inner = (r < GROUP - 1) & (b + 1 < num)
+    pair = inner & (tl.load(slots + b, mask=inner, other=-1) >= 0) & (tl.load(slots + b + 1, mask=inner, other=-1) >= 0)
+    lens, next_lens = tl.load(seq_lens + b, mask=pair, other=1), tl.load(seq_lens + b + 1, mask=pair, other=1)
+    # Of a row and the next: the newest token is each row's own.
+    most = (tl.minimum(lens, next_lens) - 1).to(tl.int32)
     num_pages = (most + P - 1) // P
-    table = page_table + row.to(tl.int64)[:, None] * stride_table
-    same, at = num_pages, 0
-    while at < same:
+    row = tl.load(rows + b, mask=b < num, other=0)
+    table = page_table + row * stride_table
+    next_table = page_table + tl.load(rows + b + 1, mask=pair, other=0) * stride_table
+    same, at, end = num_pages, 0, tl.max(num_pages, 0)
+    while at < end:
         places = at + tl.arange(0, BLOCK)
-        inside = places < num_pages
-        want = tl.load(page_table + lead.to(tl.int64) * stride_table + places, mask=inside, other=-1)
-        pages = tl.load(table + places[None, :], mask=live[:, None] & inside[None, :], other=-1)
-        differs = tl.max((live[:, None] & (pages != want[None, :])).to(tl.int32), 0) > 0
-        same = tl.minimum(same, tl.min(tl.where(differs, places, num_pages), 0))
+        inside = places[None, :] < num_pages[:, None]
+        pages = tl.load(table[:, None] + places[None, :], mask=inside, other=0)
+        next_pages = tl.load(next_table[:, None] + places[None, :], mask=inside, other=0)
+        same = tl.minimum(same, tl.min(tl.where(pages != next_pages, places[None, :], 2147483647), 1))
+        end = tl.max(tl.where(same == num_pages, num_pages, 0), 0)
         at += BLOCK
-    tl.store(shared + group, tl.minimum(same * P, most) // TILE * TILE)
-    tl.store(shared + tl.num_programs(0) + group, lead)
+    tokens = tl.minimum(same * P, most) // TILE * TILE
+    # The run i … j shares the least that two neighbours in it do, and all but one of its rows are saved that.
+    i, j = r[:, None], r[None, :]
+    between = (r[None, None, :] >= i[:, :, None]) & (r[None, None, :] < j[:, :, None])
+    least = tl.min(tl.where(between, tokens[None, None, :], 2147483647), 2)
+    saved = tl.where(j > i, least, 0) * (j - i)
+    chosen = tl.min(tl.min(tl.where(saved == tl.max(tl.max(saved, 1), 0), i * GROUP + j, GROUP * GROUP), 1), 0)
+    first, last = chosen // GROUP, chosen % GROUP
+    length = tl.max(tl.max(tl.where((i == first) & (j == last) & (j > i), least, 0), 1), 0)
+    tl.store(behind + b, tl.where((r >= first) & (r <= last), length, 0), mask=b < num)
+    tl.store(groups + group, length)
+    tl.store(groups + tl.num_programs(0) + group, tl.sum(tl.where(r == first, row, 0), 0).to(tl.int32))
 
 
 @triton.jit
 def _prefix_kernel(
-    q, kv, page_table, shared, weight, cos, sin, part, part_max, part_sum,
+    q, kv, page_table, groups, weight, cos, sin, part, part_max, part_sum,
     scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
     GROUP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
@@ -80,7 +91,7 @@ def _prefix_kernel(
         gdc_wait()
     G: tl.constexpr = HQ // HK
     group, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(shared + group)
+    length = tl.load(groups + group)
     start = split * BLOCK_N
     if start < length:
         m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -93,7 +104,7 @@ def _prefix_kernel(
             queries = rotated(token, weight, c, s, heads, live, eps, stride_qh, D, BLOCK_D, NORM, True)
         else:
             queries = tl.load(token + heads[:, None] * stride_qh + d[None, :], mask=mask, other=0.0)
-        table = page_table + tl.load(shared + tl.num_programs(0) + group).to(tl.int64) * stride_table
+        table = page_table + tl.load(groups + tl.num_programs(0) + group).to(tl.int64) * stride_table
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -128,10 +139,15 @@ def rows_per_group(group: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the groups of a step's decode rows share: `[2, N]` int32 tokens and a device row, by `group` rows."""
+    """What a step's decode rows share, in groups of `group` rows.
+
+    `behind` `[B]` int32 is the leading tokens of each row that its group reads for it, 0 for a row that does not share.
+    `groups` `[2, N]` int32 is the same by group, with a device row that has these tokens.
+    """
 
     group: int
-    found: Tensor
+    behind: Tensor
+    groups: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,7 @@ class PrefixScratch:
     def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
         self._heads, self._kv_heads, self._dim, self._device = num_qo_heads, num_kv_heads, head_dim, device
         self.group = rows_per_group(num_qo_heads // num_kv_heads)
-        self._shared: dict[int, Tensor] = {}
+        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
         self._parts: dict[int, Tensor] = {}
 
     def plan(self, batch: ForwardBatch, page_size: int) -> Shared:
@@ -163,13 +179,15 @@ class PrefixScratch:
         group = min(self.group, triton.next_power_of_2(num))
         num_groups = triton.cdiv(num, group)
         if num not in self._shared:
-            self._shared[num] = torch.zeros(2, num_groups, dtype=torch.int32, device=self._device)
-        table, found = batch.page_table, self._shared[num]
+            shapes: tuple[tuple[int, ...], ...] = ((num,), (2, num_groups))
+            behind, groups = (torch.zeros(shape, dtype=torch.int32, device=self._device) for shape in shapes)
+            self._shared[num] = behind, groups
+        table, (behind, groups) = batch.page_table, self._shared[num]
         _plan_kernel[(num_groups,)](
-            table, batch.rows, batch.seq_lens, batch.kv_slots, found, num, table.stride(0),
-            GROUP=group, P=page_size, TILE=TILE, BLOCK=256 if page_size >= 16 else 1024, num_warps=8,
+            table, batch.rows, batch.seq_lens, batch.kv_slots, behind, groups, num, table.stride(0),
+            GROUP=group, P=page_size, TILE=TILE, BLOCK=256 if page_size >= 16 else 512, num_warps=8,
         )  # fmt: skip
-        return Shared(group, found)
+        return Shared(group, behind, groups)
 
     def parts(self, num: int, num_groups: int, block_n: int) -> Parts:
         """Return room for the partial results of `num` rows."""
@@ -214,12 +232,12 @@ def attend_prefix(
         The partial results. A group that shares nothing has none, and the first `tokens / block_n` splits of others.
     """
     num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
-    num_groups = shared.found.shape[1]
+    num_groups = shared.groups.shape[1]
     block_m = max(16, triton.next_power_of_2(shared.group * (hq // hk)))
     block_n, warps, stages = choose_tile(block_m, d, kv.dtype)
     parts = scratch.parts(num, num_groups, block_n)
     _prefix_kernel[(num_groups, hk, parts.splits)](
-        q, kv, batch.page_table, shared.found, q if norm is None else norm[0], *rope,
+        q, kv, batch.page_table, shared.groups, q if norm is None else norm[0], *rope,
         parts.part, parts.part_max, parts.part_sum, layer.scale * LOG2E, 0.0 if norm is None else norm[1], num,
         q.stride(0), q.stride(1), batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)),
