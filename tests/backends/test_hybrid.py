@@ -89,6 +89,13 @@ def test_halves_agree_with_float64_on_a_gpu(pair: tuple[type[AttentionBackend], 
         capture_and_replay(hybrid(*pair), Case(lengths=DECODE))
 
 
+def test_the_decode_half_says_how_many_rows_read_a_prefix_once() -> None:
+    """`prefix_group` is the decode half's, whatever the other one does."""
+    for prefill, decode, want in ((TorchNativeBackend, Interpreted, 16), (Interpreted, TorchNativeBackend, 0)):
+        world = make_world(Case(lengths=DECODE), CPU)
+        assert hybrid(prefill, decode)(world.case.config(), world.pool, CPU).prefix_group == want
+
+
 class Spy(TorchNativeBackend):
     """Notes what it is asked to do."""
 

@@ -174,7 +174,11 @@ class PrefixScratch:
         self._parts: dict[int, Tensor] = {}
 
     def plan(self, batch: ForwardBatch, page_size: int) -> Shared:
-        """Find what the decode rows of a batch share; an ordinary launch, so that early loads may rely on it."""
+        """Find what the decode rows of a batch share.
+
+        An ordinary launch that is not followed early, and the lookup of the embeddings, another one, comes after it: so
+        the model's kernels may load the outcome before they wait (`layers/ops/pdl.py`), as they do lengths and rows.
+        """
         num = batch.num_decode
         group = min(self.group, triton.next_power_of_2(num))
         num_groups = triton.cdiv(num, group)

@@ -1,0 +1,100 @@
+"""An engine on CPU whose decode graphs are stand-ins that compute the step again: order, rows and hint, end to end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.engine.core import EngineCore
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.runtime import prefixes
+from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
+from dovetail.runtime.stepper import StepGraphs
+from dovetail.testing.engine import make_core
+from dovetail.testing.models import make_model
+from dovetail_backends.triton import TritonBackend
+
+
+class StandIn:
+    """In place of a CUDA graph: a replay computes the step and overwrites what the recorded one returned."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step, self.outputs = step, step()
+
+    def replay(self) -> None:
+        """Compute."""
+        fresh = self._step()
+        pairs = zip(self.outputs, fresh, strict=True) if isinstance(fresh, tuple) else [(self.outputs, fresh)]
+        for old, new in pairs:
+            old.copy_(new)
+
+
+class StandInPool:
+    """In place of `GraphPool`."""
+
+    def capture(self, step: Callable[[], Any]) -> tuple[StandIn, Any]:
+        """Run the step and keep it."""
+        graph = StandIn(step)
+        return graph, graph.outputs
+
+
+def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    """Tokens of all prompts, submitted at once."""
+    for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+        core.handle(Submit(rid=str(i), prompt_ids=prompt, params=wanted))
+    found: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+    while core.has_work:
+        for delta in core.step().deltas:
+            found[delta.rid] += delta.ids
+    return list(found.values())
+
+
+def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prefixes interleaved, ends one by one, seeded and greedy: the tokens of an engine without graphs."""
+    folder = make_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1, head_dim=16)
+    rng = random.Random(5)
+    starts = [[rng.randrange(190) for _ in range(96)] for _ in range(2)]
+    prompts = [starts[i % 2] + [rng.randrange(190) for _ in range(1 + 7 * i)] for i in range(7)]
+    params = [
+        SamplingParams(max_tokens=2 + i, temperature=0.8 * (i % 3 == 1), seed=i, ignore_eos=True) for i in range(7)
+    ]
+    want = answers(make_core(folder), prompts, params)
+
+    caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
+    monkeypatch.setattr(TritonBackend, "caps", caps)
+    monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(prefixes, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(prefixes, "MIN_SAVED_SHARE", 0.1)
+    used: list[tuple[Key, list[int]]] = []
+    shared: list[int] = []
+    run = DecodeGraphs.run
+
+    def noting(self: DecodeGraphs, rows: list[int], key: Key) -> Captured:
+        used.append((key, rows))
+        done = run(self, rows, key)
+        if key.shares:
+            shared.append(int(backend._prefixes.shared.groups[0].max()))
+        return done
+
+    monkeypatch.setattr(DecodeGraphs, "run", noting)
+    core = make_core(folder, attention_backend="triton")
+    runner = core.runner
+    backend: Any = runner.attention
+    pool: Any = StandInPool()
+    with torch.inference_mode():
+        made = DecodeGraphs(runner.model, backend, runner.state, runner.pool.page_size, 8, pool)
+        monkeypatch.setattr("dovetail.runtime.graphs.START_S", 600.0)
+        made.capture_some()
+        core.stepper._graphs = StepGraphs(decode=made, prefill=None)
+        assert answers(core, prompts, params) == want
+    sharing = [(key, rows) for key, rows in used if key.shares]
+    assert {key.bucket for key, _ in sharing} >= {4, 8}
+    assert max(shared) == 64
+    assert any(rows != sorted(rows) for _, rows in sharing)
