@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import random
 import statistics
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.engine.core import EngineCore
 from dovetail.layers.ops import reference, skinny
 from dovetail.layers.ops.skinny import Tile
+from dovetail.runtime.graphs import Key
 from dovetail.runtime.hf_config import read_config
 from dovetail.testing.engine import make_core
 from dovetail_models.llama import Llama
@@ -30,6 +33,8 @@ from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
 
 SHARED = 190 << 10
+NUM_LAYERS = 6
+"""Of the model whose steps are timed: enough that weights come from memory."""
 MIN_PROGRAMS, MAX_PROGRAMS = 28, 2400
 
 
@@ -52,7 +57,7 @@ class Site:
 
 
 def sites(config: ModelConfig) -> list[Site]:
-    """The products of a dense model; those of equal shape are tuned once."""
+    """The products of a layer of a dense model."""
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_qo_heads * config.head_dim
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
     return [
@@ -60,7 +65,6 @@ def sites(config: ModelConfig) -> list[Site]:
         Site("out", hidden, heads, residual=True),
         Site("gate", 2 * inner, hidden, norm=True, gate=True),
         Site("down", hidden, inner, residual=True),
-        Site("head", config.vocab_size, hidden),
     ]
 
 
@@ -69,14 +73,16 @@ def candidates(site: Site, block_m: int, most: int) -> list[Tile]:
     found = []
     n = site.n // 2 if site.gate else site.n
     splits = (1,) if site.norm or site.gate else (1, 2, 4, 8)
-    for tile in itertools.product((16, 32, 64, 128), (64, 128, 256, 512, 1024), (2, 4, 8), (2, 3, 4, 5), splits):
+    for tile in itertools.product((16, 32, 64, 128), (64, 128, 256, 512, 1024), (2, 4, 8), (2, 3, 4), splits):
         block_n, block_k, warps, stages, parts = tile
         rounds = -(-site.k // block_k // parts)
         bytes_ = (block_n * (1 + site.gate) + block_m) * block_k * 2 * (stages if rounds > 1 else 1)
-        programs = -(-n // block_n) * parts
-        if bytes_ > SHARED or not MIN_PROGRAMS <= programs <= MAX_PROGRAMS or block_n * block_k // warps > 16384:
+        programs, size = -(-n // block_n) * parts, block_n * block_k
+        if bytes_ > SHARED or not MIN_PROGRAMS <= programs <= MAX_PROGRAMS or not 4096 <= size <= 16384 * warps:
             continue
-        if block_n * block_m * (1 + site.gate) // warps > 4096 or stages > max(2, rounds) or block_n * block_k < 4096:
+        if block_n * block_m * (1 + site.gate) > 4096 * warps or (warps == 2) != (block_n < 64 and size <= 8192):
+            continue
+        if stages == (2 if rounds > 2 else 3) or stages > max(2, rounds):
             continue
         found.append(tile)
     random.Random(f"{site}/{block_m}").shuffle(found)
@@ -84,7 +90,7 @@ def candidates(site: Site, block_m: int, most: int) -> list[Tile]:
 
 
 def works(site: Site, rows: int, tile: Tile) -> bool:
-    """Compile a tile and compare it with the reference; False if it does not fit on the device."""
+    """Compile a tile and compare it with the reference; False if it does not fit or is compiled wrong."""
     generator = torch.Generator(device="cuda").manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -110,8 +116,8 @@ def works(site: Site, rows: int, tile: Tile) -> bool:
         want = reference.linear(x, weight, bias).float()
     error = (found - want).norm() / want.norm()
     if not error < 2e-2:
-        raise RuntimeError(f"{site} {tile} at {rows} rows: relative error {error:.1e}")
-    return True
+        print(f"{site} {tile} at {rows} rows: relative error {error:.1e}", flush=True)
+    return bool(error < 2e-2)
 
 
 def step_us(core: EngineCore, rows: int) -> float:
@@ -120,7 +126,7 @@ def step_us(core: EngineCore, rows: int) -> float:
     if graphs is None:
         raise RuntimeError("no graphs")
     with torch.inference_mode():
-        graph = graphs.decode._capture(rows).graph
+        graph = graphs.decode._capture(Key(rows)).graph
     times = []
     for _ in range(7):
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
@@ -160,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", nargs="+", type=int, default=list(skinny.ROWS), choices=skinny.ROWS)
-    parser.add_argument("--most", type=int, default=40, help="tiles tried for each product")
+    parser.add_argument("--most", type=int, default=70, help="tiles tried for each product")
     parser.add_argument("--compile", nargs=2, type=int, metavar=("I", "OF"), help="compile a share of the tiles")
     args = parser.parse_args()
     if args.compile is not None:
@@ -171,8 +177,13 @@ def main() -> int:
         for site, rows, tile in jobs[args.compile[0] :: args.compile[1]]:
             works(site, rows, tile)
         return 0
-    core = make_core(args.folder, device="cuda", dtype="auto", load_format="dummy", max_total_tokens=20_000)
-    print(args.folder.name)
+    with tempfile.TemporaryDirectory() as folder:
+        config = json.loads((args.folder / "config.json").read_text())
+        config = {name: value for name, value in config.items() if name not in ("layer_types", "max_window_layers")}
+        (Path(folder) / "config.json").write_text(json.dumps({**config, "num_hidden_layers": NUM_LAYERS}))
+        settings = {"device": "cuda", "dtype": "auto", "load_format": "dummy", "max_total_tokens": 20_000}
+        core = make_core(Path(folder), **settings)
+    print(f"{args.folder.name}, {NUM_LAYERS} layers")
     for rows in args.rows:
         for site in sites(core.runner.config):
             print(rows, tune(core, site, rows, args.most), flush=True)

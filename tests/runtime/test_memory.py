@@ -128,7 +128,7 @@ def test_tokens_and_concurrency_follow_from_the_pages() -> None:
         (
             gpu(16),
             {},
-            ["no room for the KV cache", "--chunked-prefill-size", "CUDA graphs 1.58 GiB", "page of 16 tokens"],
+            ["no room for the KV cache", "--chunked-prefill-size", "CUDA graphs 1.61 GiB", "page of 16 tokens"],
         ),
         (gpu(80), {"mem_fraction_static": 0.1}, ["no room", "raise --mem-fraction-static 0.1"]),
         (gpu(80), {"gpu_memory_utilization": 0.2}, ["no room", "raise --gpu-memory-utilization 0.2"]),
