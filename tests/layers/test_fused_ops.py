@@ -113,17 +113,16 @@ def test_gemv_with_its_surroundings(dtype: torch.dtype, tile: tuple[int, int, in
 @pytest.mark.parametrize("tile", [(32, 64, 2, 3, 4), (16, 512, 2, 1, 1)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("rows", "block_m"), [(5, 16), (40, 64)])
-def test_skinny_with_its_surroundings(
-    dtype: torch.dtype, tile: Tile, with_bias: bool, rows: int, block_m: int
-) -> None:
+def test_skinny_with_its_surroundings(dtype: torch.dtype, tile: Tile, with_bias: bool, rows: int, block_m: int) -> None:
     """A few rows: norm before, gate or residual after the product equal the reference, in one chunk and in several."""
     x, weight = random(rows, 330, dtype=dtype)[:, :300], random(126, 300, dtype=dtype, seed=1)
     bias = random(126, dtype=dtype, seed=2) if with_bias else None
     norm, residual = random(300, dtype=dtype, seed=3), random(rows, 126, dtype=dtype, seed=4)
     around = {"norm": norm, "eps": 1e-3}
-    close(skinny(x, weight, bias, (block_m, tile), **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
-    close(skinny(x, weight, bias, (block_m, tile), gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
-    found = skinny(x, weight, bias, (block_m, tile), residual=residual)
+    whole = (block_m, tile)
+    close(skinny(x, weight, bias, whole, **around), reference.norm_linear(x, norm, 1e-3, weight, bias))
+    close(skinny(x, weight, bias, whole, gate=True, **around), reference.norm_gate(x, norm, 1e-3, weight, bias))
+    found = skinny(x, weight, bias, whole, residual=residual)
     close(found, reference.linear_add(x, weight, bias, residual.clone()))
 
 

@@ -132,7 +132,7 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], En
             with torch.inference_mode():
                 prefill.capture_some()
             decode = Mock()
-            decode.bucket_for.return_value = None
+            decode.choose.return_value = None
             made.stepper._graphs = StepGraphs(decode=decode, prefill=prefill)
         return made
 

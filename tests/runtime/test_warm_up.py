@@ -321,7 +321,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr("dovetail.layers.linear.can_prepack", lambda weight: False)
     monkeypatch.setattr("dovetail.layers.embedding.can_prepack", lambda weight: False)
     monkeypatch.setattr(draw, "draw", drawn)
-    every = {rows: (16, 64, 4, 3, 1) for rows in skinny.ROWS}
+    every = dict.fromkeys(skinny.ROWS, (16, 64, 4, 3, 1))
     monkeypatch.setattr(fused, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
     return noted
 
