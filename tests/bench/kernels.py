@@ -125,9 +125,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--decode", nargs="+", type=load, default=[(1, 512, 0), (16, 512, 0), (64, 512, 0)])
     parser.add_argument("--most", type=int, default=12, help="kernels listed")
+    parser.add_argument("--max-total-tokens", type=int, default=400_000)
     parser.add_argument("--prefill", action="store_true", help="list the kernels of the prefill too")
     args = parser.parse_args()
-    core = make_core(args.folder, device="cuda", dtype="auto", load_format="dummy", max_total_tokens=400_000)
+    core = make_core(
+        args.folder, device="cuda", dtype="auto", load_format="dummy", max_total_tokens=args.max_total_tokens
+    )
     started = time.perf_counter()
     while core.has_chores:
         core.do_chore()

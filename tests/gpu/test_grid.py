@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from dovetail.engine.messages import SamplingParams
-from dovetail.runtime import graphs
 from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
@@ -157,7 +156,7 @@ def test_greedy_tokens_behind_common_prefixes(
         used.append(key.shares)
         return run(self, rows, key)
 
-    monkeypatch.setattr(graphs, "START_S", 600.0)  # all are captured at the start
+    monkeypatch.setattr("dovetail.runtime.runner.START_S", 600.0)  # all are captured at the start
     monkeypatch.setattr(DecodeGraphs, "run", noting)
     deltas = generate(folder, asked, GREEDY, attention_backend="triton", **settings)
     assert [tokens(d) for d in deltas] == want

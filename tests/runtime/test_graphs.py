@@ -20,9 +20,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
         return self._captured.setdefault(key, Mock())
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
-    monkeypatch.setattr(graphs_module, "START_S", -1.0)
     made = DecodeGraphs(Mock(), Mock(prefix_group=4), Mock(), 16, 100, Mock())
-    made.capture_some()
+    made.capture_first()
     return made
 
 
@@ -43,20 +42,13 @@ def test_a_missing_bucket_is_stood_in_for_until_it_is_worth_capturing(graphs: An
 def test_idle_time_completes_the_buckets(graphs: Any) -> None:
     """Chores capture what is missing, the smallest first, one at a time; then those that share prefixes."""
     seen: list[Key] = []
-    while not graphs.is_complete:
+    while graphs.num_left:
         before = set(graphs._captured)
         graphs.run_next()
         seen += set(graphs._captured) - before
     assert seen == [*map(Key, (12, 16, 24, 32, 48, 64, 96)), *(Key(b, True) for b in (4, 8, 16, 32, 64))]
     graphs.run_next()
-    assert graphs.is_complete
-
-
-def test_all_is_captured_at_the_start_where_that_is_quick(monkeypatch: pytest.MonkeyPatch, graphs: Any) -> None:
-    """With kernels compiled before, a start captures every bucket."""
-    monkeypatch.setattr(graphs_module, "START_S", 60.0)
-    graphs.capture_some()
-    assert graphs.is_complete
+    assert graphs.num_left == 0
 
 
 def behind(num: int, prefix: int = 2048, own: int = 64) -> list[Any]:
@@ -97,7 +89,7 @@ def test_larger_sharing_buckets_end_where_plain_ones_do(graphs: Any) -> None:
 def test_a_backend_that_shares_nothing_gets_no_such_graph(graphs: Any) -> None:
     """With `prefix_group` 0 there are plain graphs only, and the order of requests is never changed."""
     made = DecodeGraphs(Mock(), Mock(prefix_group=0), Mock(), 16, 100, Mock())
-    made.capture_some()
+    made.capture_first()
     assert not any(key.shares for key in made._keys)
     requests = behind(8)[::-1]
     chosen = made.choose(requests)

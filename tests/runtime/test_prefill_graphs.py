@@ -16,7 +16,6 @@ import torch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.request import Chunk
-from dovetail.runtime import prefill_graphs
 from dovetail.runtime.prefill_graphs import PATIENCE, PrefillGraphs, pack
 from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, Size, sizes
 from dovetail.runtime.stepper import StepGraphs
@@ -59,9 +58,8 @@ def test_sizes_follow_the_model_and_the_limits() -> None:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> PrefillGraphs:
     """Capturing is noted only; those of one chunk are there."""
     monkeypatch.setattr(PrefillGraphs, "_capture", lambda self, size: self._captured.setdefault(size, Mock()))
-    monkeypatch.setattr(prefill_graphs, "START_S", -1.0)
     made = PrefillGraphs(Mock(), Mock(), Mock(), 16, SIZES, Mock())
-    made.capture_some()
+    made.capture_first()
     return made
 
 
@@ -85,12 +83,12 @@ def test_a_missing_size_is_captured_when_it_has_been_missed_often(graphs: Prefil
 
 def test_idle_time_completes_the_sizes(graphs: PrefillGraphs) -> None:
     """One at a time, in order."""
-    assert not graphs.is_complete
+    assert graphs.num_left == 2
     assert list(graphs._captured) == SIZES[:2]
     graphs.run_next()
     assert list(graphs._captured) == SIZES[:3]
     graphs.run_next()
-    assert graphs.is_complete
+    assert graphs.num_left == 0
 
 
 class Recorded:
@@ -130,7 +128,8 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], En
             parts = (runner.model, runner.attention, runner.state, runner.pool.page_size, SIZES)
             prefill = PrefillGraphs(*parts, pool)  # type: ignore[arg-type]
             with torch.inference_mode():
-                prefill.capture_some()
+                while prefill.num_left:
+                    prefill.run_next()
             decode = Mock()
             decode.choose.return_value = None
             made.stepper._graphs = StepGraphs(decode=decode, prefill=prefill)

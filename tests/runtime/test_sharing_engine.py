@@ -90,8 +90,8 @@ def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: p
     pool: Any = StandInPool()
     with torch.inference_mode():
         made = DecodeGraphs(runner.model, backend, runner.state, runner.pool.page_size, 8, pool)
-        monkeypatch.setattr("dovetail.runtime.graphs.START_S", 600.0)
-        made.capture_some()
+        while made.num_left:
+            made.run_next()
         core.stepper._graphs = StepGraphs(decode=made, prefill=None)
         assert answers(core, prompts, params) == want
     sharing = [(key, rows) for key, rows in used if key.shares]

@@ -143,23 +143,21 @@ def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.M
     assert seen == shapes(LIMITS)
 
 
-def test_a_start_runs_steps_while_that_is_quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_runs_steps_while_that_is_quick(folder: Path) -> None:
     """Without time nothing is run before the engine is ready, with time everything."""
     core = make_core(folder, **SETTINGS)
-    slow, quick = make_warm_up(core), make_warm_up(core)
-    monkeypatch.setattr(warm_up, "START_S", -1.0)
-    slow.run_some()
-    assert len(slow._waiting) == len(shapes(LIMITS))
-    monkeypatch.setattr(warm_up, "START_S", 1e9)
-    quick.run_some()
-    assert quick.is_complete
+    chores = Chores([make_warm_up(core)])
+    chores.do_some(-1.0)
+    assert chores.num_left == len(shapes(LIMITS))
+    chores.do_some(1e9)
+    assert chores.is_complete
 
 
 def test_what_follows_is_the_same_as_without(folder: Path) -> None:
     """Tokens and log probabilities of requests after a whole warm-up equal those of an engine without one."""
     cold, warm = make_core(folder, **SETTINGS), make_core(folder, **SETTINGS)
     made = make_warm_up(warm)
-    while not made.is_complete:
+    while made.num_left:
         made.run_next()
     for core in (cold, warm):
         submit(core)
@@ -179,7 +177,7 @@ def test_requests_under_way_are_not_touched(folder: Path) -> None:
     assert warm.runner.pool.layer(0)[1:].count_nonzero()
     before = snapshot(warm)
     made = make_warm_up(warm)
-    while not made.is_complete:
+    while made.num_left:
         made.run_next()
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(warm), strict=True))
     assert finish(warm) == finish(cold)
@@ -203,7 +201,7 @@ def test_a_lack_of_memory_is_told_and_survived(
 
     monkeypatch.setattr(core.stepper, "run_eagerly", failing)
     with caplog.at_level(logging.WARNING, "dovetail"):
-        while not made.is_complete:
+        while made.num_left:
             made.run_next()
     failed = [size for size in sizes if size > most]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -337,7 +335,7 @@ def test_real_steps_find_their_kernels_compiled(
     settings = {"chunked_prefill_size": 2500, "max_running_requests": 70, "max_total_tokens": 30_000}
     core = make_core(tmp_path, attention_backend="triton", dtype="bfloat16", **settings)
     made = make_warm_up(core, StepLimits(max_requests=70, max_prefill_tokens=2500, context_len=4096, graph_rows=0))
-    while not made.is_complete:
+    while made.num_left:
         made.run_next()
     warmed, launches.keys = launches.keys, set()
     rng = random.Random(heads)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
 
 
 class Chore(Protocol):
     """Something that is prepared piece by piece."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to prepare."""
+    def num_left(self) -> int:
+        """Pieces that are left."""
         ...
 
     def run_next(self) -> None:
@@ -31,13 +36,31 @@ class Chores:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to prepare."""
-        return all(chore.is_complete for chore in self._left)
+        return self.num_left == 0
+
+    @property
+    def num_left(self) -> int:
+        """Pieces that are left."""
+        return sum(chore.num_left for chore in self._left)
 
     @torch.inference_mode()
     def do_next(self) -> None:
         """Prepare one piece."""
-        self._left = [chore for chore in self._left if not chore.is_complete]
+        self._left = [chore for chore in self._left if chore.num_left]
         if self._left:
             chore = self._left.pop(0)
             self._left.append(chore)
             chore.run_next()
+
+    def do_some(self, seconds: float) -> None:
+        """Prepare pieces while that has taken no longer; all of them, where kernels were compiled before.
+
+        With a progress bar.
+        """
+        started = time.perf_counter()
+        with tqdm(total=self.num_left, desc="Preparing graphs and kernels", unit="step") as bar:
+            while not self.is_complete and time.perf_counter() - started <= seconds:
+                before = self.num_left
+                self.do_next()
+                bar.update(before - self.num_left)
+        logger.debug("prepared in %.2f s; %d steps are left", time.perf_counter() - started, self.num_left)

@@ -10,7 +10,6 @@ Where the backend reads common prefixes once, some buckets have a second graph t
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
 """Those that are captured once more, for rows that share prefixes."""
 AT_START = 8
 """Buckets up to this size are captured before the engine is ready; the others while it has nothing to do."""
-START_S = 2.0
-"""Larger buckets are captured too before the engine is ready while that has taken no longer than so many seconds."""
 PATIENCE = 40
 """Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
@@ -138,21 +135,16 @@ class DecodeGraphs:
         """The largest batch that a graph serves."""
         return self._buckets[-1]
 
-    def capture_some(self) -> None:
-        """Capture what the first requests need, largest first, then more while it is quick; with a progress bar."""
-        started = time.perf_counter()
-        first = [key for key in self._keys if key.bucket <= AT_START and not key.shares][::-1]
-        more = [key for key in self._keys if key not in first]
-        for key in tqdm(first + more, desc="Capturing CUDA graphs", unit="graph"):
-            if key not in first and time.perf_counter() - started > START_S:
-                break  # kernels are being compiled for the first time: the others can wait
+    def capture_first(self) -> None:
+        """Capture what the first requests need, largest first, with a progress bar."""
+        first = [key for key in self._keys if key.bucket <= AT_START and not key.shares]
+        for key in tqdm(first[::-1], desc="Capturing decode graphs", unit="graph"):
             self._capture(key)
-        logger.debug("captured %s in %.2f s", sorted(self._captured), time.perf_counter() - started)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every graph has been captured."""
-        return len(self._captured) == len(self._keys)
+    def num_left(self) -> int:
+        """Graphs that are not captured yet."""
+        return len(self._keys) - len(self._captured)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""

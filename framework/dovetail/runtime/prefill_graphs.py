@@ -7,8 +7,6 @@ no live token attends to them. Padding chunks are empty and belong to the spare 
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,11 +25,6 @@ from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.step_ops import finish
 from dovetail.runtime.upload import pinned
 
-logger = logging.getLogger(__name__)
-
-START_S = 1.0
-"""Graphs for several chunks are captured before the engine is ready while that has taken no longer than so many
-seconds; the others while it has nothing to do."""
 PATIENCE = 8
 """Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
@@ -103,19 +96,15 @@ class PrefillGraphs:
         """The most tokens that a graph computes."""
         return max(size.tokens for size in self._sizes)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every size has been captured."""
-        return len(self._captured) == len(self._sizes)
-
-    def capture_some(self) -> None:
-        """Capture all sizes of one chunk, then others while that is quick; with a progress bar."""
-        started = time.perf_counter()
-        for size in tqdm(self._sizes, desc="Capturing prefill graphs", unit="graph"):
-            if size.chunks > 1 and time.perf_counter() - started > START_S:
-                break  # kernels are being compiled for the first time: the others can wait
+    def capture_first(self) -> None:
+        """Capture all sizes of one chunk, with a progress bar."""
+        for size in tqdm([s for s in self._sizes if s.chunks == 1], desc="Capturing prefill graphs", unit="graph"):
             self._capture(size)
-        logger.debug("captured %s in %.2f s", self._captured.keys(), time.perf_counter() - started)
+
+    @property
+    def num_left(self) -> int:
+        """Graphs that are not captured yet."""
+        return len(self._sizes) - len(self._captured)
 
     def run_next(self) -> None:
         """Capture a size that is missing, while the engine has nothing else to do."""

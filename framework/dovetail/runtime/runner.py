@@ -32,6 +32,9 @@ from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+START_S = 3.0
+"""Seconds for what is not needed at once, before the engine is ready; what is left is done while it is idle."""
+
 
 class ModelRunner:
     """One model, its KV pool and device state, and the attention backend that serves it."""
@@ -65,14 +68,13 @@ class ModelRunner:
         graphs = self._capture(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
-        memory.started()
-        decode = None if graphs is None else graphs.decode
+        prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
         warm_up = self._warm_up(memory.plan, decode)
-        prefill = None if graphs is None else graphs.prefill
-        self.chores = Chores([chore for chore in (warm_up, decode, prefill) if chore is not None])
+        self.chores = Chores([chore for chore in (prefill, decode, warm_up) if chore is not None])
         if warm_up is not None:
             masks.warm_up(self.config.vocab_size)
-            warm_up.run_some()
+            self.chores.do_some(START_S)
+        memory.started()
         self.load_s = time.perf_counter() - started
 
     def _capture(self, settings: EngineSettings, plan: MemoryPlan) -> StepGraphs | None:
@@ -90,8 +92,8 @@ class ModelRunner:
             max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
             self.attention.init_graph_state(decode.max_batch, max_tokens)
             if prefill is not None:
-                prefill.capture_some()
-            decode.capture_some()
+                prefill.capture_first()
+            decode.capture_first()
         return StepGraphs(decode=decode, prefill=prefill)
 
     def _warm_up(self, plan: MemoryPlan, decode: DecodeGraphs | None) -> EagerWarmUp | None:

@@ -16,13 +16,11 @@ negative as those of a graph's padding are, since a backend has to know of these
 from __future__ import annotations
 
 import logging
-import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from dovetail.cache.pool import NULL_PAGE, PagedKVPool
 from dovetail.engine.messages import SamplingParams
@@ -33,8 +31,6 @@ from dovetail.runtime.stepper import Stepper
 
 logger = logging.getLogger(__name__)
 
-START_S = 2.0
-"""Steps are run before the engine is ready while that has taken no longer than so many seconds; the others later."""
 SHORT, LONG = 40, 2048
 """Tokens of a usual short prompt, and of a chunk that is long for any kernel."""
 LENGTHS = (1, 16, 128, 600, LONG, SHORT)
@@ -141,18 +137,9 @@ class EagerWarmUp:
         self._waiting = shapes(limits)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every step of the list has been run, or left out for want of memory."""
-        return not self._waiting
-
-    def run_some(self) -> None:
-        """Run steps while that is quick, with a progress bar: all of them, where the kernels were compiled before."""
-        started = time.perf_counter()
-        for _ in tqdm(range(len(self._waiting)), desc="Warming up kernels", unit="step"):
-            if self.is_complete or time.perf_counter() - started > START_S:
-                break  # kernels are being compiled for the first time: the other steps can wait
-            self.run_next()
-        logger.debug("warmed up in %.2f s; %d steps are left", time.perf_counter() - started, len(self._waiting))
+    def num_left(self) -> int:
+        """Steps of the list that have neither been run nor left out for want of memory."""
+        return len(self._waiting)
 
     @torch.inference_mode()
     def run_next(self) -> None:
