@@ -18,10 +18,10 @@ def entries(tiles: Tiles) -> list[tuple[int, int, int, Tile]]:
 
 
 def close(found: Tensor, want: Tensor) -> None:
-    """Equal but for the rounding of bfloat16, every column of the output by itself."""
-    error = (found.float() - want.float()).norm(dim=0) / want.float().norm(dim=0)
-    assert error.max() < 5e-2
-    assert error.mean() < 1e-2
+    """Equal but for the rounding of bfloat16, every column of the output by itself: a tile's fault is whole columns."""
+    error, usual = (found.float() - want.float()).norm(dim=0), want.float().norm(dim=0).median()
+    assert error.max() < 0.1 * usual
+    assert error.mean() < 0.01 * usual
 
 
 def draw(*shape: int) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dovetail.runtime import graphs as graphs_module
-from dovetail.runtime.graphs import AT_START, PATIENCE, DecodeGraphs, Key
+from dovetail.runtime.graphs import FIRST, PATIENCE, DecodeGraphs, Key
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_smallest_captured_bucket_serves_a_batch(graphs: Any) -> None:
     """Captured sizes are served at once; beyond the largest bucket nothing is replayed."""
-    assert [graphs.bucket_for(n) for n in (1, 3, AT_START)] == [1, 4, AT_START]
+    graphs._capture(Key(4))
+    assert [graphs.bucket_for(n) for n in (1, 2, 3, *FIRST)] == [1, 4, 4, *FIRST]
     assert graphs.bucket_for(97) is None
 
 
@@ -46,7 +47,7 @@ def test_idle_time_completes_the_buckets(graphs: Any) -> None:
         before = set(graphs._captured)
         graphs.run_next()
         seen += set(graphs._captured) - before
-    assert seen == [*map(Key, (12, 16, 24, 32, 48, 64, 96)), *(Key(b, True) for b in (4, 8, 16, 32, 64))]
+    assert seen == [*map(Key, (2, 4, 12, 16, 24, 32, 48, 64, 96)), *(Key(b, True) for b in (4, 8, 16, 32, 64))]
     graphs.run_next()
     assert graphs.num_left == 0
 
@@ -67,7 +68,7 @@ def test_rows_behind_a_prefix_get_the_graph_that_shares_it(graphs: Any) -> None:
     for _ in range(PATIENCE - 1):
         assert graphs.choose(requests).key == Key(8)
     assert graphs.choose(requests) == (Key(8, shares=True), requests[::-1])
-    assert graphs.choose(requests[:2]) == (Key(2), requests[:2])  # too little is saved, and not yet captured
+    assert graphs.choose(requests[:2]) == (Key(8), requests[:2])  # too little is saved, and not yet captured
     assert graphs.choose(behind(6, prefix=0)).key == Key(8)
     assert Key(4, shares=True) not in graphs._captured
 

@@ -16,7 +16,8 @@ import torch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.request import Chunk
-from dovetail.runtime.prefill_graphs import PATIENCE, PrefillGraphs, pack
+from dovetail.runtime import prefill_graphs
+from dovetail.runtime.prefill_graphs import PATIENCE, STAND_IN_PATIENCE, PrefillGraphs, pack
 from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, Size, sizes
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_core
@@ -58,6 +59,8 @@ def test_sizes_follow_the_model_and_the_limits() -> None:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> PrefillGraphs:
     """Capturing is noted only; those of one chunk are there."""
     monkeypatch.setattr(PrefillGraphs, "_capture", lambda self, size: self._captured.setdefault(size, Mock()))
+    monkeypatch.setattr(prefill_graphs, "FIRST", SIZES[:2])
+    monkeypatch.setattr(prefill_graphs, "SINGLE", (8, 16))
     made = PrefillGraphs(Mock(), Mock(), Mock(), 16, SIZES, Mock())
     made.capture_first()
     return made
@@ -73,12 +76,17 @@ def test_the_smallest_size_that_is_there_serves(graphs: PrefillGraphs) -> None:
 
 
 def test_a_missing_size_is_captured_when_it_has_been_missed_often(graphs: PrefillGraphs) -> None:
-    """Until then the next larger one serves, if it is there, or none."""
+    """Until then a larger one serves, if it is there and not much larger, or none."""
     two = [chunk(0, 8), chunk(0, 9)]
-    assert graphs.size_for(two) is None
-    graphs._capture(SIZES[3])
-    assert [graphs.size_for(two) for _ in range(PATIENCE - 1)] == [SIZES[3]] * (PATIENCE - 1)
+    assert [graphs.size_for(two) for _ in range(PATIENCE)] == [None] * PATIENCE
     assert graphs.size_for(two) == SIZES[2]
+    del graphs._captured[SIZES[0]], graphs._captured[SIZES[2]], graphs._missed[SIZES[2]]
+    graphs._capture(SIZES[3])
+    assert [graphs.size_for(two) for _ in range(STAND_IN_PATIENCE)] == [SIZES[3]] * STAND_IN_PATIENCE
+    assert graphs.size_for(two) == SIZES[2]
+    assert graphs.size_for([chunk(0, 1)]) == SIZES[1]
+    del graphs._captured[SIZES[1]], graphs._captured[SIZES[2]]
+    assert graphs.size_for([chunk(0, 1)]) is None
 
 
 def test_idle_time_completes_the_sizes(graphs: PrefillGraphs) -> None:

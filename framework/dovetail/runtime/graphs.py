@@ -38,8 +38,8 @@ BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
 """Those that are captured once more, for rows that share prefixes."""
-AT_START = 8
-"""Buckets up to this size are captured before the engine is ready; the others while it has nothing to do."""
+FIRST = (1, 8)
+"""Buckets that the engine is not ready without; larger ones stand in for smaller ones that are not captured yet."""
 PATIENCE = 40
 """Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
@@ -136,10 +136,9 @@ class DecodeGraphs:
         return self._buckets[-1]
 
     def capture_first(self) -> None:
-        """Capture what the first requests need, largest first, with a progress bar."""
-        first = [key for key in self._keys if key.bucket <= AT_START and not key.shares]
-        for key in tqdm(first[::-1], desc="Capturing decode graphs", unit="graph"):
-            self._capture(key)
+        """Capture what the first requests need, with a progress bar."""
+        for bucket in tqdm([b for b in FIRST if b in self._buckets], desc="Capturing decode graphs", unit="graph"):
+            self._capture(Key(bucket))
 
     @property
     def num_left(self) -> int:

@@ -21,12 +21,14 @@ from dovetail.contracts.model import CausalLM
 from dovetail.engine.request import Chunk
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
-from dovetail.runtime.prefill_sizes import Size
+from dovetail.runtime.prefill_sizes import FIRST, SINGLE, Size
 from dovetail.runtime.step_ops import finish
 from dovetail.runtime.upload import pinned
 
 PATIENCE = 8
-"""Steps that run without their graph before it is captured under load: about what the capture itself costs."""
+"""Steps that run without a graph before theirs is captured under load: about what the capture itself costs."""
+STAND_IN_PATIENCE = 40
+"""The same while a larger graph stands in, which costs less."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,8 +99,8 @@ class PrefillGraphs:
         return max(size.tokens for size in self._sizes)
 
     def capture_first(self) -> None:
-        """Capture all sizes of one chunk, with a progress bar."""
-        for size in tqdm([s for s in self._sizes if s.chunks == 1], desc="Capturing prefill graphs", unit="graph"):
+        """Capture what the first requests need, with a progress bar."""
+        for size in tqdm([s for s in self._sizes if s in FIRST], desc="Capturing prefill graphs", unit="graph"):
             self._capture(size)
 
     @property
@@ -115,7 +117,8 @@ class PrefillGraphs:
     def size_for(self, chunks: Sequence[Chunk]) -> Size | None:
         """Return the size to replay for a step's chunks, or None if they have to run without a graph.
 
-        A missing size is captured once it has been missed often; until then the next larger one may stand in.
+        A missing size is captured once it has been missed often. Until then a larger one may stand in: of up to 512
+        tokens, or of twice as many.
         """
         if any(chunk.request.prompt_logprobs is not None for chunk in chunks):
             return None  # all tokens' logits are wanted, not the last one's
@@ -123,11 +126,14 @@ class PrefillGraphs:
         fitting = [size for size in self._sizes if size.tokens >= tokens and size.chunks >= len(chunks)]
         if not fitting:
             return None
-        if fitting[0] not in self._captured:
-            self._missed[fitting[0]] = self._missed.get(fitting[0], 0) + 1
-            if self._missed[fitting[0]] > PATIENCE:
-                self._capture(fitting[0])
-        return next((size for size in fitting[:2] if size in self._captured), None)
+        wanted, most = fitting[0], max(SINGLE[-1], 2 * fitting[0].tokens)
+        found = next((size for size in fitting if size in self._captured and size.tokens <= most), None)
+        if found != wanted:
+            self._missed[wanted] = self._missed.get(wanted, 0) + 1
+            if self._missed[wanted] > (PATIENCE if found is None else STAND_IN_PATIENCE):
+                self._capture(wanted)
+                found = wanted
+        return found
 
     def run(self, chunks: Sequence[Chunk], size: Size) -> CapturedPrefill:
         """Compute chunks; what comes out for one that does not end its request's known tokens means nothing."""

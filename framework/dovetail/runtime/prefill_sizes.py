@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SINGLE = (16, 32, 64, 128, 256, 512)
-"""Tokens of graphs for one chunk, all captured before the engine is ready."""
+"""Tokens of graphs for one chunk."""
 TOGETHER = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
 """Tokens of graphs for several chunks, or for one that is longer than `SINGLE` goes."""
 MAX_CHUNKS = 64
@@ -27,6 +27,10 @@ class Size:
 
     tokens: int
     chunks: int
+
+
+FIRST = (Size(64, 1), Size(512, 1))
+"""Graphs that the engine is not ready without; they stand in for smaller ones that are not captured yet."""
 
 
 def sizes(weight_bytes: int, max_tokens: int, max_requests: int) -> list[Size]:
