@@ -92,7 +92,10 @@ def main() -> int:
             if block_n * dim // warps > 4096 or block_n * dim // warps < 512 or parts > 4 * now.splits:
                 continue
             shape = Shape(parts, block_n, warps)
-            found.append((took_us(load, shape, made), shape))
+            try:
+                found.append((took_us(load, shape, made), shape))
+            except RuntimeError as error:
+                raise RuntimeError(f"{text} with {shape}") from error
         bytes_ = num * length * kv_heads * dim * 4
         best = ", ".join(
             f"{took:.1f} {s.splits}/{s.block_n}/{s.warps}" for took, s in sorted(found, key=lambda f: f[0])[:4]
