@@ -31,8 +31,8 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The demo model over HTTP with the default settings, one server for all tests."""
-    made = Served()
+    """The demo model over HTTP, one server for all tests; in float32, where draws hardly depend on how steps are cut."""
+    made = Served(dtype="float32")
     yield made
     made.close()
 

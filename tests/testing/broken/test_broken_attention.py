@@ -245,6 +245,60 @@ class WritesNothing(FromProjection):
     writes = False
 
 
+class Sharing(Right):
+    """With the hint, a row takes its first `num_common` keys from the row before it: right if they are the same."""
+
+    def num_common(self, batch: ForwardBatch, number: int) -> int:
+        table = batch.page_table[batch.rows]
+        most = min(self.lens[number][0], self.lens[number - 1][0]) - 1
+        pages = -(-most // self.kv_pool.page_size)
+        same = (table[number, :pages] == table[number - 1, :pages]).long().cumprod(0).sum()
+        return min(most, int(same) * self.kv_pool.page_size)
+
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        keys, values = super().gather(layer, batch, number, num)
+        if not batch.shares_prefixes or not 0 < number < batch.num_decode:
+            return keys, values
+        common = self.num_common(batch, number)
+        first = super().gather(layer, batch, number - 1, common)
+        return torch.cat((first[0], keys[common:])), torch.cat((first[1], values[common:]))
+
+
+class TakesNeighboursForEqual(Sharing):
+    def num_common(self, batch: ForwardBatch, number: int) -> int:
+        return min(self.lens[number][0], self.lens[number - 1][0]) - 1
+
+
+class SinksOfEveryPart(Sharing):
+    shares = False
+
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        self.shares = batch.shares_prefixes
+        super().attend(q, layer, batch, out, requests)
+
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        if self.shares and layer.sinks is not None:
+            layer = replace(layer, sinks=layer.sinks + 2.0**0.5)
+        super().one(q, keys, values, layer, out)
+
+
+class PaddingShares(Sharing):
+    def num_common(self, batch: ForwardBatch, number: int) -> int:
+        if batch.kv_slots[number - 1] < 0:
+            return min(self.kv_pool.page_size, self.lens[number][0] - 1)
+        return super().num_common(batch, number)
+
+
+class RemembersWhatIsCommon(Sharing):
+    def __init__(self, config: Any, kv_pool: Any, device: torch.device) -> None:
+        super().__init__(config, kv_pool, device)
+        self.known: dict[int, int] = {}
+
+    def num_common(self, batch: ForwardBatch, number: int) -> int:
+        known = self.known.setdefault(number, super().num_common(batch, number))
+        return min(known, self.lens[number][0] - 1)
+
+
 FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "wrong under page size 3": (PagesOfPowersOfTwo, "test_page_sizes", "wrong under page size 3"),
     "wrong for a head dim that it claims": (OneHeadDim, "test_every_head_dim_and_dtype", "head dim 8: wrong result at"),
@@ -309,11 +363,19 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_decode_from_the_projection",
         "forward_decode_qkv writes wrong keys and values",
     ),
+    "takes neighbours for equal": (TakesNeighboursForEqual, "test_common_prefixes", "common prefixes: wrong result"),
+    "sinks of every part": (SinksOfEveryPart, "test_common_prefixes_and_features", "common prefixes with sinks"),
+    "padding shares": (PaddingShares, "test_common_prefixes_of_a_graphs_padding", "as padding"),
+    "what was common": (
+        RemembersWhatIsCommon,
+        "test_a_hint_of_one_step_is_not_used_in_the_next",
+        "after a step with other common prefixes",
+    ),
     "claims too much": (Boastful, "test_why_not_is_honest", "why_not answers None for dtype float64"),
 }
 
 
-@pytest.mark.parametrize("backend", [Right, FromProjection])
+@pytest.mark.parametrize("backend", [Right, FromProjection, Sharing])
 def test_a_right_backend_passes(backend: type[AttentionBackend]) -> None:
     """The backends that the faults are made from have none."""
     report = check_class(conformance_class("attention_backend", plugin_class=backend))
