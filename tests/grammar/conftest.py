@@ -31,7 +31,7 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The demo model over HTTP, one server for all tests; in float32, where draws hardly depend on how steps are cut."""
+    """The demo model over HTTP, one server for all tests; in float32: draws hardly depend on how steps are cut."""
     made = Served(dtype="float32")
     yield made
     made.close()
