@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -13,6 +12,7 @@ from dovetail_server.body import json_body
 from dovetail_server.openai.chat import ChatCompletion, ChatRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import chat, chat_reply
+from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -27,7 +27,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(chat.prepare, state, body, model))
+    job = await prepared(request, body, lambda: chat.prepare(state, body, model))
     if body.stream:
         return await start(request, chat_reply.stream(job))
     return Response(await while_connected(request, chat_reply.reply(job)), media_type="application/json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -13,6 +12,7 @@ from dovetail_server.body import json_body
 from dovetail_server.openai.completions import Completion, CompletionRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import completions
+from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -27,7 +27,7 @@ async def create_completion(
 ) -> Response:
     """Continue one or several prompts, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(completions.prepare, state, body, model))
+    job = await prepared(request, body, lambda: completions.prepare(state, body, model))
     if body.stream:
         return await start(request, completions.stream(job))
     return Response(await while_connected(request, completions.reply(job)), media_type="application/json")

@@ -20,6 +20,7 @@ from dovetail_server.anthropic.schema import (
 from dovetail_server.body import json_body
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import messages
+from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
@@ -33,7 +34,7 @@ async def create_message(
 ) -> Response:
     """Answer a conversation in the form of Anthropic's API, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model))
+    job = await prepared(request, body, lambda: messages.prepare(state, body, model))
     if body.stream:
         request_id = request.scope["state"].get("request_id")
         return await start(request, messages.stream(job), lambda error: messages.last_words(error, request_id))

@@ -75,7 +75,7 @@ class CompletionJob:
 
 
 def prepare(state: ServerState, request: CompletionRequest, model: str) -> CompletionJob:
-    """Check and tokenize; CPU work, called in a worker thread.
+    """Check and tokenize; CPU work, see `serving/prepare.py`.
 
     Raises:
         RequestError: The request cannot be served as it is.

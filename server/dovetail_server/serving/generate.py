@@ -53,7 +53,7 @@ class GenerateJob:
 
 
 def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
-    """Check and tokenize; CPU work, called in a worker thread.
+    """Check and tokenize; CPU work, see `serving/prepare.py`.
 
     Raises:
         RequestError: The request cannot be served as it is.
