@@ -88,7 +88,9 @@ class ForwardBatch:
         seq_lens: `[B]` int64, KV length of each request after this step's tokens are written.
         q_starts: `[B + 1]` int32, first token of each request in the batch; the last entry is T.
         seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.
-        q_lens_cpu: New tokens per request, on the host. In a graph, empty for decode and upper bounds for prefill.
+        q_lens_cpu: New tokens per request, on the host. In a graph, empty for decode and upper bounds for prefill. A
+            graph of prefill chunks serves any division of its tokens: chunks that pad it have no new tokens and a
+            `seq_len` of 0, and tokens from the last entry of `q_starts` on belong to nobody.
         attention: The backend that serves this batch.
         last_tokens: `[R]` int64, indices of the tokens whose logits are wanted.
         shares_prefixes: Neighbouring decode rows begin with the same pages: worth looking for. Only a hint: results

@@ -69,13 +69,21 @@ def prepare(plan: StepPlan, state: DeviceState, attention: AttentionBackend, pag
 def _places(plan: StepPlan, page_size: int) -> tuple[Ints, Ints]:
     """Absolute position and KV slot of every new token."""
     positions = [np.fromiter((r.computed_len for r in plan.decode), np.int64, len(plan.decode))]
-    pages = [np.fromiter((r.pages[r.computed_len // page_size] for r in plan.decode), np.int64, len(plan.decode))]
+    pages = np.fromiter((r.pages[r.computed_len // page_size] for r in plan.decode), np.int64, len(plan.decode))
+    slots = [pages * page_size + positions[0] % page_size]
     for chunk in plan.chunks:
-        places = np.arange(chunk.start, chunk.start + chunk.num_new)
+        places, own = places_of(chunk, page_size)
         positions.append(places)
-        pages.append(np.array(chunk.request.pages, dtype=np.int64)[places // page_size])
-    all_positions = np.concatenate(positions)
-    return all_positions, np.concatenate(pages) * page_size + all_positions % page_size
+        slots.append(own)
+    return np.concatenate(positions), np.concatenate(slots)
+
+
+def places_of(chunk: Chunk, page_size: int) -> tuple[Ints, Ints]:
+    """Return absolute position and KV slot of every token of a chunk."""
+    stop, first = chunk.start + chunk.num_new, chunk.start // page_size
+    places = np.arange(chunk.start, stop)
+    pages = np.array(chunk.request.pages[first : (stop - 1) // page_size + 1], dtype=np.int64)
+    return places, pages[places // page_size - first] * page_size + places % page_size
 
 
 def _input_ids(plan: StepPlan, state: DeviceState, decode_rows: Tensor) -> Tensor:
@@ -83,12 +91,13 @@ def _input_ids(plan: StepPlan, state: DeviceState, decode_rows: Tensor) -> Tenso
     decode = state.next_ids[decode_rows] if plan.decode else None
     if not plan.chunks:
         return decode if decode is not None else torch.empty(0, dtype=torch.int64, device=state.device)
-    prompt = np.concatenate([_tokens(chunk) for chunk in plan.chunks])
+    prompt = np.concatenate([tokens_of(chunk) for chunk in plan.chunks])
     ids = _to(prompt, state.device)
     return ids if decode is None else torch.cat((decode, ids))
 
 
-def _tokens(chunk: Chunk) -> Ints:
+def tokens_of(chunk: Chunk) -> Ints:
+    """Return the input ids of a chunk."""
     return np.array(chunk.request.ids[chunk.start : chunk.start + chunk.num_new], dtype=np.int64)
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.engine.request import Chunk
+from dovetail.runtime.batch import places_of, tokens_of
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
 from dovetail.runtime.prefill_sizes import FIRST, SINGLE, Size
@@ -61,14 +62,10 @@ def pack(chunks: Sequence[Chunk], size: Size, page_size: int, spare_row: int) ->
     slots[:], rows[:] = -1, spare_row
     at = 0
     for i, chunk in enumerate(chunks):
-        end, stop = at + chunk.num_new, chunk.start + chunk.num_new
-        places = np.arange(chunk.start, stop)
-        ids[at:end] = chunk.request.ids[chunk.start : stop]
-        positions[at:end] = places
-        first = chunk.start // page_size
-        pages = np.array(chunk.request.pages[first : (stop - 1) // page_size + 1], dtype=np.int64)
-        slots[at:end] = pages[places // page_size - first] * page_size + places % page_size
-        rows[i], lens[i], last[i], starts[i] = chunk.request.row, stop, end - 1, at
+        end = at + chunk.num_new
+        ids[at:end] = tokens_of(chunk)
+        positions[at:end], slots[at:end] = places_of(chunk, page_size)
+        rows[i], lens[i], last[i], starts[i] = chunk.request.row, chunk.start + chunk.num_new, end - 1, at
         at = end
     starts[len(chunks) :] = at
     return packed
