@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp, Scope
 
+from dovetail.supervisor import LAST_RESORT_S
 from dovetail_server.logs import uvicorn_config
 from dovetail_server.protocol import BoundedHttp
 from dovetail_server.state import ServerState
@@ -32,7 +33,6 @@ class HttpServer(uvicorn.Server):
         self.state = state
         state.cut_off = self.cut_off
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Remember the event loop, for signals."""
@@ -41,6 +41,8 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""
+        drain_s = 0.0 if self.state.is_draining else self.state.settings.drain_timeout
+        self.state.tasks.exit_after(drain_s + LAST_RESORT_S)
         if self._loop is None or self.state.is_draining or not self.state.has_started:
             self.force_exit = self.state.is_draining and sig in (signal.SIGINT, signal.SIGTERM)
             self.should_exit = True
@@ -57,7 +59,7 @@ class HttpServer(uvicorn.Server):
                 transport.abort()
 
     def _begin_drain(self) -> None:
-        self._draining = asyncio.get_running_loop().create_task(self.drain())
+        self.state.tasks.start("drain", self.drain())
 
     async def drain(self) -> None:
         """Let what is under way finish, cut off the rest, then stop serving."""

@@ -8,11 +8,12 @@ import logging
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.settings import EngineSettings
+from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ENV_PREFIX, ServeSettings, is_secret
 from dovetail_server.startup import Phases, engine_notes
@@ -52,7 +53,12 @@ def make_engine(settings: ServeSettings, plan: PluginPlan) -> EngineClient:
 
 
 async def run(
-    settings: ServeSettings, registry: Registry, plan: PluginPlan, listener: socket.socket, phases: Phases
+    settings: ServeSettings,
+    registry: Registry,
+    plan: PluginPlan,
+    listener: socket.socket,
+    phases: Phases,
+    tasks: Supervisor,
 ) -> int:
     """Serve until told to stop.
 
@@ -70,28 +76,28 @@ async def run(
     try:
         hooks = ApiHooks.start(plan)
         engine = make_engine(settings, plan)
-        engine_start = asyncio.create_task(start_engine(engine, phases))
+        engine_start = tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
-        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases)
+        server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks)
         server.state.registry = registry
-        http = asyncio.create_task(server.serve(sockets=[listener]))
-        ready = asyncio.create_task(get_ready(server.state, registry, plan, engine_start, phases))
-        tasks: list[asyncio.Task[Any]] = [http, ready, engine_start]
+        http = tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
+        start_up = get_ready(server.state, registry, plan, engine_start, phases)
+        ready = tasks.start("start-up", start_up, is_awaited=True)
         try:
             await asyncio.wait({http, ready}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
                 announce(settings, listener, phases)
-                tasks.append(asyncio.create_task(watch_engine(engine)))
-                tasks.append(asyncio.create_task(server.state.storage.resume()))
-                tasks.append(asyncio.create_task(hooks.observers.log_stats(engine)))
+                keep_running(server.state)
             await http
         finally:
             server.should_exit = True
-            for task in tasks[1:]:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if not ready.done():
+                await tasks.stop([ready, engine_start])
+            await asyncio.gather(http, return_exceptions=True)
     finally:
+        tasks.exit_after(LAST_RESORT_S)
+        await tasks.close()
         if engine is not None:
             await engine.close(wait=server is None or not server.force_exit)
         listener.close()
@@ -104,6 +110,13 @@ def forget_secrets() -> None:
     for name, field in ServeSettings.model_fields.items():
         if is_secret(field):
             os.environ.pop(f"{ENV_PREFIX}{name.upper()}", None)
+
+
+def keep_running(state: ServerState) -> None:
+    """Start what goes on beside the requests, until the server ends."""
+    state.tasks.keep("engine watcher", lambda: watch_engine(state.engine))
+    state.tasks.keep("storage opener", state.storage.resume)
+    state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
 
 async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
@@ -121,14 +134,16 @@ async def watch_engine(engine: EngineClient) -> None:
     logger.error("The engine is gone: %s. Requests get 503 until the server is restarted.", engine.dead)
 
 
-def build_http(settings: ServeSettings, engine: EngineClient, hooks: ApiHooks, phases: Phases) -> HttpServer:
+def build_http(
+    settings: ServeSettings, engine: EngineClient, hooks: ApiHooks, phases: Phases, tasks: Supervisor
+) -> HttpServer:
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         from dovetail_server.app import create_app
         from dovetail_server.lifecycle import HttpServer
         from dovetail_server.state import ServerState
 
-        state = ServerState(settings, engine, hooks)
+        state = ServerState(settings, engine, hooks, tasks)
         return HttpServer(create_app(state), state)
 
 

@@ -13,6 +13,7 @@ from starlette.types import Scope
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
 from dovetail.errors import EngineDeadError, RequestError
+from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.heartbeat import Heartbeat, has_no_work
@@ -40,12 +41,20 @@ class Live:
 class ServerState:
     """One per server. Used from its event loop only."""
 
-    def __init__(self, settings: ServeSettings, engine: EngineClient, hooks: ApiHooks | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engine: EngineClient,
+        hooks: ApiHooks | None = None,
+        tasks: Supervisor | None = None,
+    ) -> None:
         """Start without text tools: requests are refused until `ready_with` is called."""
         self.settings = settings
         self.engine = engine
         self.hooks = hooks or ApiHooks()
-        self.metrics = Metrics(settings.metrics_style, self.served_names[0])
+        self.tasks = tasks or Supervisor()
+        """All background work of this process."""
+        self.metrics = Metrics(settings.metrics_style, self.served_names[0], self.tasks.deaths)
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
         self.registry: Registry | None = None
@@ -194,6 +203,8 @@ class ServerState:
             return f"engine stuck: no step for {late_s:.0f} s"
         if self.storage.problem is not None:
             return f"files and batches: {self.storage.problem}"
+        if self.tasks.problem is not None:
+            return self.tasks.problem
         return self.hooks.why_not_healthy()
 
 

@@ -162,7 +162,7 @@ def test_load_is_that_of_the_engine(counted: Harness) -> None:
 @pytest.mark.parametrize("style", list(STYLES))
 def test_names_of_each_style(style: str) -> None:
     """Every series of a style is written under its labels, with Dovetail's own beside it."""
-    metrics = Metrics(style, "m")
+    metrics = Metrics(style, "m", {})
     text = metrics.render("")[0].decode()
     labels = {"model_name": "m", **STYLES[style].labels}
     found = samples(text)
@@ -179,7 +179,7 @@ def test_names_of_each_style(style: str) -> None:
 def test_every_series_is_documented(style: str) -> None:
     """The page on metrics names all that can be scraped."""
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text("utf-8")
-    text = Metrics(style, "m").render("")[0].decode()
+    text = Metrics(style, "m", {}).render("")[0].decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert [name for name in names if f"`{name}`" not in page and not name.startswith("process_")] == []
     assert [series.name for series in STYLES[style].series if f"`{series.name}" not in page] == []
@@ -187,7 +187,7 @@ def test_every_series_is_documented(style: str) -> None:
 
 def test_nothing_is_global() -> None:
     """Two servers in one process count for themselves, and the library's own registry stays as it was."""
-    one, two = Metrics("dovetail", "m"), Metrics("dovetail", "m")
+    one, two = Metrics("dovetail", "m", {}), Metrics("dovetail", "m", {})
     one.tally.request_started(RequestStart(request_id="r", num_choices=1, num_prompt_tokens=5))
     assert value(samples(one.render("")[0].decode()), "dovetail_prompt_tokens_total") == 5
     assert value(samples(two.render("")[0].decode()), "dovetail_prompt_tokens_total") == 0

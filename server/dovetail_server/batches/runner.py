@@ -179,7 +179,7 @@ class Runner:
     def _start_ready(self) -> None:
         while self._ready and len(self._running) < self.limit and self._may_run():
             line = self._ready.popleft()
-            self._running[line.key] = asyncio.create_task(self._run(line))
+            self._running[line.key] = self.state.tasks.start("batch line", self._run(line))
 
     async def _run(self, line: Leased) -> None:
         """Run one line to its durable result, or give it back."""

@@ -27,6 +27,7 @@ from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import Layout, storage_folder
 
 if TYPE_CHECKING:
+    from dovetail.supervisor import Service
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -51,9 +52,10 @@ class BatchService:
             self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
         )
         self.runner = Runner(state, self.batches, self.lines, self.settler, self.writer, layout)
-        self.responses = ResponseStore(settings, database, self.owner.name)
-        self.background = Background()
-        self._tasks: list[asyncio.Task[None]] = []
+        self.responses = ResponseStore(settings, database, self.owner.name, state.tasks)
+        self.background = Background(state.tasks)
+        self._tasks = state.tasks
+        self._services: list[Service] = []
         self._tend_problem: str | None = None
 
     @classmethod
@@ -80,8 +82,8 @@ class BatchService:
         """Take over what processes that are gone have left, and begin."""
         await self._recover()
         await self.settler.remove_left()
-        work = (self.writer.run(), self.runner.run(), self._tend())
-        self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        work = {"batch writer": self.writer.run, "batch runner": self.runner.run, "batch keeper": self._tend}
+        self._services = [self._tasks.keep(name, run) for name, run in work.items()]
 
     @property
     def problem(self) -> str | None:
@@ -159,16 +161,13 @@ class BatchService:
     async def close(self) -> None:
         """Stop everything, in the order in which it depends."""
         await self.background.close()
-        writer, others = self._tasks[:1], self._tasks[1:]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        for service in self._services[1:]:
+            await service.stop()
         with contextlib.suppress(ServiceError):
             await self.writer.flush()
             await self.runner.close()
-        for task in writer:
-            task.cancel()
-        await asyncio.gather(*writer, return_exceptions=True)
+        for writer in self._services[:1]:
+            await writer.stop()
         await self.database.close()
         self.owner.close()
 

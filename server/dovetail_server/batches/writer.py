@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from dovetail_server.batches.execute import Result
@@ -16,6 +17,7 @@ logger = logging.getLogger("dovetail.server")
 GATHER_S = 0.02
 MAX_GROUP = 256
 RETRY_S = 2.0
+FLUSH_S = 5.0
 Item = tuple[Leased, Result, "asyncio.Future[None]"]
 
 
@@ -31,6 +33,8 @@ class Writer:
         self.problem: str | None = None
         """Why nothing can be written now, or None."""
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._group: list[Item] = []
+        """What is being saved; it stays here until it is, whatever ends the task meanwhile."""
         self._lengths: dict[str, int] = {}
 
     async def save(self, line: Leased, result: Result) -> None:
@@ -42,20 +46,24 @@ class Writer:
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            group = [await self._queue.get()]
-            await asyncio.sleep(GATHER_S)
-            while not self._queue.empty() and len(group) < MAX_GROUP:
-                group.append(self._queue.get_nowait())
-            by_batch: dict[str, list[Item]] = {}
-            for item in group:
-                by_batch.setdefault(item[0].batch_id, []).append(item)
-            for batch_id, items in by_batch.items():
+            if not self._group:
+                await self._gather()
+            for batch_id in {item[0].batch_id for item in self._group}:
+                items = [item for item in self._group if item[0].batch_id == batch_id]
                 await self._until_saved(batch_id, items)
+                self._group = [item for item in self._group if item[0].batch_id != batch_id]
             self.on_saved()
+
+    async def _gather(self) -> None:
+        self._group = [await self._queue.get()]
+        await asyncio.sleep(GATHER_S)
+        while not self._queue.empty() and len(self._group) < MAX_GROUP:
+            self._group.append(self._queue.get_nowait())
 
     async def flush(self) -> None:
         """Wait until all results that are here are durable, or cannot be."""
-        while not self._queue.empty() and self.problem is None:
+        deadline = time.monotonic() + FLUSH_S
+        while (self._group or not self._queue.empty()) and self.problem is None and time.monotonic() < deadline:
             await asyncio.sleep(GATHER_S)
 
     async def _until_saved(self, batch_id: str, items: Sequence[Item]) -> None:

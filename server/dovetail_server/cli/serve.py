@@ -75,10 +75,12 @@ def serve(settings: ServeSettings) -> int:
     if is_demo:
         print_demo_note()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
+    from dovetail.supervisor import Supervisor
     from dovetail_server.run import new_event_loop, run
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run(settings, registry, plan, listener, phases))
+    tasks = Supervisor()
+    with tasks.whole_life(), asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(run(settings, registry, plan, listener, phases, tasks))
 
 
 def print_demo_note() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -25,14 +25,16 @@ from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
 class Metrics(Collector):
     """All numbers of one server. `tally` and `load` are what observes; nothing here is global."""
 
-    def __init__(self, style: str, model_name: str) -> None:
+    def __init__(self, style: str, model_name: str, deaths: Mapping[str, int]) -> None:
         """Count nothing yet.
 
         Args:
             style: Of `STYLES`: whose names are written beside Dovetail's own.
             model_name: The label of that name.
+            deaths: How often background work died, by its name; kept up to date by its owner.
         """
         self.model_name = model_name
+        self.deaths = deaths
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
         self.tally = Tally(bounds_of(self.styles))
         self.load = LatestLoad()
@@ -53,6 +55,7 @@ class Metrics(Collector):
         for style in self.styles:
             for series in style.series:
                 yield from self._family(series, style)
+        yield self._deaths()
         yield from self._http()
 
     def _family(self, series: Series, style: Style) -> Iterator[Metric]:
@@ -68,6 +71,14 @@ class Metrics(Collector):
             family = HistogramMetricFamily(series.name, series.text, labels=names)
             _add(family, values, self.tally.quantities[series.quantity].by_bounds[series.bounds])
             yield family
+
+    def _deaths(self) -> Metric:
+        counts = CounterMetricFamily(
+            "dovetail_background_task_deaths", "Times that background work died, by its name.", labels=("task",)
+        )
+        for name, count in self.deaths.items():
+            counts.add_metric((name,), count)
+        return counts
 
     def _http(self) -> Iterator[Metric]:
         counts = CounterMetricFamily(

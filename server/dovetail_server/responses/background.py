@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dovetail.errors import RequestError
+from dovetail.supervisor import Supervisor
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.serving.responses import ResponsesJob, failing, guarded, kept, opening, written
 
@@ -69,8 +70,9 @@ class Live:
 class Background:
     """All background responses of one server process."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Supervisor) -> None:
         """Begin with none."""
+        self._tasks = tasks
         self._live: dict[str, Live] = {}
 
     async def start(self, owner: str, job: ResponsesJob) -> Live:
@@ -85,7 +87,7 @@ class Background:
         self._forget()
         live = Live(owner, job, job.head)
         self._live[job.head.id] = live
-        live.task = asyncio.create_task(self._run(live, job))
+        live.task = self._tasks.start("background response", self._run(live, job))
         return live
 
     async def _run(self, live: Live, job: ResponsesJob) -> None:

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import RequestError
+from dovetail.supervisor import Supervisor
+from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import Item, response_of_item
 from dovetail_server.settings import ServeSettings
@@ -49,10 +51,11 @@ class Held:
 class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
-    def __init__(self, settings: ServeSettings, database: Database, me: str) -> None:
+    def __init__(self, settings: ServeSettings, database: Database, me: str, tasks: Supervisor) -> None:
         """Wrap an open database; `me` is this process."""
         self.database = database
         self.me = me
+        self._tasks = tasks
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
         self.ttl_s = settings.stored_response_ttl
@@ -86,7 +89,7 @@ class ResponseStore:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, written))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write())
+            self._writer = self._tasks.start("response writer", self._write())
         await written
 
     async def _write(self) -> None:
@@ -95,10 +98,12 @@ class ResponseStore:
             group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
             try:
                 await self._write_group([row for row, _ in group])
+            except asyncio.CancelledError:
+                fail([*group, *self._waiting], errors.draining())
+                self._waiting = []
+                raise
             except Exception as error:
-                for _, written in group:
-                    if not written.done():
-                        written.set_exception(error)
+                fail(group, error)
             else:
                 for _, written in group:
                     if not written.done():
@@ -242,6 +247,13 @@ class ResponseStore:
     @staticmethod
     def _visible(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
         return table.c.owner == owner, table.c.expires_at > time.time()
+
+
+def fail(group: Sequence[tuple[Row, asyncio.Future[None]]], error: Exception) -> None:
+    """Tell whoever waits for these rows that they were not written."""
+    for _, written in group:
+        if not written.done():
+            written.set_exception(error)
 
 
 def is_first(row: Row) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 RETRY_S = 5.0
+CLOSE_S = 15.0
 
 
 class LazyStorage:
@@ -29,7 +30,6 @@ class LazyStorage:
         self._is_closed = False
         self._open_problem: str | None = None
         self._tried = 0.0
-        self._retrying: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -88,17 +88,22 @@ class LazyStorage:
         is_due = time.monotonic() - self._tried >= RETRY_S
         if self._open_problem is not None and self._service is None and is_due and not self._is_closed:
             self._tried = time.monotonic()
-            self._retrying = asyncio.create_task(self._try())
+            self._state.tasks.start("storage retry", self._try())
 
     async def _try(self) -> None:
         with contextlib.suppress(Exception):  # the new problem is kept, as `problem`
             await self.get()
 
     async def close(self) -> None:
-        """Stop batches and close the database; what is running is given back."""
+        """Stop batches and close the database; what is running is given back, as far as that goes within a limit."""
         self._is_closed = True
-        if self._retrying is not None:
-            await self._retrying
+        closing = self._state.tasks.start("storage end", self._close())
+        _, late = await asyncio.wait({closing}, timeout=CLOSE_S)
+        if late:
+            logger.error("Files and batches could not be closed within %g s; the next server takes over.", CLOSE_S)
+            await self._state.tasks.stop([closing])
+
+    async def _close(self) -> None:
         async with self._lock:
             if self._service is not None:
                 await self._service.close()
