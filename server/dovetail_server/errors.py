@@ -158,11 +158,20 @@ def to_reply(error: Exception) -> Response:
     return reply(*describe(error))
 
 
+MAX_NAMED = 128
+"""Characters of a client's name that an error repeats."""
+
+
+def shortened(name: str) -> str:
+    """Return what a client wrote as an error names it: as it is, or its beginning."""
+    return name if len(name) <= MAX_NAMED else f"{name[:MAX_NAMED]}…"
+
+
 def from_validation(error: ValidationError, body: Any, known: list[str]) -> RequestError:
     """Turn pydantic's findings into one sentence about the field that is most deeply wrong.
 
     Args:
-        error: What pydantic found.
+        error: What pydantic found, of an `EarlyModel`: few findings, whatever the body's size.
         body: The decoded JSON body.
         known: Names of the body's fields, for the nearest name of an unknown one.
     """
@@ -175,27 +184,33 @@ class ValidationReport:
     def __init__(self, error: ValidationError, body: Any, known: list[str]) -> None:
         self.known = known
         self.found: dict[str, list[Mapping[str, Any]]] = {}
+        self.depths: dict[str, int] = {}
         for item in error.errors(include_url=False, include_context=False):
-            self.found.setdefault(self._path(item["loc"], body, item["type"]), []).append(item)
+            steps = self._steps(item["loc"], body, item["type"])
+            path = "".join(steps).removeprefix(".")
+            self.found.setdefault(path, []).append(item)
+            self.depths[path] = len(steps)
 
     @staticmethod
-    def _path(loc: tuple[int | str, ...], body: Any, kind: str) -> str:
-        """Write a location as the client sees it (`messages[0].role`), without pydantic's union tags."""
-        path, here = "", body
+    def _steps(loc: tuple[int | str, ...], body: Any, kind: str) -> list[str]:
+        """Return a location as the client sees it (`.messages`, `[0]`, `.role`), without pydantic's union tags."""
+        steps: list[str] = []
+        here = body
         for i, step in enumerate(loc):
-            if isinstance(here, dict) and isinstance(step, str) and (step in here or i == len(loc) - 1 == 0):
-                path += f".{step}" if path else step
+            is_last = i == len(loc) - 1
+            if isinstance(here, dict) and isinstance(step, str) and (step in here or (is_last and i == 0)):
+                steps.append(f".{shortened(step)}")
                 here = here.get(step)
-            elif isinstance(here, dict) and kind == "missing" and i == len(loc) - 1:
-                path += f".{step}" if path else str(step)
+            elif isinstance(here, dict) and kind == "missing" and is_last:
+                steps.append(f".{step}")
             elif isinstance(here, list) and isinstance(step, int) and step < len(here):
-                path += f"[{step}]"
+                steps.append(f"[{step}]")
                 here = here[step]
-        return path
+        return steps
 
     def request_error(self) -> RequestError:
-        """Word the finding with the deepest path; findings at one path are alternatives of a union."""
-        path = max(self.found, key=lambda p: (p.count(".") + p.count("["), -list(self.found).index(p)))
+        """Word the finding with the deepest path, the first of those; findings at one path are a union's."""
+        path = max(self.found, key=self.depths.__getitem__)
         items = self.found[path]
         first = items[0]
         if first["type"] == "missing":

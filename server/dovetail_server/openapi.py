@@ -33,6 +33,11 @@ def failures(error: type[msgspec.Struct] = ErrorBody) -> dict[int | str, dict[st
     return {"4XX": failure, "5XX": failure}
 
 
+def body_models() -> list[type[BaseModel]]:
+    """Return the models of all bodies and forms that routes were registered with so far."""
+    return list(_bodies.values())
+
+
 FAILURES = failures()
 """`responses` of a route that is registered without `json_route`."""
 

@@ -220,6 +220,20 @@ def test_deep_and_strange_bodies_are_refused_line_by_line(shared: Api) -> None:
     assert {e["response"]["status_code"] for e in errors} == {400}
 
 
+def test_bodies_of_nothing_but_faults_are_refused_line_by_line(shared: Api) -> None:
+    """A line with a hundred thousand faults, or values, is one line of the error file, and is not run again."""
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{}] * 100_000 + [1]},
+        {"messages": [[]] * 400_000},
+        {f"unknown_{i}": i for i in range(100_000)},
+    ]
+    batch = shared.run(*(line(str(i), **body) for i, body in enumerate(bodies)), GOOD)
+    outputs, errors = shared.results(batch)
+    assert [o["custom_id"] for o in outputs] == ["good"]
+    assert [(e["custom_id"], e["response"]["status_code"]) for e in errors] == [("0", 400), ("1", 400), ("2", 400)]
+    assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
+
+
 def test_a_missing_or_unsuitable_file_fails_the_batch_later(shared: Api) -> None:
     """POST answers `validating` even so."""
     for file_id, code in (("file-none", "file_not_found"), ("../../etc/passwd", "file_not_found")):

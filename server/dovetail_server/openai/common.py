@@ -6,10 +6,13 @@ request is prepared.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from dovetail_server.openai.early import EarlyModel
 
 MAX_TEXT = 1 << 26
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -38,18 +41,27 @@ PASS_KNOWN_IDS = WrapValidator(_known_ids)
 """For fields of several forms of which `TokenIds` is one."""
 
 
-class RequestModel(BaseModel):
+class RequestModel(EarlyModel):
     """Base of request bodies: JSON types are not converted, unknown fields are errors, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def drop_unknown_nulls(cls, data: Any) -> Any:
-        """Drop unknown fields that are null: some clients send all their optional fields."""
-        if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
-            return {k: v for k, v in data.items() if v is not None or k in cls.model_fields}
-        return data
+    def sift_unknown(cls, data: Any) -> Any:
+        """Drop unknown fields that are null, which some clients send, and of the others all but the first."""
+        if not isinstance(data, dict) or cls.model_config.get("extra") != "forbid":
+            return data
+        known = _field_names(cls)
+        if data.keys() <= known:
+            return data
+        unknown = next((k for k, v in data.items() if v is not None and k not in known), None)
+        return {k: v for k, v in data.items() if k in known or k == unknown}
+
+
+@cache
+def _field_names(model: type[RequestModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class StreamOptions(RequestModel):
