@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import NO_THREADS
 from dovetail_server.anthropic.schema import (
-    AnthropicMessage,
     AnthropicTool,
     MessagesRequest,
     PromptFields,
@@ -155,11 +155,11 @@ def to_chat(request: MessagesRequest, message_id: str, *, can_think: bool, fills
 
 def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
     """Return the conversation as chat messages."""
-    messages: list[dict[str, Any]] = []
+    conversation = Conversation()
     if isinstance(request.system, str):
-        messages.append({"role": "system", "content": request.system})
+        conversation.add("system", [request.system])
     elif request.system:
-        messages.append({"role": "system", "content": content_of([block.text for block in request.system])})
+        conversation.add("system", [block.text for block in request.system])
     for at, message in enumerate(request.messages):
         blocks: Sequence[AnyBlock] = (
             [TextBlock(type="text", text=message.content, citations=None)]
@@ -168,58 +168,81 @@ def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
         )
         param = f"messages[{at}].content"
         if message.role == "assistant":
-            add_assistant(messages, blocks, param)
+            conversation.add_assistant(blocks, param)
         else:
-            add_user(messages, message, blocks, param)
-    return messages
+            conversation.add_user(message.role, blocks, param)
+    return [turn.message() for turn in conversation.turns]
 
 
-def add_assistant(messages: list[dict[str, Any]], blocks: Sequence[AnyBlock], param: str) -> None:
-    """Add an assistant's turn, or go on with the one before."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
-    turn = messages[-1]
-    texts: list[str] = []
-    for at, block in enumerate(blocks):
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
-        elif isinstance(block, ThinkingBlock):
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought(block)
-        elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-            turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
-        else:
-            raise wrong(f"{param}[{at}]", "is a tool_result, which only a user's message has")
-    if texts:
-        turn["content"] = (turn["content"] or "") + "".join(texts)
+@dataclass(slots=True)
+class Turn:
+    """A chat message that still grows. Its texts are put together once, at the end: there may be ten thousand."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    call_id: str | None = None
+    """Of a tool's result."""
+
+    def message(self) -> dict[str, Any]:
+        """Return it as the chat API has it."""
+        if self.role == "tool":
+            return {"role": "tool", "tool_call_id": self.call_id, "content": self.texts[0]}
+        if self.role != "assistant":
+            return {"role": self.role, "content": content_of(self.texts)}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
-def add_user(messages: list[dict[str, Any]], message: AnthropicMessage, blocks: Sequence[AnyBlock], param: str) -> None:
-    """Add a user's or system message: results become messages of their own, texts in a row one message."""
-    texts: list[str] = []
-    for at, block in enumerate(blocks):
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
-        elif isinstance(block, ToolResultBlock) and message.role == "user":
-            flush(messages, message.role, texts)
-            content = result_text(block, f"{param}[{at}].content")
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-        else:
-            raise wrong(f"{param}[{at}]", f"is a {block.type}, which a message of role {message.role!r} cannot have")
-    flush(messages, message.role, texts)
+class Conversation:
+    """Turns of a Messages request: results of tools are turns of their own, what one role says in a row is one."""
 
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
 
-def flush(messages: list[dict[str, Any]], role: str, texts: list[str]) -> None:
-    """Add texts as a message and empty the list; a user's message right before takes them in."""
-    if not texts:
-        return
-    if messages and messages[-1]["role"] == role == "user":
-        before = messages[-1]["content"]
-        had = [before] if isinstance(before, str) else [part["text"] for part in before]
-        messages[-1]["content"] = content_of([*had, *texts])
-    else:
-        messages.append({"role": role, "content": content_of(texts)})
-    texts.clear()
+    def add(self, role: str, texts: Sequence[str]) -> None:
+        """Add texts; a user's turn right before takes them in."""
+        if texts:
+            self._turn(role, goes_on=role == "user").texts.extend(texts)
+
+    def add_assistant(self, blocks: Sequence[AnyBlock], param: str) -> None:
+        """Add an assistant's message."""
+        turn = self._turn("assistant", goes_on=True)
+        for at, block in enumerate(blocks):
+            if isinstance(block, TextBlock):
+                turn.texts.append(block.text)
+            elif isinstance(block, ThinkingBlock):
+                turn.thoughts.append(thought(block))
+            elif isinstance(block, ToolUseBlock):
+                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                turn.calls.append({"id": block.id, "type": "function", "function": function})
+            else:
+                raise wrong(f"{param}[{at}]", "is a tool_result, which only a user's message has")
+
+    def add_user(self, role: str, blocks: Sequence[AnyBlock], param: str) -> None:
+        """Add a user's or a system message."""
+        texts: list[str] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, TextBlock):
+                texts.append(block.text)
+            elif isinstance(block, ToolResultBlock) and role == "user":
+                self.add(role, texts)
+                texts = []
+                content = result_text(block, f"{param}[{at}].content")
+                self.turns.append(Turn("tool", [content], call_id=block.tool_use_id))
+            else:
+                raise wrong(f"{param}[{at}]", f"is a {block.type}, which a message of role {role!r} cannot have")
+        self.add(role, texts)
+
+    def _turn(self, role: str, *, goes_on: bool) -> Turn:
+        if not (goes_on and self.turns and self.turns[-1].role == role):
+            self.turns.append(Turn(role))
+        return self.turns[-1]
 
 
 def content_of(texts: Sequence[str]) -> str | list[dict[str, Any]]:

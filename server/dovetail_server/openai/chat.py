@@ -55,7 +55,7 @@ class Message(RequestModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=4096)] | None = None
+    content: Text | Annotated[list[ContentPart], Field(max_length=65536)] | None = None
     name: Name | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")

@@ -153,6 +153,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, Any] | None = None
+    thoughts: list[str] = []
     for item in items:
         kind = item["type"]
         if kind == "function_call_output":
@@ -167,7 +168,16 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
             if turn is None or not _fits(turn, kind):
                 turn = {"role": "assistant", "content": None}
                 messages.append(turn)
-            _add(turn, item)
+            if kind == "reasoning":
+                if (text := reasoning_text(item)) and "reasoning_content" not in turn:
+                    turn["reasoning_content"] = thoughts = []
+                if text:
+                    thoughts.append(text)  # joined at the end: there may be thousands in a row
+            else:
+                _add(turn, item)
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     return messages
 
 
@@ -181,10 +191,6 @@ def _fits(turn: dict[str, Any], kind: str) -> bool:
 def _add(turn: dict[str, Any], item: Item) -> None:
     if item["type"] == "message":
         turn["content"] = _content(item["content"])
-    elif item["type"] == "reasoning":
-        text = reasoning_text(item)
-        if text:
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
     else:
         function = {"name": item["name"], "arguments": item["arguments"]}
         turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})

@@ -227,7 +227,7 @@ def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[s
     if mode not in ("auto", "required") or not isinstance(listed, list):
         why = 'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": […]}'
         raise RequestError(why, param="tool_choice", code="invalid_value")
-    names = [named_function(item) for item in listed]
+    names = {name for item in listed if isinstance(name := named_function(item), str)}
     kept = [tool for tool in tools if tool["function"]["name"] in names]
     if len(kept) != len(listed):
         why = "tool_choice.allowed_tools names a function that is not in tools"
