@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.fields import NAMES, read_grammar
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.output_types import fields_of
+from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.plugins import Registry, load, make_plan
@@ -49,6 +50,8 @@ logger = logging.getLogger("dovetail")
 T = TypeVar("T")
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+RETRY_S = 0.1
+"""Between two tries where the engine has no room for another grammar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,11 +457,23 @@ class LLM:
         with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
             return list(await asyncio.gather(*(self._one(job, bar) for job in jobs)))
 
+    async def _deltas(self, submit: messages.Submit) -> AsyncGenerator[messages.TokenDelta, None]:
+        """Submit a request, again where too many grammars wait: all prompts of a call come at once."""
+        while True:
+            async with aclosing(self._client.submit(submit)) as stream:
+                async for delta in stream:
+                    if delta.finish is not None and delta.finish.code in LATER and not delta.ids:
+                        break
+                    yield delta
+                else:
+                    return
+            await asyncio.sleep(RETRY_S)
+
     async def _one(self, job: _Job, bar: tqdm[Any]) -> Reply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None
-        async with aclosing(self._client.submit(job.submit)) as stream:
+        async with aclosing(self._deltas(job.submit)) as stream:
             async for delta in stream:
                 try:
                     job.output.feed(delta)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
@@ -83,6 +84,9 @@ def aborted(message: str | None, code: str | None = None, param: str | None = No
         code: Set by the engine where the request itself is at fault.
         param: The field at fault.
     """
+    if code in LATER:
+        status = 429 if code == OWNER_FULL else 503
+        return ServiceError(message or "the server is busy", code=code, status=status, retry_after_s=2)
     if code is not None:
         return RequestError(message or "the request cannot be served", param=param, code=code)
     if message in (None, "aborted"):

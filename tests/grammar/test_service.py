@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from grammar_demo import Demo, json_step
 
-from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.engine.messages import GrammarStep
 from dovetail.grammar.cache import Enforced, GrammarCache, Refused
 from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
@@ -99,13 +99,13 @@ def test_a_hanging_compilation_is_killed_alone(
     short = make_service(600)
     assert isinstance(settle(short, short.request((outlines_step("warm"),))), Enforced)
     template = short.template_pid
-    monkeypatch.setattr(short, "_limits", GrammarLimits(timeout_s=1))
+    monkeypatch.setattr(short, "_timeout_s", 1.0)
     refused = settle(short, short.request((outlines_step(ENDLESS),)))
     assert isinstance(refused, Refused)
     assert refused.code == "grammar_too_complex"
     assert "too long" in refused.message
     assert short.pids == []
-    monkeypatch.setattr(short, "_limits", GrammarLimits(timeout_s=600))
+    monkeypatch.setattr(short, "_timeout_s", 600.0)
     assert isinstance(settle(short, short.request((outlines_step("[ef]{2}"),))), Enforced)
     assert short.template_pid == template
 

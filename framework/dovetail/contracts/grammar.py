@@ -245,10 +245,10 @@ class GrammarBackend(Configurable, ABC):
         """
 
     def inline(self, spec: GrammarSpec) -> bool:
-        """Whether `compile` of `spec` is fast, releases the GIL and bounds itself: then it runs in the engine.
+        """Whether `compile` of `spec` is known beforehand to be fast, and releases the GIL: then it runs in the engine.
 
-        Otherwise it runs in a process that can be killed. What returns no bytes there is compiled again in the
-        engine, once the other process has shown that it ends well.
+        Otherwise it runs in a process that can be killed, which also loads the result, to see what that costs. What
+        returns no bytes there is compiled again in the engine, once the other process has shown what that costs.
         """
         return False
 

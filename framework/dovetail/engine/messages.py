@@ -114,6 +114,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     priority: int = 0
     cache_salt: str = ""
     """Requests with different salts never share cached pages."""
+    owner: str = ""
+    """Whose request it is: what waits is shared out between owners."""
     grammar: tuple[GrammarStep, ...] = ()
     """What the text must match: the first step that compiles is enforced. Empty: anything."""
     thinking: Thinking | None = None

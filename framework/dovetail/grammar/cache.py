@@ -9,8 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend
-
-TOO_COMPLEX = "grammar_too_complex"
+from dovetail.grammar.refusals import TOO_COMPLEX
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import socket
 import sys
-from pathlib import Path
+import time
 
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
+from dovetail.grammar.memory import address_space, resident_bytes
+from dovetail.grammar.trial import try_out
 from dovetail.grammar.vocabulary import unpack
 from dovetail.grammar.wire import (
     ChildBegun,
@@ -36,6 +39,8 @@ from dovetail.plugins import LoadedPlugins, PluginPlan, load
 
 NICE = 10
 """Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
+NOISE_BYTES = 8 << 20
+"""What a process takes for anything: less is not the grammar's."""
 FIRST = {
     Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
     Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
@@ -126,10 +131,11 @@ class Compiler:
             return ChildReply(error="this process only compiles grammars")
         try:
             backend = self._backend(job.step.backend)
-            limit = _address_space() + self._max_bytes
+            limit = address_space() + self._max_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_CPU, (_cpu_limit(job.timeout_s), resource.RLIM_INFINITY))
             limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
-            result = backend.compile(spec_of(job.step), limits)
+            return self._compile(backend, spec_of(job.step), limits)
         except RequestError as error:
             return ChildReply(error=error.message, code=error.code or "invalid_grammar")
         except MemoryError:
@@ -138,7 +144,18 @@ class Compiler:
             return ChildReply(error=str(error))
         except Exception as error:  # a backend may raise anything; the job's owner is told
             return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
-        return ChildReply(blob=result) if isinstance(result, bytes) else ChildReply()
+
+    def _compile(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:
+        """Compile, load the result as the engine will, measure that, and try the grammar out."""
+        before = time.process_time(), resident_bytes()
+        result = backend.compile(spec, limits)
+        blob = result if isinstance(result, bytes) else None
+        if isinstance(result, bytes):
+            before = time.process_time(), resident_bytes()
+            result = backend.load(result)
+        load_s, load_bytes = time.process_time() - before[0], resident_bytes() - before[1]
+        try_out(result, self._vocabulary)
+        return ChildReply(blob=blob, load_s=load_s, load_bytes=load_bytes if load_bytes > NOISE_BYTES else 0)
 
     def _compile_first(self, backend: GrammarBackend) -> None:
         spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)
@@ -151,12 +168,9 @@ class Compiler:
         return self._backends[name]
 
 
-def _address_space() -> int:
-    """Bytes of address space in use; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    except OSError:
-        return 1 << 36
+def _cpu_limit(timeout_s: float) -> int:
+    """Whole seconds of processor time, of all threads of a job together, beyond what loading took."""
+    return math.ceil(time.process_time() + 2 * timeout_s) + 1
 
 
 if __name__ == "__main__":

@@ -60,11 +60,14 @@ class GrammarDesk:
         if not message.grammar and (message.thinking is None or message.thinking.budget is None):
             return
         request.undecided = True
-        ticket = self.service.request(message.grammar) if message.grammar else self.service.prepare()
+        ticket = self.service.request(message.grammar, message.owner) if message.grammar else self.service.prepare()
         self._undecided.append((request, ticket, message.thinking))
 
     def forget(self, rid: str) -> None:
         """A request was aborted."""
+        for request, ticket, _ in self._undecided:
+            if request.rid == rid:
+                self.service.release(ticket)
         self._undecided = [item for item in self._undecided if item[0].rid != rid]
 
     def decide(self) -> list[tuple[Request, Finish]]:

@@ -1,44 +1,55 @@
 """`GrammarService`: turns a request's grammar into something enforceable, beside the engine's loop.
 
-A request waits for a `Ticket` and may prefill meanwhile. Compilations that bound themselves run in threads of the
-engine (they release the GIL); all others in processes that are killed at the time limit. Equal grammars compile once.
+A request waits for a `Ticket` and may prefill meanwhile; its time runs from then on, waiting included. Compilations
+whose cost is bounded beforehand run in threads of the engine (they release the GIL); all others in processes that are
+killed at the time limit (`compiling`). Equal grammars compile once. What waits is bounded, per owner and in all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
-import numpy as np
-
-from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.engine.messages import GrammarStep
-from dovetail.errors import DovetailError, PluginError, RequestError
+from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.cache import Enforced, GrammarCache, Refused
+from dovetail.grammar.compiling import Compiled, Compiler
 from dovetail.grammar.constraint import TokenSets
-from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
-from dovetail.grammar.vocabulary import pack
-from dovetail.grammar.wire import ChildJob, ChildStart, spec_of, step_of
+from dovetail.grammar.memory import Trimmer
+from dovetail.grammar.pool import ChildDiedError, ChildTimeoutError
+from dovetail.grammar.queue import Workers
+from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.wire import spec_of, step_of
 from dovetail.plugins import LoadedPlugins
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 MAX_CHILDREN = 2
-NICE = 5
 EARLY_WAY_S = 1.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
+MAX_VISITS = 8
+"""Grammars that wait for that: with more, there is no time for any."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
-FINAL = frozenset(("invalid_grammar", "invalid_json_schema"))
-"""Errors that no other way of enforcing the same grammar would mend."""
 Steps = tuple[GrammarStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBounds:
+    """How many distinct grammars may be waiting for their compilation, and how many bytes of their sources."""
+
+    max_waiting: int = 1024
+    max_waiting_bytes: int = 64 << 20
+    max_of_owner: int = 256
+    max_bytes_of_owner: int = 16 << 20
 
 
 class Ticket:
@@ -47,13 +58,15 @@ class Ticket:
     Attributes:
         outcome: What came of it; None for a claim to the vocabulary alone.
         is_ready: Whether it is filled.
+        num_claims: Requests that wait for it.
     """
 
-    __slots__ = ("is_ready", "outcome")
+    __slots__ = ("is_ready", "num_claims", "outcome")
 
     def __init__(self, outcome: Enforced | Refused | None = None) -> None:
         self.outcome = outcome
         self.is_ready = outcome is not None
+        self.num_claims = 1
 
     def fill(self, outcome: Enforced | Refused | None) -> None:
         """Fill it."""
@@ -61,8 +74,58 @@ class Ticket:
         self.is_ready = True
 
 
-class _TryElsewhereError(Exception):
-    """The step has to run in a child process."""
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A grammar under way to its ticket.
+
+    Attributes:
+        steps: The ways to enforce it.
+        ticket: To be filled.
+        owner: Who asked first.
+        deadline: When the ticket is filled at the latest.
+        began: When a compilation began; None while it waits for its first.
+        index: The way that is tried next.
+        refused: Why the first way that was tried failed.
+    """
+
+    steps: Steps
+    ticket: Ticket
+    owner: str
+    deadline: float
+    began: float | None = None
+    index: int = 0
+    refused: Refused | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the sources."""
+        return sum(len(step.source) for step in self.steps)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What waits, counted."""
+
+    num: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, job: Job, sign: int = 1) -> None:
+        """Count a job, or with a negative sign take it out."""
+        for owner in ("", f"of {job.owner}"):
+            self.num[owner] += sign
+            self.num_bytes[owner] += sign * job.num_bytes
+            if not self.num[owner]:
+                del self.num[owner], self.num_bytes[owner]
+
+    def refuse(self, job: Job, bounds: QueueBounds) -> Refused | None:
+        """Say why a job may not wait beside what does, or None."""
+        of, size = f"of {job.owner}", job.num_bytes
+        text = "too many different grammars of {} are waiting to be compiled; try again later"
+        if self.num[of] >= bounds.max_of_owner or self.num_bytes[of] + size > bounds.max_bytes_of_owner:
+            return Refused(text.format("yours"), OWNER_FULL)
+        if self.num[""] >= bounds.max_waiting or self.num_bytes[""] + size > bounds.max_waiting_bytes:
+            return Refused(text.format("all clients"), FULL)
+        return None
 
 
 class GrammarService:
@@ -76,53 +139,74 @@ class GrammarService:
         timeout_s: float,
         cache_bytes: int,
         max_child_bytes: int = 2 << 30,
+        bounds: QueueBounds | None = None,
     ) -> None:
         """Prepare; backends and vocabulary are made at first use.
 
         Args:
             plugins: Of the engine's process.
             make_vocabulary: Called once, in a thread.
-            timeout_s: For one request's grammar, all steps together.
+            timeout_s: For one request's grammar, all steps and waiting together.
             cache_bytes: Bound of the compiled grammars that are kept.
             max_child_bytes: What a compile process may allocate.
+            bounds: Of what waits.
         """
         self._plugins = plugins
-        self._make_vocabulary = make_vocabulary
-        self._limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
+        self._timeout_s = timeout_s
+        self._bounds = bounds or QueueBounds()
+        limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
+        self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_CHILDREN)
         self._cache = GrammarCache(cache_bytes)
         self._pending: dict[Steps, Ticket] = {}
+        self._waiting = Waiting()
         self._lock = threading.RLock()
         self._finished = threading.Event()
-        self._inline = ThreadPoolExecutor(NUM_THREADS, "dovetail-grammar", initializer=_be_nice)
-        self._outside = ThreadPoolExecutor(MAX_CHILDREN, "dovetail-grammar-child", initializer=_be_nice)
-        self._beside = ThreadPoolExecutor(1, "dovetail-grammar-visit", initializer=_be_nice)
+        self._inline = Workers("dovetail-grammar", NUM_THREADS)
+        self._outside = Workers("dovetail-grammar-child", MAX_CHILDREN)
+        self._beside = Workers("dovetail-grammar-visit", 1)
+        self._trimmer = Trimmer()
         self._making = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
         self._sets: TokenSets | None = None
-        self._backends: dict[str, GrammarBackend] = {}
-        self._pool: ChildPool | None = None
 
     @property
     def pids(self) -> list[int]:
         """Ids of the processes that compile."""
-        return self._pool.pids if self._pool is not None else []
+        return self._compiler.pids
 
     @property
     def template_pid(self) -> int | None:
         """Id of the process that those are forked from; None while there is none."""
-        return self._pool.template_pid if self._pool is not None else None
+        return self._compiler.template_pid
 
-    def request(self, steps: Steps) -> Ticket:
-        """Claim a grammar. The ticket of one that is known is filled at once."""
+    @property
+    def num_waiting(self) -> int:
+        """Distinct grammars that are being compiled, or wait for it."""
+        return len(self._pending)
+
+    def request(self, steps: Steps, owner: str = "") -> Ticket:
+        """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too."""
         with self._lock:
             known = self._cache.get(steps)
             if known is not None:
                 return Ticket(known)
             ticket = self._pending.get(steps)
-            if ticket is None:
-                ticket = self._pending[steps] = Ticket()
-                self._inline.submit(self._work, steps, ticket, 0, None)
-        return ticket
+            if ticket is not None:
+                ticket.num_claims += 1
+                return ticket
+            deadline = time.monotonic() + self._timeout_s
+            job = Job(steps=steps, ticket=Ticket(), owner=owner, deadline=deadline)
+            refused = self._waiting.refuse(job, self._bounds)
+            if refused is not None:
+                return Ticket(refused)
+            self._pending[steps] = job.ticket
+            self._waiting.add(job)
+        self._inline.put(owner, partial(self._work, job, outside=False))
+        return job.ticket
+
+    def release(self, ticket: Ticket) -> None:
+        """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
+        with self._lock:
+            ticket.num_claims -= 1
 
     def prepare(self) -> Ticket:
         """Claim the vocabulary: a thinking budget needs its token sets, and making them takes a while at first."""
@@ -130,7 +214,7 @@ class GrammarService:
         if self._sets is not None:
             ticket.fill(None)
         else:
-            self._inline.submit(self._prepare, ticket)
+            self._inline.put("", partial(self._prepare, ticket))
         return ticket
 
     def wait(self, timeout_s: float) -> None:
@@ -144,7 +228,7 @@ class GrammarService:
         Raises:
             DovetailError: The vocabulary cannot be made.
         """
-        vocabulary = self.vocabulary()
+        vocabulary = self._compiler.vocabulary()
         with self._making:
             if self._sets is None:
                 self._sets = TokenSets(vocabulary)
@@ -156,23 +240,19 @@ class GrammarService:
         Raises:
             DovetailError: It cannot be made.
         """
-        with self._making:
-            if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
-            return self._vocabulary
+        return self._compiler.vocabulary()
 
     def warm_up(self) -> None:
         """Prepare in the background what the first grammar would wait for."""
-        self._inline.submit(self._warm_up)
+        self._inline.put("", self._warm_up)
 
     def close(self) -> None:
         """End threads and processes; tickets that are still open stay so."""
-        self._inline.shutdown(wait=False, cancel_futures=True)
-        self._outside.shutdown(wait=False, cancel_futures=True)
-        self._beside.shutdown(wait=False, cancel_futures=True)
-        with self._making:
-            if self._pool is not None:
-                self._pool.close()
+        self._inline.close()
+        self._outside.close()
+        self._beside.close()
+        self._trimmer.close()
+        self._compiler.close()
 
     def _prepare(self, ticket: Ticket) -> None:
         try:
@@ -186,48 +266,64 @@ class GrammarService:
         try:
             self.token_sets()
             for planned, _ in self._plugins.candidates("grammar_backend"):
-                backend = self._backend(planned.name)
-                if backend.inline(WARM_UP):
-                    self._compile_inline(step_of(planned.name, WARM_UP))
-            self._children().warm_up()
+                if self._compiler.backend(planned.name).inline(WARM_UP):
+                    self._compiler.inline(step_of(planned.name, WARM_UP))
+            self._compiler.warm_up()
         except DovetailError as error:
             logger.warning("Structured outputs are not available: %s", error)
         except Exception:
             # Nobody waits for this thread's result: the log is the only place to say it.
             logger.exception("preparing structured outputs failed")
 
-    def _work(self, steps: Steps, ticket: Ticket, first: int, deadline: float | None) -> None:
-        """Try the steps from `first` on. Runs in a thread; goes on in another where a child process is needed."""
-        deadline = deadline or time.monotonic() + self._limits.timeout_s
-        inline = threading.current_thread().name.startswith("dovetail-grammar_")
-        refused: Refused | None = None
-        outcome: Enforced | Refused | None = None
-        for index in range(first, len(steps)):
+    def _work(self, job: Job, *, outside: bool) -> None:
+        """Try the ways that are left; not `outside`, up to the first that needs a process."""
+        while job.index < len(job.steps):
+            now = time.monotonic()
+            if now >= job.deadline or job.ticket.num_claims <= 0:
+                break
             try:
                 self.token_sets()  # here, and not when the engine needs them
-                last = index == len(steps) - 1
-                until = deadline if last else min(deadline, time.monotonic() + EARLY_WAY_S)
-                outcome = Enforced(index, *self._compile(steps[index], until, may_wait=not inline))
-                break
-            except _TryElsewhereError:
-                self._outside.submit(self._work, steps, ticket, index, deadline)
+                step = job.steps[job.index]
+                if not outside and not self._compiler.backend(step.backend).inline(spec_of(step)):
+                    self._outside.put(job.owner, partial(self._work, job, outside=True))
+                    return
+                job.began = job.began or now
+                compiled = self._compile(job, step, outside=outside)
+                self._finish(job, Enforced(job.index, compiled.grammar, compiled.backend), compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request
-                refused = refused or _refusal(error)
+                job.refused = job.refused or _refusal(error)
                 if isinstance(error, RequestError) and error.code in FINAL:
                     break
-        self._finish(steps, ticket, outcome or refused or Refused("no way to enforce the grammar was given", None))
+            job.index += 1
+        self._finish(job, self._why_not(job), 0)
 
-    def _finish(self, steps: Steps, ticket: Ticket, outcome: Enforced | Refused) -> None:
+    def _compile(self, job: Job, step: GrammarStep, *, outside: bool) -> Compiled:
+        is_last = job.index == len(job.steps) - 1
+        until = job.deadline if is_last else min(job.deadline, time.monotonic() + EARLY_WAY_S)
+        return self._compiler.outside(step, until) if outside else self._compiler.inline(step)
+
+    def _why_not(self, job: Job) -> Refused:
+        """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
+        waited = (job.began or job.deadline) - (job.deadline - self._timeout_s)
+        timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
+        if job.ticket.num_claims <= 0:
+            return Refused("nobody waits for it any more", BUSY)
+        if timed_out and time.monotonic() >= job.deadline and waited > self._timeout_s / 2:
+            return Refused("the server is busy compiling other grammars; try again later", BUSY)
+        return job.refused or Refused("no way to enforce the grammar was given", None)
+
+    def _finish(self, job: Job, outcome: Enforced | Refused, num_bytes: int) -> None:
         with self._lock:
-            if isinstance(outcome, Enforced) or outcome.code is not None:
-                self._cache.put(steps, outcome, sum(len(step.source) for step in steps))
-            self._pending.pop(steps, None)
-            ticket.fill(outcome)
+            if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
+                self._cache.put(job.steps, outcome, job.num_bytes + num_bytes)
+            if self._pending.pop(job.steps, None) is not None:
+                self._waiting.add(job, -1)
+            job.ticket.fill(outcome)
         self._finished.set()
-        if isinstance(outcome, Enforced):
-            with contextlib.suppress(RuntimeError):  # the executor was shut down
-                self._beside.submit(self._visit, outcome)
+        self._trimmer.soon()
+        if isinstance(outcome, Enforced) and len(self._beside.queue) < MAX_VISITS:
+            self._beside.put(job.owner, partial(self._visit, outcome))
 
     def _visit(self, outcome: Enforced) -> None:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
@@ -238,70 +334,16 @@ class GrammarService:
             # The grammar works without; the log is the only place to say it.
             logger.exception("preparing a grammar failed")
 
-    def _compile(self, step: GrammarStep, deadline: float, *, may_wait: bool) -> tuple[CompiledGrammar, GrammarBackend]:
-        backend = self._backend(step.backend)
-        if backend.inline(spec_of(step)):
-            return self._compile_inline(step), backend
-        if not may_wait:
-            raise _TryElsewhereError
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ChildTimeoutError
-        reply = self._children().run(ChildJob(step=step, timeout_s=left), left)
-        if reply.error is not None:
-            raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
-        compiled = self._compile_inline(step) if reply.blob is None else backend.load(reply.blob)
-        self._check_start(compiled)
-        return compiled, backend
-
-    def _check_start(self, compiled: CompiledGrammar) -> None:
-        """Refuse a grammar by which no text begins: `$ref`s that lead in a circle, for instance."""
-        mask = np.zeros((1, self.vocabulary().mask_words), dtype=np.int32)
-        if compiled.matcher().fill(mask, 0) and not mask.any():
-            raise RequestError("the grammar cannot be enforced: it allows no text", code="unsupported_grammar")
-
-    def _compile_inline(self, step: GrammarStep) -> CompiledGrammar:
-        backend = self._backend(step.backend)
-        result = backend.compile(spec_of(step), self._limits)
-        return backend.load(result) if isinstance(result, bytes) else result
-
-    def _backend(self, name: str) -> GrammarBackend:
-        vocabulary = self.vocabulary()
-        with self._making:
-            if name not in self._backends:
-                self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
-            return self._backends[name]
-
-    def _children(self) -> ChildPool:
-        vocabulary = self.vocabulary()
-        with self._making:
-            if self._pool is None:
-                start = ChildStart(
-                    plan=self._plugins.plan, vocabulary=pack(vocabulary), max_bytes=self._limits.max_bytes
-                )
-                self._pool = ChildPool(start, MAX_CHILDREN)
-            return self._pool
-
 
 def _refusal(error: Exception) -> Refused:
     """Word an error for the request it ends."""
     if isinstance(error, RequestError):
         return Refused(error.message, error.code or "invalid_grammar")
     if isinstance(error, ChildTimeoutError):
-        return Refused("the grammar took too long to compile; make it simpler", "grammar_too_complex")
+        return Refused("the grammar took too long to compile; make it simpler", TOO_COMPLEX)
     if isinstance(error, ChildDiedError):
-        return Refused(
-            "the grammar could not be compiled: its compiler ran out of memory or crashed", "grammar_too_complex"
-        )
+        return Refused("the grammar could not be compiled: its compiler ran out of memory or crashed", TOO_COMPLEX)
     if isinstance(error, DovetailError):
         return Refused(str(error), None)
     logger.error("a grammar backend failed", exc_info=error)
     return Refused(f"the grammar backend failed: {type(error).__name__}", "invalid_grammar")
-
-
-def _be_nice() -> None:
-    """Compile threads yield to the engine's; on Linux a thread has a niceness of its own."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    except OSError:
-        logger.debug("cannot lower the priority of a compile thread")

@@ -45,9 +45,14 @@ class ChildBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a job. With neither `blob` nor `error` the grammar compiles, but its result cannot travel."""
+    """The outcome of a job. With neither `blob` nor `error` the grammar compiles, but its result cannot travel.
+
+    `load_s` (of processor time) and `load_bytes` are what it takes to bring the result into another process.
+    """
 
     blob: bytes | None = None
+    load_s: float = 0.0
+    load_bytes: int = 0
     error: str | None = None
     code: str | None = None
     verdicts: list[bool] = []

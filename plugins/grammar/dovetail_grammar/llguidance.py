@@ -34,6 +34,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar.bits import Words, draw_ids
 from dovetail.grammar.structural import schemas_in
 from dovetail_grammar.choices import UNREADABLE
+from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
 from dovetail_grammar.llguidance_source import to_llguidance
 from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
@@ -44,15 +45,18 @@ if TYPE_CHECKING:
 
 MAX_WHITESPACE = 20
 """Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
-MAX_INLINE = 32 * 1024
-MAX_INLINE_EBNF = 2 * 1024
 MAX_THREADS = 8
 MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
 NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
 _INVALID = re.compile(r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token")
 """Errors that no other backend would see differently."""
-LIMITS: dict[str, Any] = {"step_lexer_fuel": 100_000, "step_max_items": 30_000, "verbose_errors": False}
+LIMITS: dict[str, Any] = {
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 30_000,
+    "max_items_in_row": 5_000,
+    "verbose_errors": False,
+}
 
 
 class LlguidanceBackend(GrammarBackend):
@@ -86,8 +90,8 @@ class LlguidanceBackend(GrammarBackend):
         return Support.full()
 
     def inline(self, spec: GrammarSpec) -> bool:
-        """The library bounds its own work and releases the GIL; rewriting a large source in Python does neither."""
-        return len(spec.source) <= (MAX_INLINE_EBNF if spec.kind is Kind.EBNF else MAX_INLINE)
+        """The library releases the GIL, and what a cheap grammar costs is known beforehand."""
+        return is_cheap(spec)
 
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Compile. A large source returns as the library's form of it, tried out."""

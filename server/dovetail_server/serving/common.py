@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail_server import errors
+from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage
 from dovetail_server.serving.generation import Choice
 from dovetail_server.serving.grammar import NONE, Constraints
@@ -58,6 +59,7 @@ def submit_of(
         params=params,
         priority=priority,
         cache_salt=salt,
+        owner=CALLER.get().owner,
         grammar=constraints.steps,
         thinking=constraints.thinking,
     )

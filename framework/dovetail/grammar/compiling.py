@@ -1,0 +1,149 @@
+"""`Compiler`: one way of enforcing a grammar at a time, here or in a process that can be killed.
+
+What comes back from such a process is loaded here only if the process, which has loaded it too, says what that costs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
+from dovetail.engine.messages import GrammarStep
+from dovetail.errors import PluginError, RequestError
+from dovetail.grammar.pool import ChildPool, ChildTimeoutError
+from dovetail.grammar.refusals import TOO_COMPLEX
+from dovetail.grammar.vocabulary import pack
+from dovetail.grammar.wire import ChildJob, ChildReply, ChildStart, spec_of
+from dovetail.plugins import LoadedPlugins
+
+MAX_LOAD_S = 1.0
+MAX_LOAD_BYTES = 256 << 20
+"""What bringing a compiled grammar into the engine may cost in processor time and memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar that is ready.
+
+    Attributes:
+        grammar: It.
+        backend: What made it.
+        num_bytes: Memory that it was seen to take, beyond what it says itself; 0 where nobody looked.
+    """
+
+    grammar: CompiledGrammar
+    backend: GrammarBackend
+    num_bytes: int = 0
+
+
+class Compiler:
+    """One per engine. Thread-safe."""
+
+    def __init__(
+        self,
+        plugins: LoadedPlugins,
+        make_vocabulary: Callable[[], Vocabulary],
+        limits: GrammarLimits,
+        max_children: int,
+    ) -> None:
+        """Prepare; backends, vocabulary and processes are made at first use."""
+        self._plugins = plugins
+        self._make_vocabulary = make_vocabulary
+        self._limits = limits
+        self._max_children = max_children
+        self._making = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._backends: dict[str, GrammarBackend] = {}
+        self._pool: ChildPool | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that compile."""
+        return self._pool.pids if self._pool is not None else []
+
+    @property
+    def template_pid(self) -> int | None:
+        """Id of the process that those are forked from; None while there is none."""
+        return self._pool.template_pid if self._pool is not None else None
+
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary, made at the first call.
+
+        Raises:
+            DovetailError: It cannot be made.
+        """
+        with self._making:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    def backend(self, name: str) -> GrammarBackend:
+        """The backend of a name, made at the first call.
+
+        Raises:
+            DovetailError: It cannot be made.
+        """
+        vocabulary = self.vocabulary()
+        with self._making:
+            if name not in self._backends:
+                self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
+            return self._backends[name]
+
+    def inline(self, step: GrammarStep) -> Compiled:
+        """Compile in this thread.
+
+        Raises:
+            RequestError: The grammar is refused.
+        """
+        backend = self.backend(step.backend)
+        result = backend.compile(spec_of(step), self._limits)
+        return Compiled(backend.load(result) if isinstance(result, bytes) else result, backend)
+
+    def outside(self, step: GrammarStep, deadline: float) -> Compiled:
+        """Compile in a process of its own, and load the result here.
+
+        Raises:
+            RequestError: The grammar is refused.
+            ChildTimeoutError: The deadline passed.
+            ChildDiedError: The process died.
+        """
+        backend = self.backend(step.backend)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ChildTimeoutError
+        reply = self._children().run(ChildJob(step=step, timeout_s=left), left)
+        if reply.error is not None:
+            raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
+        _check_cost(reply)
+        if reply.blob is None:
+            return Compiled(self.inline(step).grammar, backend, reply.load_bytes)
+        return Compiled(backend.load(reply.blob), backend, reply.load_bytes)
+
+    def warm_up(self) -> None:
+        """Start the process that others are forked from."""
+        self._children().warm_up()
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._making:
+            if self._pool is not None:
+                self._pool.close()
+
+    def _children(self) -> ChildPool:
+        vocabulary = self.vocabulary()
+        with self._making:
+            if self._pool is None:
+                start = ChildStart(
+                    plan=self._plugins.plan, vocabulary=pack(vocabulary), max_bytes=self._limits.max_bytes
+                )
+                self._pool = ChildPool(start, self._max_children)
+            return self._pool
+
+
+def _check_cost(reply: ChildReply) -> None:
+    if reply.load_s > MAX_LOAD_S or reply.load_bytes > MAX_LOAD_BYTES:
+        text = f"the compiled grammar is too large ({reply.load_bytes >> 20} MiB, {reply.load_s:.1f} s to load)"
+        raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)

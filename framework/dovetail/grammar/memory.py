@@ -1,0 +1,61 @@
+"""Memory in use, and giving back what compilations left: the allocator keeps freed memory unless it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import threading
+from pathlib import Path
+
+DELAYS_S = (2.0, 30.0)
+"""After a compilation; the second time for what requests and the cache have let go of since."""
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process holds; 0 where the system does not say."""
+    return _pages(1) * resource.getpagesize()
+
+
+def address_space() -> int:
+    """Bytes of address space in use; very many where the system does not say."""
+    return _pages(0) * resource.getpagesize() or 1 << 36
+
+
+def _pages(column: int) -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
+    except OSError:
+        return 0
+
+
+class Trimmer:
+    """Returns freed memory to the system, some time after compilations. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
+        self._lock = threading.Lock()
+        self._timers: dict[float, threading.Timer] = {}
+        self._closed = False
+
+    def soon(self) -> None:
+        """A compilation has ended."""
+        with self._lock:
+            for delay in DELAYS_S:
+                if delay not in self._timers and not self._closed and self._trim is not None:
+                    timer = threading.Timer(delay, self._now, (delay,))
+                    timer.daemon = True
+                    self._timers[delay] = timer
+                    timer.start()
+
+    def close(self) -> None:
+        """Stop."""
+        with self._lock:
+            self._closed = True
+            for timer in self._timers.values():
+                timer.cancel()
+
+    def _now(self, delay: float) -> None:
+        with self._lock:
+            self._timers.pop(delay, None)
+        if self._trim is not None:
+            self._trim(0)

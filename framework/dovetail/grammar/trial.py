@@ -1,0 +1,37 @@
+"""Trying a compiled grammar out before anybody is given it: what fails at its first texts is refused in time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from dovetail.contracts.grammar import CompiledGrammar, Vocabulary
+from dovetail.errors import RequestError
+from dovetail.grammar.bits import draw_ids
+
+NUM_WALKS, NUM_TOKENS = 2, 8
+
+
+def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
+    """Follow a grammar for a few tokens.
+
+    Raises:
+        RequestError: It fails there, or no text begins by it (`$ref`s that lead in a circle, for instance).
+    """
+    mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
+    rng = random.Random(0)
+    for _ in range(NUM_WALKS):
+        matcher = grammar.matcher()
+        for place in range(NUM_TOKENS):
+            if not matcher.fill(mask, 0):
+                break
+            if matcher.error is None and not mask.any() and not place:
+                raise RequestError("the grammar cannot be enforced: it allows no text", code="unsupported_grammar")
+            drawn = [i for i in draw_ids(mask[0], 8, rng) if i not in vocabulary.special_ids]
+            taken = [min(drawn, key=lambda i: vocabulary.tokens[i].isspace())] if drawn else []
+            if matcher.error is not None or (taken and matcher.accept(taken) != 1):
+                why = matcher.error or "it refuses what it allows"
+                raise RequestError(f"the grammar cannot be enforced: {why}", code="unsupported_grammar")
+            if not taken:
+                break

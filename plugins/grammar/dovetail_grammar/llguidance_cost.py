@@ -1,0 +1,128 @@
+"""What llguidance may spend on a grammar at most, told from its source: only cheap ones are compiled in the engine.
+
+The library bounds its lexer's and parser's work, but not how it turns keywords into expressions: a `multipleOf` becomes
+an automaton of as many states, an `allOf` of alternatives their product, an object the square of its properties. The
+costs below are upper bounds in units of about a microsecond, measured on one core; what they cannot bound is infinite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.errors import RequestError
+from dovetail.grammar import schema
+from dovetail.grammar.structural import schemas_in
+
+MAX_INLINE = 32 * 1024
+MAX_INLINE_EBNF = 2 * 1024
+MAX_COST = 20_000
+"""About 20 ms."""
+MAX_DEPTH = 40
+_REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+NODE, PER_CHARACTER, PER_DIGIT, PER_STATE = 20, 2, 20, 4
+
+
+def is_cheap(spec: GrammarSpec) -> bool:
+    """Whether compiling a grammar is known to take some milliseconds at most."""
+    if len(spec.source) > (MAX_INLINE_EBNF if spec.kind is Kind.EBNF else MAX_INLINE):
+        return False
+    try:
+        return cost_of(spec) <= MAX_COST
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RequestError):
+        return False  # its compiler will say what is wrong with it
+
+
+def cost_of(spec: GrammarSpec) -> float:
+    """Bound the cost of a grammar; of its size, the kinds without a part that could blow up."""
+    if spec.kind is Kind.JSON:
+        return SchemaCost(schema.parse(spec.source)).total()
+    if spec.kind is Kind.STRUCTURAL:
+        value = json.loads(spec.source)
+        inner = sum(SchemaCost(found).total() for found in schemas_in(value))
+        return inner + sum(pattern_cost(text) for text in _patterns(value)) + PER_CHARACTER * len(spec.source)
+    return pattern_cost(spec.source) if spec.kind is Kind.REGEX else PER_CHARACTER * len(spec.source)
+
+
+def pattern_cost(pattern: str) -> float:
+    """Bound an expression's: repetitions within repetitions multiply."""
+    states = float(len(pattern))
+    for low, high in _REPEAT.findall(pattern):
+        states *= max(int(low), int(high or 0), 1)
+    return PER_STATE * states
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            if isinstance(item.get("pattern"), str) and item.get("type") == "regex":
+                yield item["pattern"]
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+
+
+class SchemaCost:
+    """Sums up one schema: each part once, and what `allOf` multiplies."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._ways: dict[int, float] = {}
+
+    def total(self) -> float:
+        """Return the bound."""
+        return sum(self._of(node) for _, node in schema.reachable(self._root))
+
+    def _of(self, node: Mapping[str, Any]) -> float:
+        cost = float(NODE)
+        cost += len(node.get("properties", ())) ** 2 / 4
+        cost += PER_CHARACTER * sum(len(json.dumps(node[key])) for key in ("enum", "const") if key in node)
+        cost += pattern_cost(node["pattern"]) if "pattern" in node else 0
+        cost += sum(pattern_cost(pattern) * 4 for pattern in node.get("patternProperties", ()))
+        cost += PER_DIGIT * sum(_digits(node[key]) for key in _NUMBERS if key in node)
+        cost += PER_STATE * _period(node["multipleOf"]) if "multipleOf" in node else 0
+        if "multipleOf" in node and any(key in node for key in _NUMBERS):
+            cost *= 4
+        ways = self._ways_of(node, 0)
+        return cost + NODE * (ways if ways > 1 else 0)
+
+    def _ways_of(self, node: Any, depth: int) -> float:
+        """How many alternatives a schema may become once its conjunctions are multiplied out."""
+        if not isinstance(node, Mapping):
+            return 1.0
+        if depth > MAX_DEPTH:
+            return math.inf
+        known = self._ways.get(id(node))
+        if known is not None:
+            return known
+        self._ways[id(node)] = 1.0  # a reference to itself, which the library refuses here
+        ways = 1.0
+        for key in ("anyOf", "oneOf"):
+            if node.get(key):
+                ways *= sum(self._ways_of(option, depth + 1) for option in node[key])
+        for part in node.get("allOf", ()):
+            ways *= self._ways_of(part, depth + 1)
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            ways *= self._ways_of(schema.resolve(self._root, reference), depth + 1)
+        if len(node.get("allOf", ())) > 1 or (ways > 1 and len(node.keys() & {"anyOf", "oneOf", "allOf", "$ref"}) > 1):
+            ways *= 4
+        self._ways[id(node)] = ways
+        return ways
+
+
+def _digits(value: float) -> int:
+    return len(repr(value)) if abs(value) < 1e25 else 400
+
+
+def _period(value: float) -> float:
+    """States of an automaton that divides by a number: as many as it has without its decimal point."""
+    text = f"{value:.20f}".rstrip("0").rstrip(".")
+    return float(text.replace(".", "").lstrip("0") or 1)

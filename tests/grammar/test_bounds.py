@@ -1,0 +1,186 @@
+"""What compilations may cost: time from the request on, memory, and how many may wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import requests
+from grammar_demo import json_step
+from served import ASK, Served
+from test_service import ENDLESS, outlines_step, settle
+
+from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.cache import Enforced, Refused
+from dovetail.grammar.queue import FairQueue
+from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.plugins import Registry, load, make_plan
+
+Make = Callable[..., GrammarService]
+
+
+@pytest.fixture
+def make_service(small: Vocabulary) -> Iterator[Make]:
+    """Make services over the small vocabulary."""
+    made: list[GrammarService] = []
+    plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "engine")
+
+    def make(timeout_s: float, **bounds: int) -> GrammarService:
+        limits = QueueBounds(**bounds)
+        service = GrammarService(plugins, lambda: small, timeout_s=timeout_s, cache_bytes=1 << 24, bounds=limits)
+        made.append(service)
+        return service
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def spec(schema: Any) -> GrammarSpec:
+    return GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
+
+
+COSTLY = {
+    "a large divisor": {"type": "integer", "multipleOf": 1_000_003},
+    "a divisor with decimals": {"type": "number", "multipleOf": 0.000_123_457},
+    "a product of alternatives": {
+        "allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(9)]} for i in range(8)]
+    },
+    "a product behind references": {
+        "$defs": {"a": {"anyOf": [{"minimum": i} for i in range(40)]}},
+        "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}],
+    },
+    "many properties": {"properties": {f"p{i}": {} for i in range(600)}},
+    "nested repetitions": {"pattern": "^(((a{1,90}b){1,90}c){1,90})$"},
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_may_be_costly_is_not_compiled_in_the_engine(small: Vocabulary, name: str) -> None:
+    """llguidance answers `inline` by a bound of the cost, not by the size of the source; usual schemas pass."""
+    plan = make_plan(Registry.scan(), grammar_backend="llguidance")
+    backend = load(plan, "compiler").get("grammar_backend", "llguidance")(small)
+    assert not backend.inline(spec(COSTLY[name]))
+    usual = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": "^a{1,5}$"} for i in range(50)}}
+    assert backend.inline(spec(usual))
+
+
+def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service: Make) -> None:
+    """An automaton of five million states, and one of a million: each is refused in time, and the engine's own
+    memory does not grow by it."""
+    service = make_service(2.0)
+    settle(service, service.request((outlines_step("warm"),)))
+    began = time.monotonic()
+    tickets = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
+    for ticket in tickets:
+        refused = settle(service, ticket)
+        assert isinstance(refused, Refused)
+        assert refused.code == TOO_COMPLEX
+    assert time.monotonic() - began < 30  # the limit is 2 s; the machine may be busy
+    assert service.pids == []
+
+
+def test_waiting_counts(make_service: Make) -> None:
+    """A grammar that waited all its time for others is told to come again, and is not remembered as too complex."""
+    service = make_service(600.0)
+    settle(service, service.request((outlines_step("warm"),)))
+    hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
+    while len(service.pids) < 2:
+        service.wait(0.05)
+    service._timeout_s = 0.5
+    late = (outlines_step("[gh]{2}"),)
+    ticket = service.request(late)
+    time.sleep(0.7)
+    for pid in service.pids:
+        os.kill(pid, signal.SIGKILL)
+    refused = settle(service, ticket)
+    assert isinstance(refused, Refused)
+    assert refused.code == BUSY
+    assert all(isinstance(settle(service, each), Refused) for each in hanging)
+    service._timeout_s = 600
+    assert isinstance(settle(service, service.request(late)), Enforced)
+
+
+def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
+    """One owner too many, then all together too many; who joins a grammar that is under way always may."""
+    service = make_service(600.0, max_waiting=3, max_of_owner=2)
+    held = threading.Event()
+    for _ in range(2):
+        service._inline.put("", lambda: held.wait(60))  # its threads are busy
+    steps = [(json_step({"const": i}),) for i in range(9)]
+    first = [service.request(steps[i], "a") for i in range(2)]
+    assert outcome(service, steps[2], "a") == OWNER_FULL
+    assert service.request(steps[1], "a") is first[1]
+    third = service.request(steps[3], "b")
+    assert outcome(service, steps[4], "c") == FULL
+    assert service.num_waiting == 3
+    held.set()
+    assert all(isinstance(settle(service, ticket), Enforced) for ticket in (*first, third))
+    assert service.num_waiting == 0
+    assert isinstance(settle(service, service.request(steps[2], "a")), Enforced)
+    assert not service._waiting.num
+
+
+def outcome(service: GrammarService, steps: Any, owner: str) -> str | None:
+    """The code of a refusal at once."""
+    ticket = service.request(steps, owner)
+    assert isinstance(ticket.outcome, Refused)
+    return ticket.outcome.code
+
+
+def test_bytes_that_wait_are_bounded(make_service: Make) -> None:
+    """A few large sources fill the queue as many small ones do."""
+    service = make_service(600.0, max_bytes_of_owner=3000)
+    held = threading.Event()
+    for _ in range(2):
+        service._inline.put("", lambda: held.wait(60))
+    service.request((json_step({"const": "x" * 2000}),), "a")
+    assert outcome(service, (json_step({"const": "y" * 2000}),), "a") == OWNER_FULL
+    held.set()
+
+
+def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
+    """Claims that are given back before a thread was free end the job."""
+    service = make_service(600.0)
+    held = threading.Event()
+    for _ in range(2):
+        service._inline.put("", lambda: held.wait(60))
+    steps = (json_step({"const": 1}),)
+    ticket, same = service.request(steps), service.request(steps)
+    service.release(ticket)
+    service.release(same)
+    held.set()
+    refused = settle(service, ticket)
+    assert isinstance(refused, Refused)
+    assert isinstance(settle(service, service.request(steps)), Enforced)
+
+
+def test_owners_take_turns() -> None:
+    """One owner's many items do not delay another's one by more than one."""
+    queue: FairQueue[str] = FairQueue()
+    for number in range(5):
+        queue.put("a", f"a{number}")
+    queue.put("b", "b0")
+    assert [queue.get() for _ in range(6)] == ["a0", "b0", "a1", "a2", "a3", "a4"]
+    queue.close()
+    assert queue.get() is None
+
+
+@pytest.mark.parametrize(("code", "status"), [(FULL, 503), (BUSY, 503), (OWNER_FULL, 429)])
+def test_a_full_queue_is_told_over_http(
+    served: Served, code: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply says that it is not the grammar's fault, and when to come again."""
+    monkeypatch.setattr(GrammarService, "request", lambda *_: Ticket(Refused("too many; try again later", code)))
+    body = {"model": "dovetail-demo", "messages": ASK, "regex": "a+"}
+    for stream in (False, True):
+        reply = requests.post(f"{served.base}/v1/chat/completions", json={**body, "stream": stream}, timeout=60)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+        assert int(reply.headers["retry-after"]) > 0
