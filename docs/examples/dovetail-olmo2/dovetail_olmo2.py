@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, Stream, WeightRule
 from dovetail.layers import ops
 from dovetail.layers.attention import attend
 from dovetail.layers.embedding import Embedding, LMHead
@@ -42,15 +42,14 @@ class Olmo2Attention(SelfAttention):
         self.q_norm = RMSNorm(self.hq * self.d, config.norm_eps, ctx)
         self.k_norm = RMSNorm(self.hk * self.d, config.norm_eps, ctx)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        """Map `[T, H]` to `[T, H]`."""
+    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`."""
         hq, hk, d = self.hq, self.hk, self.d
-        q, k, v = self.qkv(x).split((hq * d, hk * d, hk * d), dim=-1)
-        qk = torch.cat((self.q_norm(q.contiguous())[0], self.k_norm(k.contiguous())[0]), dim=-1)
+        q, k, v = qkv.split((hq * d, hk * d, hk * d), dim=-1)
+        qk = torch.cat((self.q_norm(q.contiguous()), self.k_norm(k.contiguous())), dim=-1)
         qk = ops.norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
-        attended = attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch)
-        out: Tensor = self.out(attended.view(-1, hq * d))
-        return out
+        out: Tensor = attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch)
+        return out.view(-1, hq * d)
 
 
 class Olmo2Layer(nn.Module):
@@ -58,16 +57,15 @@ class Olmo2Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         super().__init__()
-        self.attention = Olmo2Attention(config, index, ctx)
+        self.attention = Olmo2Attention(config, index, ctx.at(f"layers.{index}.attention"))
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
-        self.mlp = GatedMLP(config, ctx)
+        self.mlp = GatedMLP(config, ctx.at(f"layers.{index}.mlp"))
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        """Map `[T, H]` to `[T, H]`."""
-        x = x + self.attention_norm(self.attention(x, rope, batch))[0]
-        out: Tensor = x + self.mlp_norm(self.mlp(x))[0]
-        return out
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        stream = stream.plus(self.attention_norm(self.attention(stream, rope, batch)))
+        return stream.plus(self.mlp_norm(self.mlp(stream)))
 
 
 class Decoder(nn.Module):
@@ -84,10 +82,10 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        x, rope = self.embed(ids), self.rotary(batch.positions)
+        stream, rope = Stream(self.embed(ids)), self.rotary(batch.positions)
         for layer in self.layers:
-            x = layer(x, rope, batch)
-        hidden: Tensor = self.norm(x)[0]
+            stream = layer(stream, rope, batch)
+        hidden: Tensor = self.norm(stream)
         return hidden
 
 

@@ -29,8 +29,17 @@ if TYPE_CHECKING:
         SupportLevel,
         Vocabulary,
     )
-    from dovetail.contracts.model import (
+    from dovetail.contracts.layers import (
         BuildContext,
+        LayerFactory,
+        Linear,
+        Norm,
+        Parallel,
+        Part,
+        RMSScale,
+        Stream,
+    )
+    from dovetail.contracts.model import (
         CausalLM,
         ModelConfig,
         ModelPlugin,
@@ -93,6 +102,8 @@ __all__ = [
     "HttpEnd",
     "KVPool",
     "Kind",
+    "LayerFactory",
+    "Linear",
     "LoadStats",
     "Malformed",
     "Markers",
@@ -100,9 +111,13 @@ __all__ = [
     "ModelConfig",
     "ModelPlugin",
     "NewCall",
+    "Norm",
     "OutputParser",
+    "Parallel",
     "ParserRequest",
+    "Part",
     "Phase",
+    "RMSScale",
     "ReasoningDelta",
     "ReasoningGate",
     "ReasoningParser",
@@ -114,6 +129,7 @@ __all__ = [
     "RopeConfig",
     "StatLogger",
     "State",
+    "Stream",
     "Support",
     "SupportLevel",
     "TemplateView",
@@ -130,7 +146,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "BuildContext": "model",
+    "BuildContext": "layers",
+    "LayerFactory": "layers",
+    "Linear": "layers",
+    "Norm": "layers",
+    "Parallel": "layers",
+    "Part": "layers",
+    "RMSScale": "layers",
+    "Stream": "layers",
     "CausalLM": "model",
     "ModelConfig": "model",
     "ModelPlugin": "model",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dovetail.contracts.attention import ForwardBatch
+    from dovetail.contracts.layers import BuildContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,6 @@ class ModelConfig:
     def sliding_window(self) -> int | None:
         """The widest sliding window of any layer, None if there is none."""
         return max((window for window in self.layer_windows if window is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildContext:
-    """Where and how a model is built."""
-
-    device: torch.device
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)

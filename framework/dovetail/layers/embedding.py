@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.contracts.model import BuildContext
+from dovetail.contracts.layers import BuildContext
 from dovetail.layers import ops
 from dovetail.layers.base import Layer
 from dovetail.layers.linear import can_prepack, packed_linear, prepack

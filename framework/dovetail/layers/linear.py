@@ -1,85 +1,107 @@
-"""Linear layers, plain and fused. Weights are `[out, in]`; inputs `[T, in]`."""
+"""A matrix in the model's dtype: `Linear`. Weights are `[out, in]`; inputs `[T, in]`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from dovetail.contracts.model import BuildContext
+from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer
-from dovetail.layers.norm import RMSNorm
+from dovetail.layers.shards import gated, shard_of
 
 
 class Linear(Layer):
-    """`y = x Wᵀ + b`, optionally several projections fused by rows.
+    """`act(norm(x) Wᵀ + b) * scale`, added to a stream or not; see `dovetail.contracts.layers.Linear`.
 
     Args:
-        in_features: Input width.
-        out_features: Output width, or a mapping from slot name to the width of each fused part, in order.
-        ctx: Device and dtype.
-        bias: Whether there is a bias.
+        ctx: Device, dtype and rank.
+        name: The whole path, for errors.
+        in_features: Of the whole model, as all widths here.
+        parts: One after the other by rows.
+        bias: Whether there is one. Where ranks add up shares, the first one adds it.
+        shard: How ranks divide the matrix.
+        act: Applied to the product; needs two parts of one width.
     """
 
     weight: nn.Parameter | None
 
     def __init__(
-        self, in_features: int, out_features: int | Mapping[str, int], ctx: BuildContext, *, bias: bool = False
+        self,
+        ctx: BuildContext,
+        name: str,
+        in_features: int,
+        parts: Sequence[Part],
+        *,
+        bias: bool = False,
+        shard: Literal["out", "in"] | None = None,
+        act: Act | None = None,
     ) -> None:
         super().__init__()
-        self._slots: dict[str, tuple[int, int]] = {}
-        if isinstance(out_features, Mapping):
-            start = 0
-            for slot, width in out_features.items():
-                self._slots[slot] = (start, width)
-                start += width
-            out_features = start
-        self.weight = self.empty(out_features, in_features, device=ctx.device, dtype=ctx.dtype)
-        self.bias = self.empty(out_features, device=ctx.device, dtype=ctx.dtype) if bias else None
+        self._shard = shard_of(name, in_features, parts, shard, ctx.parallel)
+        self._parallel = ctx.parallel
+        self._is_share = shard == "in" and ctx.parallel.size > 1
+        self._act = gated(name, act, parts)
+        out, inputs = self._shard.num_rows, self._shard.columns[1]
+        self.weight = self.empty(out, inputs, device=ctx.device, dtype=ctx.dtype)
+        self.bias = self.empty(out, device=ctx.device, dtype=ctx.dtype) if bias else None
         self._packed: Tensor | None = None
 
     def expected(self) -> list[tuple[str, str | None]]:
         names = ["weight", "bias"] if self.bias is not None else ["weight"]
-        return [(name, slot) for name in names for slot in (self._slots or [None])]
+        return [(name, part or None) for name in names for part in self._shard.rows]
 
     def load_weight(self, name: str, slot: str | None, tensor: Tensor) -> None:
+        rows, columns = self._shard.rows[slot or ""], self._shard.columns
         param: Tensor = getattr(self, name)
-        if slot is not None:
-            param = param.narrow(0, *self._slots[slot])
-        self.copy_part(param, tensor)
+        mine = tensor.narrow(0, rows.source, rows.num)
+        if name == "weight":
+            mine = mine.narrow(1, *columns)
+        self.copy_part(param.narrow(0, rows.target, rows.num), mine)
 
     def finalize(self) -> None:
         """On CPU in bfloat16, repack the weight into oneDNN's blocked layout: about twice as fast at few rows."""
+        if self._is_share and self._parallel.rank > 0:
+            self.bias = None
         if self.weight is not None and can_prepack(self.weight):
             self._packed = prepack(self.weight)
             self.weight = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self._packed is not None:
-            return packed_linear(x, self._packed, self.bias)
-        if self.weight is None:
-            raise RuntimeError("the weight was repacked and lost")
-        return ops.linear(x, self.weight, self.bias)
+    def forward(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
+    ) -> Tensor | Stream:
+        x = x.total() if isinstance(x, Stream) else x
+        rms: RMSScale | None = None if norm is None or self.weight is None else getattr(norm, "rms", None)
+        if norm is not None and rms is None:
+            x = norm(x)
+        if add is not None and self.weight is not None and self._adds_plainly(rms, scale):
+            add.value = ops.linear_add(x, self.weight, self.bias, add.value)
+            return add
+        y = self._product(x, rms)
+        y = y if scale == 1.0 else y * scale
+        if add is not None:
+            return add.plus_share(y, self._parallel) if self._is_share else add.plus(y)
+        return self._parallel.sum(y) if self._is_share else y
 
-    def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """`self(norm(x))`."""
-        if self.weight is None:
-            return self(norm(x)[0])  # type: ignore[no-any-return]
-        return ops.norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+    def _adds_plainly(self, rms: RMSScale | None, scale: float) -> bool:
+        return rms is None and scale == 1.0 and self._act is None and not self._is_share
 
-    def gate_after(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """`silu(gate) * up` of `self(norm(x))`, where the output is gate and up side by side."""
+    def _product(self, x: Tensor, rms: RMSScale | None) -> Tensor:
+        """`act(norm(x) Wᵀ + b)` for a norm that is part of a kernel, or none."""
         if self.weight is None:
-            return ops.silu_and_mul(self(norm(x)[0]))
-        return ops.norm_gate(x, norm.weight, norm.eps, self.weight, self.bias)
-
-    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual + self(x)`; `residual` may be overwritten."""
-        if self.weight is None:
-            return residual + self(x)  # type: ignore[no-any-return]
-        return ops.linear_add(x, self.weight, self.bias, residual)
+            if self._packed is None:
+                raise RuntimeError("the weight was repacked and lost")
+            y = packed_linear(x, self._packed, self.bias)
+        elif rms is None:
+            y = ops.linear(x, self.weight, self.bias)
+        elif self._act == "silu_and_mul":
+            return ops.norm_gate(x, *rms, self.weight, self.bias)
+        else:
+            y = ops.norm_linear(x, *rms, self.weight, self.bias)
+        return y if self._act is None else ops.act_and_mul(self._act, y)
 
 
 def can_prepack(weight: Tensor) -> bool:

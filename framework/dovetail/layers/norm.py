@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from dovetail.contracts.model import BuildContext
+from dovetail.contracts.layers import BuildContext, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer
 
 
 class RMSNorm(Layer):
-    """RMS norm over `[T, size]`, with the residual addition before it when a residual is given."""
+    """RMS norm over `[T, size]`, which kernels may compute themselves.
+
+    A subclass that computes something else is called instead, without saying so: its `rms` is None.
+    """
 
     def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
         self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the normalised `x + residual` and the sum itself, the new residual."""
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls) and "rms" not in vars(cls):
+            cls.rms = None  # type: ignore[assignment]  # what it computes is not what the kernels would
+
+    @property
+    def rms(self) -> RMSScale | None:
+        """Weight and epsilon."""
+        return RMSScale(self.weight, self.eps)
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`; a stream is added up first, by the same kernel where ranks have shares of it."""
+        if not isinstance(x, Stream):
+            return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
+        normed, x.value = ops.add_rms_norm(*x.take_sum(), self.weight, self.eps)
+        return normed
 
 
 class QKNorm(Layer):

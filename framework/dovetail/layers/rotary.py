@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dovetail.contracts.model import BuildContext, RopeConfig
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import RopeConfig
 from dovetail.errors import ModelError
 from dovetail.layers import ops
 

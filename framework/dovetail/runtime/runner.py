@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from dovetail.contracts.attention import AttentionBackend
-from dovetail.contracts.model import BuildContext, CausalLM, ModelPlugin
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
+from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backend, find_device
@@ -110,7 +112,7 @@ class ModelRunner:
 
     def _load(self, plugin: type[ModelPlugin], settings: EngineSettings, folder: Path) -> tuple[CausalLM, int]:
         with torch.inference_mode():
-            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype))
+            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype, factory=PLAIN))
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()

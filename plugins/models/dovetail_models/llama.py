@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
-from dovetail.contracts.model import BuildContext, CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.layers import BuildContext, Stream
+from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rotary
@@ -48,12 +49,12 @@ class DenseDecoder(nn.Module):
                 SelfAttention(
                     config,
                     index,
-                    ctx,
+                    ctx.at(f"layers.{index}.attention"),
                     qkv_bias=extra.get("qkv_bias", False),
                     out_bias=extra.get("out_bias", False),
                     qk_norm=extra.get("qk_norm", False),
                 ),
-                GatedMLP(config, ctx, bias=extra.get("mlp_bias", False)),
+                GatedMLP(config, ctx.at(f"layers.{index}.mlp"), bias=extra.get("mlp_bias", False)),
             )
             for index in range(config.num_layers)
         )
@@ -63,10 +64,10 @@ class DenseDecoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, rope = self.embed(ids), self.rotary(batch.positions)
+        stream, rope = Stream(self.embed(ids)), self.rotary(batch.positions)
         for layer in self.layers:
             stream = layer(stream, rope, batch)
-        hidden: Tensor = self.norm(stream)[0]
+        hidden: Tensor = self.norm(stream)
         return hidden
 
 

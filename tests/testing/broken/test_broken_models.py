@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.contracts.model import BuildContext, ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import ModelConfig, ModelPlugin, RopeConfig, WeightRule
 from dovetail.layers.linear import Linear
+from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import dense_config
 from dovetail.testing import check_class, conformance_class
 from dovetail_models.llama import RULES, Llama
@@ -138,7 +140,7 @@ class OptionalNorm(Llama):
 class WrongDtype(Llama):
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
-        return Llama.build(config, BuildContext(device=ctx.device, dtype=torch.float32))
+        return Llama.build(config, BuildContext(device=ctx.device, dtype=torch.float32, factory=PLAIN))
 
 
 class Misnamed(Llama):

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from dovetail.contracts.layers import Act
 from dovetail.layers.ops import reference
 
 
@@ -32,6 +33,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_and_mul`."""
     found: Tensor = _implementation(gate_up).silu_and_mul(gate_up)
     return found
+
+
+def act_and_mul(act: Act, gate_up: Tensor) -> Tensor:
+    """See `reference.silu_and_mul` and `reference.gelu_and_mul`: the activation of the first half times the second."""
+    if act == "silu_and_mul":
+        return silu_and_mul(gate_up)
+    return reference.gelu_and_mul(gate_up, is_tanh=act == "gelu_tanh_and_mul")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,6 +75,7 @@ def _implementation(x: Tensor) -> ModuleType:
 
 
 __all__ = [
+    "act_and_mul",
     "add_rms_norm",
     "linear",
     "linear_add",

@@ -39,6 +39,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def gelu_and_mul(gate_up: Tensor, *, is_tanh: bool) -> Tensor:
+    """As `silu_and_mul` with GELU, exact or by its approximation with tanh.
+
+    Source: arXiv:1606.08415.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh" if is_tanh else "none") * up
+
+
 def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS norm of each head if there is a weight `[N, D]`, then rotary embedding in the halves layout.
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.contracts.model import BuildContext, ModelConfig
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
+from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import read_config
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.base import Conformance
@@ -162,7 +164,7 @@ class ModelConformance(Conformance):
         """Parameters are made on the device and in the dtype of the context."""
         config = self._config(read_config(checkpoints[0]))
         for dtype in (torch.float32, torch.bfloat16):
-            model: Any = self.plugin().build(config, BuildContext(device=CPU, dtype=dtype))
+            model: Any = self.plugin().build(config, BuildContext(device=CPU, dtype=dtype, factory=PLAIN))
             for name, param in model.named_parameters():
                 right = param.dtype == dtype and param.device.type == "cpu"
                 check(right, f"parameter {name} is {param.dtype} on {param.device}, asked for {dtype} on cpu")

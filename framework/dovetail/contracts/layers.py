@@ -1,0 +1,236 @@
+"""What a model is built with: `BuildContext`, and the matrices that it makes.
+
+A layer asks the context for its matrices (`ctx.linear`) and states whole expressions when it calls them: which norm
+comes before, what the result is added to. What it got decides what of that is one kernel. So a model needs to know
+neither how its weights are stored nor which fusions exist. Importing this module does not import torch.
+
+T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, overload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
+"""Activation of the first of two parts, times the second: `silu_and_mul` is `silu(gate) * up`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """This process among those that compute one model together.
+
+    Attributes:
+        rank: Which one it is, from 0.
+        size: How many there are.
+        all_reduce: Adds up a tensor over all ranks, in place or not; needed if there is more than one.
+    """
+
+    rank: int = 0
+    size: int = 1
+    all_reduce: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ValueError: The rank is not one of them, or several have no way to add up.
+        """
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} of {self.size}: ranks count from 0")
+        if self.size > 1 and self.all_reduce is None:
+            raise ValueError(f"{self.size} ranks need an all_reduce")
+
+    def sum(self, share: Tensor) -> Tensor:
+        """Add up a tensor of which every rank has a share."""
+        return share if self.all_reduce is None else self.all_reduce(share)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the projections that a fused matrix holds, one after the other by rows.
+
+    Args:
+        name: As rules name it (`q`, `gate`).
+        width: Rows in the checkpoint.
+        unit: Rows that stay together when ranks divide the part: a head's.
+        repeat: Ranks that get the same unit, where there are fewer units than ranks (KV heads).
+    """
+
+    name: str
+    width: int
+    unit: int = 1
+    repeat: int = 1
+
+
+class RMSScale(NamedTuple):
+    """What a kernel needs to compute `x / rms(x) * weight` itself; rounded to the model's dtype before the weight."""
+
+    weight: Tensor
+    eps: float
+
+
+class Norm(Protocol):
+    """A norm over the last axis: any module that maps `[T, H]` to `[T, H]`.
+
+    One that is the plain RMS norm says so by a property `rms`, an `RMSScale`: then a kernel may compute it, and the
+    norm is not called. Without one, or if it is None, the norm is called.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise."""
+        ...
+
+
+class Stream:
+    """The residual stream `[T, H]`, which changes in place as layers add to it.
+
+    With several ranks, what a layer adds is a share of a sum. It is added up when somebody reads: `total` does, and so
+    do norms and products that take the stream. Until then further shares join it, and cost no message of their own.
+
+    Attributes:
+        value: What all ranks know.
+        partial: This rank's share of what is still to be added, or None.
+    """
+
+    __slots__ = ("_parallel", "partial", "value")
+
+    def __init__(self, value: Tensor) -> None:
+        """The stream takes `value` over and may overwrite it."""
+        self.value = value
+        self.partial: Tensor | None = None
+        self._parallel = Parallel()
+
+    def total(self) -> Tensor:
+        """Return the stream; valid until something is added."""
+        if self.partial is not None:
+            self.value = self.value + self._parallel.sum(self.partial)
+            self.partial = None
+        return self.value
+
+    def take_sum(self) -> tuple[Tensor, Tensor | None]:
+        """Return two tensors, or one, that the stream is the sum of; the caller sets `value` to that sum."""
+        if self.partial is None:
+            return self.value, None
+        partial, self.partial = self._parallel.sum(self.partial), None
+        return partial, self.value
+
+    def plus(self, value: Tensor) -> Stream:
+        """Add what is the same on all ranks; returns the stream itself."""
+        self.value = self.value + value
+        return self
+
+    def plus_share(self, share: Tensor, parallel: Parallel) -> Stream:
+        """Add this rank's share of a sum; returns the stream itself."""
+        if parallel.size == 1:
+            return self.plus(share)
+        self.partial = share if self.partial is None else self.partial + share
+        self._parallel = parallel
+        return self
+
+
+class Linear(Protocol):
+    """A matrix, or several side by side; bias, activation and cut were stated when it was asked for."""
+
+    @overload
+    def __call__(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: None = None, scale: float = 1.0
+    ) -> Tensor: ...
+
+    @overload
+    def __call__(self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream, scale: float = 1.0) -> Stream: ...
+
+    def __call__(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
+    ) -> Tensor | Stream:
+        """Compute `act(norm(x) Wᵀ + b) * scale`.
+
+        Args:
+            x: `[T, in]`.
+            norm: Of `x`; None: `x` is taken as it is.
+            add: The stream that the result is added to.
+            scale: Factor of the result.
+
+        Returns:
+            `add`, or without it the result, the same on all ranks unless the matrix is cut by its outputs.
+        """
+        ...
+
+
+class LayerFactory(Protocol):
+    """Makes matrices for a context: in the model's dtype, or as a quantised checkpoint stores them."""
+
+    def linear(
+        self,
+        ctx: BuildContext,
+        name: str,
+        in_features: int,
+        parts: Sequence[Part],
+        *,
+        bias: bool,
+        shard: Literal["out", "in"] | None,
+        act: Act | None,
+    ) -> Linear:
+        """See `BuildContext.linear`; `name` is the whole path, and a plain width has become a part without a name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """Where and how a model is built.
+
+    Attributes:
+        device: Where parameters are made.
+        dtype: The model's dtype.
+        factory: Makes the matrices; `dovetail.layers.plain.PLAIN` makes them in the model's dtype.
+        parallel: This rank among those that share the model.
+        path: Of the module that is being built (`layers.3.attention`), as `named_modules` will have it.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    factory: LayerFactory
+    parallel: Parallel = Parallel()
+    path: str = ""
+
+    def at(self, path: str) -> BuildContext:
+        """Return the context for the submodule at `path`, seen from this one's."""
+        return replace(self, path=self._full(path))
+
+    def linear(
+        self,
+        name: str,
+        in_features: int,
+        parts: int | Sequence[Part],
+        *,
+        bias: bool = False,
+        shard: Literal["out", "in"] | None = None,
+        act: Act | None = None,
+    ) -> Linear:
+        """Make a matrix `[out, in]`.
+
+        Args:
+            name: The attribute under which the module keeps it; weight rules and quantisation find it by its path.
+            in_features: Input width of the whole model.
+            parts: Output width, or the projections that stand one after the other, widths of the whole model.
+            bias: Whether there is one.
+            shard: How ranks divide it: `out` by units of each part (each rank has some of the outputs), `in` by inputs
+                (each has a share of every output); None: every rank has all.
+            act: Applied to the result; takes two parts of one width.
+
+        Returns:
+            A `torch.nn.Module`, its parameters not initialised.
+
+        Raises:
+            ModelError: The ranks do not divide it evenly.
+        """
+        made = (Part("", parts),) if isinstance(parts, int) else tuple(parts)
+        return self.factory.linear(self, self._full(name), in_features, made, bias=bias, shard=shard, act=act)
+
+    def _full(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
