@@ -70,8 +70,8 @@ class HttpServer(uvicorn.Server):
         await self._wait_idle(timeout)
         if state.num_live:
             logger.warning("Cutting off %d requests after %g s.", state.num_live, timeout)
-            for rid in list(state.live_rids):
-                state.engine.abort(rid)
+            for live in list(state.live.values()):
+                live.abort()
             await self._wait_idle(LAST_WORDS_S)
         if state.num_live:
             await state.engine.close(wait=False)  # it does not answer: its end is what ends the streams

@@ -13,12 +13,12 @@ TELL_S = 1.0
 class Pace:
     """One per request. `took` runs for every token: it reads the clock and appends a number."""
 
-    __slots__ = ("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_observers", "_request_id")
+    __slots__ = ("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_number", "_observers", "_request_id")
 
-    def __init__(self, observers: Observers, request_id: str, began: float) -> None:
+    def __init__(self, observers: Observers, request_id: str, number: int, began: float) -> None:
         """Start; `began` is the `perf_counter` at submission."""
         self._observers = observers
-        self._request_id = request_id
+        self._request_id, self._number = request_id, number
         self._began = began
         self._due = 0.0
         self._first_s: float | None = None
@@ -50,7 +50,11 @@ class Pace:
         if not self._num:
             return
         news = RequestProgress(
-            request_id=self._request_id, num_tokens=self._num, first_token_s=self._first_s, gaps_s=self._gaps
+            request_id=self._request_id,
+            number=self._number,
+            num_tokens=self._num,
+            first_token_s=self._first_s,
+            gaps_s=self._gaps,
         )
         self._num, self._first_s, self._gaps = 0, None, []
         self._observers.progressed(news)

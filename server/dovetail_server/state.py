@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.types import Scope
 
-from dovetail.engine.client import EngineClient
+from dovetail.engine.client import EngineClient, TokenStream
 from dovetail.engine.messages import EngineInfo
 from dovetail.errors import EngineDeadError, RequestError
 from dovetail.supervisor import Supervisor
@@ -30,12 +30,28 @@ POOLS_QUEUED = 8
 """Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Live:
-    """An engine request that has not finished: whose it is, and the prompt tokens it counts for."""
+    """An engine request that has not finished: whose it is, what it is called, and the prompt tokens it counts for."""
 
     owner: str
+    rid: str
     num_tokens: int
+    is_aborted: bool = False
+    _stream: TokenStream | None = None
+
+    def runs_as(self, stream: TokenStream) -> TokenStream:
+        """Note the stream of its tokens, and return it."""
+        self._stream = stream
+        if self.is_aborted:
+            stream.abort()
+        return stream
+
+    def abort(self) -> None:
+        """Abort it: its stream ends with a delta that says so."""
+        self.is_aborted = True
+        if self._stream is not None:
+            self._stream.abort()
 
 
 class ServerState:
@@ -67,8 +83,8 @@ class ServerState:
         """Prompt tokens of these."""
         self.num_held_bytes = 0
         """Bytes of request bodies in memory."""
-        self.live_rids: dict[str, Live] = {}
-        """By identifiers that clients chose, or that replies carry: what `/abort_request` may name."""
+        self.live: dict[tuple[str, str], Live] = {}
+        """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
         """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
         self.storage = LazyStorage(self)
@@ -152,36 +168,39 @@ class ServerState:
         if self.num_live and self.num_live_tokens + num_tokens > self.max_live_tokens:
             raise errors.queue_full_tokens(self.max_live_tokens)
 
-    def admit(self, rids: Sequence[str], num_tokens: int = 0) -> None:
+    def admit(self, rids: Sequence[str], num_tokens: int = 0) -> list[Live]:
         """Count new engine requests of the present caller; each must be given back with `release`.
 
         Args:
-            rids: Their identifiers.
+            rids: Their identifiers, all different.
             num_tokens: Prompt tokens of all of them.
 
         Raises:
             ServiceError: 429, the queue is full.
-            RequestError: An identifier is in use.
+            RequestError: The caller uses an identifier already; what others use is their own affair.
         """
         self.check_room(len(rids), num_tokens)
-        taken = next((rid for rid in rids if rid in self.live_rids), None)
+        owner = CALLER.get().owner
+        taken = next((rid for rid in rids if (owner, rid) in self.live), None)
         if taken is not None:
-            text = f"rid {taken!r} belongs to a running request; choose another or leave it out"
+            text = f"rid {taken!r} belongs to a running request of yours; choose another or leave it out"
             raise RequestError(text, param="rid", code="duplicate_rid", status=409)
         if self.num_live == 0:
             self._heartbeat.restart()
-        owner = CALLER.get().owner
         self.num_live += len(rids)
         self.num_live_tokens += num_tokens
-        for rid in rids:
-            self.live_rids[rid] = Live(owner, num_tokens)
-            num_tokens = 0  # counted once, with the first
+        admitted = [Live(owner, rid, 0) for rid in rids]
+        for live in admitted[:1]:
+            live.num_tokens = num_tokens  # counted once, with the first
+        self.live.update(((owner, live.rid), live) for live in admitted)
+        return admitted
 
-    def release(self, rids: Sequence[str]) -> None:
+    def release(self, admitted: Sequence[Live]) -> None:
         """Undo `admit`."""
-        self.num_live -= len(rids)
-        for rid in rids:
-            self.num_live_tokens -= self.live_rids.pop(rid).num_tokens
+        self.num_live -= len(admitted)
+        for live in admitted:
+            self.num_live_tokens -= live.num_tokens
+            del self.live[live.owner, live.rid]
 
     async def health(self) -> str | None:
         """Say why the server should get no traffic, or None."""

@@ -45,7 +45,7 @@ def submit(core: EngineCore, batch: int, length: int, common: int, round_: int) 
     params = SamplingParams(max_tokens=NUM_TIMED + 4 * NUM_PROFILED + 20, temperature=0, ignore_eos=True)
     for i in range(batch):
         own = [rng.randrange(1000) for _ in range(length - common)]
-        core.handle(Submit(rid=f"{round_}/{i}", prompt_ids=shared + own, params=params))
+        core.handle(Submit(rid="", handle=i, prompt_ids=shared + own, params=params))
 
 
 def prefill_ms(core: EngineCore) -> tuple[float, int]:
@@ -101,7 +101,7 @@ def drain(core: EngineCore) -> None:
     from dovetail.engine.messages import Abort, Control
 
     for request in [*core.scheduler.running, *core.scheduler.waiting]:
-        core.handle(Abort(request.rid))
+        core.handle(Abort(request.handle))
     while core.has_work:
         core.step()
     core.handle(Control(id=0, op="flush_cache"))

@@ -33,7 +33,7 @@ def main() -> None:
         observers.add_observers("bench", metrics.tally)
 
         def tokens(observers: Observers = observers) -> None:
-            pace = Pace(observers, "r", perf_counter())
+            pace = Pace(observers, "r", 1, perf_counter())
             for _ in range(TOKENS):
                 pace.took(0, 1)
             pace.tell()
@@ -41,7 +41,7 @@ def main() -> None:
         def requests(observers: Observers = observers) -> None:
             for _ in range(1000):
                 observers.started(RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
-                pace = Pace(observers, "r", perf_counter())
+                pace = Pace(observers, "r", 1, perf_counter())
                 pace.took(0, 1)
                 observers.ended(
                     RequestEnd(

@@ -44,7 +44,7 @@ class ScriptedCore:
     def __init__(self, tick_s: float) -> None:
         self.tick_s = tick_s
         self.ids = script()
-        self.live: dict[str, list[int]] = {}
+        self.live: dict[int, list[int]] = {}
         self.ended: list[TokenDelta] = []
         self.steps = 0
         self.due = 0.0
@@ -63,10 +63,10 @@ class ScriptedCore:
     def handle(self, message: ToEngine) -> ControlReply | None:
         """Take one message."""
         if isinstance(message, Submit):
-            self.live[message.rid] = [0, message.params.max_tokens]
+            self.live[message.handle] = [0, message.params.max_tokens]
         elif isinstance(message, Abort):
-            if self.live.pop(message.rid, None) is not None:
-                self.ended.append(TokenDelta(rid=message.rid, ids=[], finish=Finish("abort", None, "aborted")))
+            if self.live.pop(message.handle, None) is not None:
+                self.ended.append(TokenDelta(handle=message.handle, ids=[], finish=Finish("abort", None, "aborted")))
         else:
             held = len(self.live)
             return ControlReply(id=message.id, result={"num_running": held, "num_queued": 0, "num_used_tokens": held})
@@ -81,14 +81,14 @@ class ScriptedCore:
         self.steps += 1
         deltas, self.ended = self.ended, []
         clock = int(time.monotonic() * 1e6)
-        for rid, place in list(self.live.items()):
+        for handle, place in list(self.live.items()):
             at, end = place
             place[0] = at + 1
             finish = Finish("length") if at + 1 == end else None
             ids = [self.ids[at % len(self.ids)]]
-            deltas.append(TokenDelta(rid=rid, ids=ids, prompt_tokens=9, cached_tokens=clock, finish=finish))
+            deltas.append(TokenDelta(handle=handle, ids=ids, prompt_tokens=9, cached_tokens=clock, finish=finish))
             if finish is not None:
-                del self.live[rid]
+                del self.live[handle]
         return Tick(step=self.steps, deltas=deltas)
 
 

@@ -167,7 +167,7 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
         reader = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         del wire.calls[:]
-        delta = TokenDelta(rid="a", ids=[1] * 100, prompt_tokens=3)
+        delta = TokenDelta(handle=1, ids=[1] * 100, prompt_tokens=3)
         message = frame(msgspec.msgpack.encode(Tick(step=1, deltas=[delta])))
         link.data_received(message)
         assert wire.calls == []

@@ -148,10 +148,9 @@ def test_abort_from_elsewhere_ends_the_stream(qwen3: Path) -> None:
         client = make_client(qwen3)
         await client.start()
         reason = ""
-        async for delta in client.submit(
-            Submit(rid="a", prompt_ids=[1], params=params(max_tokens=400, ignore_eos=True))
-        ):
-            client.abort("a")
+        stream = client.submit(Submit(rid="a", prompt_ids=[1], params=params(max_tokens=400, ignore_eos=True)))
+        async for delta in stream:
+            stream.abort()
             reason = delta.finish.reason if delta.finish else ""
         await client.close()
         return reason

@@ -59,10 +59,9 @@ class World:
     def add(self, prompt: list[int], max_tokens: int, priority: int = 0) -> Request:
         """Queue a request."""
         self.count += 1
-        message = Submit(
-            rid=str(self.count), prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens), priority=priority
-        )
-        request = Request.from_submit(message, seed=0, arrival=self.count, eos_ids=())
+        params = SamplingParams(max_tokens=max_tokens)
+        message = Submit(rid="", handle=self.count, prompt_ids=prompt, params=params, priority=priority)
+        request = Request.from_submit(message, arrival=self.count, eos_ids=())
         self.scheduler.waiting.append(request)
         return request
 
@@ -172,7 +171,7 @@ def test_an_abort_gives_everything_back_at_any_stage() -> None:
     for _ in range(4):
         world.step()
     for request in requests:
-        assert world.scheduler.remove(request.rid) is request
+        assert world.scheduler.remove(request.handle) is request
         world.pages.check(world.scheduler.running)
     assert world.scheduler.remove("unknown") is None
     assert world.pages.num_used == 0
@@ -232,7 +231,7 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
             added += 1
         if rng.random() < 0.2 and world.scheduler.has_work:
             pool = world.scheduler.waiting + world.scheduler.running
-            gone = world.scheduler.remove(rng.choice(pool).rid)
+            gone = world.scheduler.remove(rng.choice(pool).handle)
             assert gone is not None
             gone.finish = Finish("abort")
             aborted += 1

@@ -35,6 +35,7 @@ class Soak:
     def __init__(self, core: EngineCore, seed: int) -> None:
         self.core = core
         self.rng = random.Random(seed)
+        self.rids: dict[int, str] = {}
         self.finishes: dict[str, list[Finish]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.aborted: Counter[str] = Counter()
@@ -51,6 +52,7 @@ class Soak:
         rng = self.rng
         grammar: tuple[GrammarStep, ...] = ()
         rid = f"probe{number}" if number % 20 == 0 else str(number)
+        self.rids[number] = rid
         self.finishes[rid], self.tokens[rid] = [], []
         if number % 20 == 0:
             prompt, params = self.probe, SamplingParams(max_tokens=8, temperature=0)
@@ -65,7 +67,13 @@ class Soak:
         salt = rng.choice(("", "", "a"))
         self.core.handle(
             Submit(
-                rid=rid, prompt_ids=prompt, params=params, grammar=grammar, priority=rng.randrange(2), cache_salt=salt
+                rid=rid,
+                handle=number,
+                prompt_ids=prompt,
+                params=params,
+                grammar=grammar,
+                priority=rng.randrange(2),
+                cache_salt=salt,
             )
         )
 
@@ -77,14 +85,15 @@ class Soak:
                 by_stage.setdefault(stage_of(request), []).append(request)
         if by_stage:
             stage = min(by_stage, key=lambda name: self.aborted[name])
-            self.core.handle(Abort(self.rng.choice(by_stage[stage]).rid))
+            self.core.handle(Abort(self.rng.choice(by_stage[stage]).handle))
             self.aborted[stage] += 1
 
     def step(self) -> None:
         """Make a step and check the book."""
         for delta in self.core.step().deltas:
-            self.tokens[delta.rid] += delta.ids
-            self.finishes[delta.rid] += [delta.finish] if delta.finish is not None else []
+            rid = self.rids[delta.handle]
+            self.tokens[rid] += delta.ids
+            self.finishes[rid] += [delta.finish] if delta.finish is not None else []
         self.core.pages.check(self.core.scheduler.running)
 
     def run(self, num: int) -> None:
@@ -145,16 +154,16 @@ def test_random_loads_with_aborts_at_every_stage_hold_nothing_in_the_end(overlap
 
 def generate(core: EngineCore, prompts: Sequence[list[int]], after: Callable[[], None] = lambda: None) -> list[Any]:
     """Greedy tokens and cached tokens of all prompts; `after` is called after every step."""
-    found: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
-    cached: dict[str, int] = {}
-    for rid, prompt in zip(found, prompts, strict=True):
+    found: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
+    cached: dict[int, int] = {}
+    for i, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-        core.handle(Submit(rid=rid, prompt_ids=prompt, params=params))
+        core.handle(Submit(rid="", handle=i, prompt_ids=prompt, params=params))
     while core.has_work:
         for delta in core.step().deltas:
             assert delta.finish is None or delta.finish.reason == "length", delta.finish
-            found[delta.rid] += delta.ids
-            cached[delta.rid] = delta.cached_tokens
+            found[delta.handle] += delta.ids
+            cached[delta.handle] = delta.cached_tokens
         after()
     return [list(found.values()), list(cached.values())]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engine import streams
+from dovetail.engine import entry, streams
 from dovetail.engine.messages import (
     Abort,
     Finish,
@@ -49,7 +49,7 @@ def submit(rid: str = "a") -> Submit:
 
 def delta(*ids: int, top: int | None = None, finish: Finish | None = None, **more: Any) -> TokenDelta:
     rows = None if top is None else [TokenLogprob(i, -0.5, [TopLogprob(i, -0.5)] * top) for i in ids]
-    return TokenDelta(rid="a", ids=list(ids), logprobs=rows, finish=finish, **more)
+    return TokenDelta(**{"handle": 1, "ids": list(ids), "logprobs": rows, "finish": finish, **more})
 
 
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=30), seed=st.integers(0, 1 << 16), top=st.booleans())
@@ -128,7 +128,7 @@ def test_an_interval_gathers_tokens_after_the_first() -> None:
 @pytest.mark.parametrize("top", [None, 20])
 def test_a_reader_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch, top: int | None) -> None:
     """What waits is bounded: beyond that the request is aborted, and the reader is told why."""
-    monkeypatch.setattr(streams, "MAX_WAITING", 1000)
+    monkeypatch.setattr(entry, "MAX_WAITING", 1000)
 
     async def main() -> None:
         client = Loopback()
@@ -145,7 +145,7 @@ def test_a_reader_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch, to
         assert (last.finish.reason, last.finish.code) == ("abort", "slow_reader")
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-        assert client.sent.count(Abort("a")) == 1
+        assert client.sent.count(Abort(1)) == 1
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,14 @@ def submit(core: EngineCore, rid: str, length: int, num_new: int, temperature: f
     """A prompt of its own, which no cache knows."""
     rng = random.Random(rid)
     params = SamplingParams(max_tokens=num_new, temperature=temperature, top_p=0.9, ignore_eos=True)
-    core.handle(Submit(rid=rid, prompt_ids=[rng.randrange(190) for _ in range(length)], params=params))
+    core.handle(
+        Submit(
+            rid=rid,
+            handle=zlib.crc32(rid.encode()),
+            prompt_ids=[rng.randrange(190) for _ in range(length)],
+            params=params,
+        )
+    )
 
 
 def serve_mixes(core: EngineCore) -> None:

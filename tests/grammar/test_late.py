@@ -50,11 +50,17 @@ class Late:
         return self.tickets[-1]
 
 
+NAMES = ["g", "f", "f0", "f1"]
+"""Of requests, by handle."""
+
+
 def submit(core: EngineCore, rid: str, length: int, *, free: bool = False) -> None:
     """A prompt of so many tokens."""
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=free)
     ids = [(7 * i + length) % 90 + 4 for i in range(length)]
-    core.handle(Submit(rid=rid, prompt_ids=ids, params=params, grammar=() if free else (STEP,)))
+    core.handle(
+        Submit(rid=rid, handle=NAMES.index(rid), prompt_ids=ids, params=params, grammar=() if free else (STEP,))
+    )
 
 
 def run(core: EngineCore) -> dict[str, list[int]]:
@@ -68,7 +74,7 @@ def run(core: EngineCore) -> dict[str, list[int]]:
 
 def collect(deltas: list[TokenDelta], found: dict[str, list[int]]) -> None:
     for delta in deltas:
-        found.setdefault(delta.rid, []).extend(delta.ids)
+        found.setdefault(NAMES[delta.handle], []).extend(delta.ids)
 
 
 def test_a_grammar_that_is_ready_in_time_costs_no_step(
@@ -141,10 +147,10 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
     while core.has_work:
         deltas += core.step().deltas
         core.pages.check(core.scheduler.running)
-    [end] = [delta.finish for delta in deltas if delta.rid == "g"]
+    [end] = [delta.finish for delta in deltas if NAMES[delta.handle] == "g"]
     assert end is not None
     assert end.code == "invalid_grammar"
-    assert sum(len(delta.ids) for delta in deltas if delta.rid == "f") == 12
+    assert sum(len(delta.ids) for delta in deltas if NAMES[delta.handle] == "f") == 12
 
 
 def test_nobody_waits_long_for_anothers_grammar(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:

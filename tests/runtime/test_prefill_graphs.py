@@ -150,15 +150,16 @@ def serve(core: EngineCore) -> dict[str, list[int]]:
     """Prompts that come alone, together and while others decode, some cut into chunks, some behind a cached prefix."""
     rng = random.Random(2)
     shared = [rng.randrange(190) for _ in range(13)]
-    tokens: dict[str, list[int]] = {}
+    tokens: dict[int, list[int]] = {}
     for turn, lengths in enumerate(([5], [3, 2, 1], [16], [70, 2], [7, 7, 7, 7, 7], [1] * 6)):
         for i, length in enumerate(lengths):
             own = [rng.randrange(190) for _ in range(length)]
             params = SamplingParams(max_tokens=2, temperature=0.9 * (turn % 2), seed=turn, ignore_eos=True)
-            core.handle(Submit(rid=f"{turn}/{i}", prompt_ids=shared[: 13 * (i % 2)] + own, params=params))
+            prompt = shared[: 13 * (i % 2)] + own
+            core.handle(Submit(rid="", handle=100 * turn + i, prompt_ids=prompt, params=params))
         while core.has_work:
             for delta in core.step().deltas:
-                tokens.setdefault(delta.rid, []).extend(delta.ids)
+                tokens.setdefault(delta.handle, []).extend(delta.ids)
     return tokens
 
 

@@ -47,11 +47,11 @@ class StandInPool:
 def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
     """Tokens of all prompts, submitted at once."""
     for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-        core.handle(Submit(rid=str(i), prompt_ids=prompt, params=wanted))
-    found: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+        core.handle(Submit(rid="", handle=i, prompt_ids=prompt, params=wanted))
+    found: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
     while core.has_work:
         for delta in core.step().deltas:
-            found[delta.rid] += delta.ids
+            found[delta.handle] += delta.ids
     return list(found.values())
 
 

@@ -59,15 +59,15 @@ def submit(core: EngineCore, num: int = 6) -> None:
     """Prompts of several lengths, some of more than one chunk."""
     for i in range(num):
         ids = [(13 * i + 7 * j) % 190 for j in range(5 + 31 * i)]
-        core.handle(Submit(rid=str(i), prompt_ids=ids, params=PARAMS[i % 3]))
+        core.handle(Submit(rid="", handle=i, prompt_ids=ids, params=PARAMS[i % 3]))
 
 
-def finish(core: EngineCore) -> dict[str, list[Any]]:
+def finish(core: EngineCore) -> dict[int, list[Any]]:
     """Step until nothing is left; tokens and log probabilities by request."""
-    found: dict[str, list[Any]] = defaultdict(list)
+    found: dict[int, list[Any]] = defaultdict(list)
     while core.has_work:
         for delta in core.step().deltas:
-            found[delta.rid] += [delta.ids, delta.logprobs]
+            found[delta.handle] += [delta.ids, delta.logprobs]
     return found
 
 
@@ -342,7 +342,7 @@ def test_real_steps_find_their_kernels_compiled(
     for i in range(130):
         length = rng.choice([1, 2, 15, 16, 17, 60, 130, 500, 1100, 3000]) if i % 3 else rng.randrange(1, 64)
         params = SamplingParams(max_tokens=rng.randrange(1, 60), temperature=i % 2, top_k=i % 5, ignore_eos=True)
-        core.handle(Submit(rid=str(i), prompt_ids=[rng.randrange(190) for _ in range(length)], params=params))
+        core.handle(Submit(rid="", handle=i, prompt_ids=[rng.randrange(190) for _ in range(length)], params=params))
         for _ in range(rng.choice([0, 0, 0, 1, 4])):
             core.step()
     finish(core)
@@ -350,7 +350,7 @@ def test_real_steps_find_their_kernels_compiled(
         lengths = [*[30] * num_decode, 2500, *[1] * 9]
         for i, length in enumerate(lengths):
             params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-            core.handle(Submit(rid=f"{num_decode}/{i}", prompt_ids=[num_decode, *[i] * (length - 1)], params=params))
+            core.handle(Submit(rid="", handle=i, prompt_ids=[num_decode, *[i] * (length - 1)], params=params))
             core.step()
         finish(core)
     assert launches.keys <= warmed

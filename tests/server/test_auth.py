@@ -245,7 +245,7 @@ def test_a_key_aborts_its_own_requests_only(make_harness: Callable[..., Harness]
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", harness.port)) as client:
         client.sendall(head + GOOD + b"\r\n\r\n" + body)
-        harness.eventually(lambda: "of-alice" in harness.state.live_rids)
+        harness.eventually(lambda: (owner_name(ALICE), "of-alice") in harness.state.live)
         for asked in ({"rid": "of-alice"}, {"abort_all": True}):
             assert harness.post("/abort_request", asked, headers=as_key(BOB)).json() == {"aborted": 0}
         assert harness.state.num_live == 1
@@ -323,8 +323,7 @@ def test_lines_of_a_batch_run_as_their_owner(folder: Any, tmp_path: Any, make_ha
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {**BODY, "rid": "line-a"}}
     asked = {"input_file_id": upload(harness, ALICE, json.dumps(line).encode() + b"\n"), "endpoint": CHAT}
     batch_id = harness.post("/v1/batches", {**asked, "completion_window": "24h"}, headers=as_key(ALICE)).json()["id"]
-    harness.eventually(lambda: "line-a" in harness.state.live_rids, timeout=60)
-    assert harness.state.live_rids["line-a"].owner == owner_name(ALICE)
+    harness.eventually(lambda: (owner_name(ALICE), "line-a") in harness.state.live, timeout=60)
     assert harness.post("/abort_request", {"abort_all": True}, headers=as_key(BOB)).json() == {"aborted": 0}
     harness.engine.hold.set()
     assert wait_for(harness, batch_id, ALICE)["request_counts"]["completed"] == 1

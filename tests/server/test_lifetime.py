@@ -51,7 +51,7 @@ def test_a_disconnect_aborts_the_engine(harness: Harness, path: str, stream: boo
     harness.eventually(lambda: not harness.engine.live)
     assert len(harness.engine.aborted) == n
     harness.eventually(lambda: harness.state.num_live == 0)
-    assert not harness.state.live_rids
+    assert not harness.state.live
     assert harness.get("/health").status_code == 200
 
 
@@ -186,13 +186,13 @@ def test_a_stuck_engine_is_not_ready(harness: Harness, monkeypatch: pytest.Monke
 def test_an_engine_that_waits_for_a_reader_is_ready(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that the engine has finished, and whose client reads slowly, is no sign of a hang."""
     monkeypatch.setattr("dovetail_server.heartbeat.HANG_S", 0.05)
-    harness.state.admit(["read-slowly"])
+    admitted = harness.state.admit(["read-slowly"])
     try:
         for _ in range(4):
             time.sleep(0.1)
             assert harness.get("/readyz").status_code == 200
     finally:
-        harness.state.release(["read-slowly"])
+        harness.state.release(admitted)
 
 
 def test_a_slow_engine_has_more_patience(monkeypatch: pytest.MonkeyPatch) -> None:

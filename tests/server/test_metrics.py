@@ -108,7 +108,7 @@ def test_aborted_and_cut_off_choices_have_their_reasons(counted: Harness) -> Non
     counted.engine.hold.clear()
     asked = threading.Thread(target=counted.post, args=("/generate", {"text": "a", "rid": "one"}))
     asked.start()
-    counted.eventually(lambda: "one" in counted.state.live_rids)
+    counted.eventually(lambda: ("", "one") in counted.state.live)
     counted.post("/abort_request", {"rid": "one"})
     asked.join(60)
     counted.engine.hold.set()
@@ -232,7 +232,7 @@ def test_pace_tells_the_first_token_at_once_and_the_rest_about_every_second(cloc
     now = next(clock)
     seen, observers = Seen(), Observers()
     observers.add_observers("test", seen)
-    pace = Pace(observers, "r", began=99.5)
+    pace = Pace(observers, "r", 1, began=99.5)
     pace.took(0, 1)
     assert (seen.events[0].first_token_s, seen.events[0].num_tokens, list(seen.events[0].gaps_s)) == (0.5, 1, [])
     for _ in range(4):

@@ -18,7 +18,7 @@ import requests
 from exchanges import events, fold_chat
 
 from conftest import Harness
-from dovetail.engine.messages import Abort, Finish, Ready, Submit, Tick, ToEngine, TokenDelta
+from dovetail.engine.messages import Abort, Finish, Ready, SamplingParams, Submit, Tick, ToEngine, TokenDelta
 from dovetail.engine.streams import StreamClient
 
 CHAT = "/v1/chat/completions"
@@ -34,8 +34,8 @@ class Ticking(StreamClient):
         super().__init__()
         self._receive(Ready(harness.engine.info))
         self.ids, self.burst = ids, burst
-        self.live: dict[str, int] = {}
-        self.aborted: list[str] = []
+        self.live: dict[int, int] = {}
+        self.aborted: list[int] = []
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -49,19 +49,19 @@ class Ticking(StreamClient):
 
     def tick(self) -> None:
         deltas = []
-        for rid, at in list(self.live.items()):
-            self.live[rid] = at + 1
+        for handle, at in list(self.live.items()):
+            self.live[handle] = at + 1
             finish = Finish("length") if at + 1 == len(self.ids) else None
-            deltas.append(TokenDelta(rid=rid, ids=[self.ids[at]], prompt_tokens=1, finish=finish))
+            deltas.append(TokenDelta(handle=handle, ids=[self.ids[at]], prompt_tokens=1, finish=finish))
             if finish is not None:
-                del self.live[rid]
+                del self.live[handle]
         self._receive(Tick(step=self.step + 1, deltas=deltas))
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self.live[message.rid] = 0
-        elif isinstance(message, Abort) and self.live.pop(message.rid, None) is not None:
-            self.aborted.append(message.rid)
+            self.live[message.handle] = 0
+        elif isinstance(message, Abort) and self.live.pop(message.handle, None) is not None:
+            self.aborted.append(message.handle)
 
 
 @pytest.fixture
@@ -235,12 +235,12 @@ def test_thousands_of_waiting_tokens_hold_little_memory(
     harness: Harness, ticking: Callable[[str, int], Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is stuck makes its request end once too much waits for it, and the others go on."""
-    monkeypatch.setattr("dovetail.engine.streams.MAX_WAITING", 3000)
+    monkeypatch.setattr("dovetail.engine.entry.MAX_WAITING", 3000)
     engine = ticking("y" * 400, 1)
     blocked = threading.Event()
-    stuck = engine.submit(Submit(rid="stuck", prompt_ids=[1], params=None))  # type: ignore[arg-type]  # not looked at
+    stuck = engine.submit(Submit(rid="stuck", prompt_ids=[1], params=SamplingParams(max_tokens=1)))
     engine.ids = [1] * 50_000
-    harness.eventually(lambda: engine.aborted == ["stuck"])
+    harness.eventually(lambda: engine.aborted == [1])
     blocked.set()
     asyncio.run_coroutine_threadsafe(stuck.aclose(), harness.loop).result(60)
     engine.ids = engine.ids[:400]

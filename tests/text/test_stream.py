@@ -57,7 +57,7 @@ def run(
     events: list[Event] = []
     for begin in range(0, len(ids), size):
         last = begin + size >= len(ids)
-        events += stream.feed(TokenDelta(rid="r", ids=ids[begin : begin + size], finish=finish if last else None))
+        events += stream.feed(TokenDelta(handle=1, ids=ids[begin : begin + size], finish=finish if last else None))
     return stream, events
 
 

@@ -14,11 +14,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStart:
-    """A generation request was admitted. `num_prompt_tokens` sums over its prompts."""
+    """A generation request was admitted.
+
+    Attributes:
+        request_id: Its identifier. Its caller may have chosen it, and two callers may choose one: it is a label.
+        num_choices: Engine requests that it is made of.
+        num_prompt_tokens: Of all its prompts.
+        number: What to tell it from others by; the server never uses one again.
+    """
 
     request_id: str
     num_choices: int
     num_prompt_tokens: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +38,14 @@ class RequestProgress:
         num_tokens: Generated tokens of all choices since the last time.
         first_token_s: From submission to the first token; given once, with the first progress.
         gaps_s: One entry per token but each choice's first: the time since the one before. Do not keep it.
+        number: As in `RequestStart`.
     """
 
     request_id: str
     num_tokens: int
     first_token_s: float | None
     gaps_s: Sequence[float]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,7 @@ class RequestEnd:
         seconds: From submission to the end.
         num_cached_tokens: Of the prompts' tokens, those that the prefix cache held.
         num_retractions: How often choices gave their pages up and waited again.
+        number: As in `RequestStart`.
     """
 
     request_id: str
@@ -59,6 +70,7 @@ class RequestEnd:
     seconds: float
     num_cached_tokens: int = 0
     num_retractions: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,10 @@ class TokenStream(Protocol):
         """
         ...
 
+    def abort(self) -> None:
+        """Abort the request from elsewhere: its reader gets a last delta whose finish reason is `abort`."""
+        ...
+
     async def aclose(self) -> None:
         """Abort the request unless it has ended. Safe to call twice; `contextlib.aclosing` calls it."""
         ...
@@ -63,16 +67,12 @@ class EngineClient(Protocol):
         """Queue a request at once and return its stream.
 
         Args:
-            request: The request.
+            request: The request. The client sets its `handle`, and its seed where it has none.
             every: After the first delta, wait until so many new tokens are there, or the last.
 
         Raises:
             EngineDeadError: The engine is gone.
         """
-        ...
-
-    def abort(self, rid: str) -> None:
-        """Abort a request from elsewhere; its iterator ends with a delta whose finish reason is `abort`."""
         ...
 
     async def control(self, op: str) -> dict[str, Any]:

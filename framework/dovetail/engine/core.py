@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 
 import msgspec
@@ -31,7 +30,6 @@ from dovetail.grammar.jump import forced_tokens, jump
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
 from dovetail.runtime.runner import ModelRunner
-from dovetail.runtime.seeds import derive_seed
 from dovetail.runtime.step import Launched
 from dovetail.settings import EngineSettings
 
@@ -68,7 +66,6 @@ class EngineCore:
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
         self.step_count = 0
         self._arrivals = 0
-        self._seed = settings.random_seed if settings.random_seed is not None else secrets.randbits(63)
         self._ended: list[TokenDelta] = []
         on_cpu = self.runner.device.type == "cpu"
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
@@ -118,7 +115,7 @@ class EngineCore:
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):
-            self._abort(message.rid)
+            self._abort(message.handle)
         else:
             return self._control(message)
         return None
@@ -145,7 +142,7 @@ class EngineCore:
                 self.grammars.wait(POLL_S)
             self._is_resting = not is_compiling
         for request in self.watch.look(self.scheduler.running):
-            self._abort(request.rid, SHARED_PAGE)
+            self._abort(request.handle, SHARED_PAGE)
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 
@@ -195,8 +192,7 @@ class EngineCore:
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
-        seed = derive_seed(self._seed, self._arrivals)
-        request = Request.from_submit(message, seed=seed, arrival=self._arrivals, eos_ids=self.runner.eos_ids)
+        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self.runner.eos_ids)
         room = self.runner.context_len - request.num_prompt
         why = None
         if request.num_prompt == 0:
@@ -214,27 +210,27 @@ class EngineCore:
             self.grammars.take(request, message)
         elif message.grammar or message.thinking is not None:
             why = "this engine has no grammar backend"
-            self._abort(message.rid, Finish("abort", None, why, "unsupported_parameter"))
+            self._abort(message.handle, Finish("abort", None, why, "unsupported_parameter"))
 
     def _decide_grammars(self) -> None:
         """Let requests go on whose grammars are compiled; end those whose grammars cannot be enforced."""
         if self.grammars is not None and self.grammars.is_waiting:
             for request, finish in self.grammars.decide():
-                self._abort(request.rid, finish)
+                self._abort(request.handle, finish)
 
     def close(self) -> None:
         """End what runs beside the engine's thread."""
         if self.grammars is not None:
             self.grammars.close()
 
-    def _abort(self, rid: str, finish: Finish | None = None) -> None:
-        request = self.scheduler.remove(rid)
+    def _abort(self, handle: int, finish: Finish | None = None) -> None:
+        request = self.scheduler.remove(handle)
         if request is not None:
             request.finish = finish or Finish("abort", None, "aborted")
             request.sample.release()
             self._ended.append(_ending(request, request.finish))
             if self.grammars is not None:
-                self.grammars.forget(rid)
+                self.grammars.forget(request)
 
     def _control(self, message: Control) -> ControlReply:
         if message.op == "flush_cache":
@@ -265,7 +261,7 @@ class EngineCore:
             forced = forced_tokens(request, len(self.scheduler.running))
             ids = [token, *(jump(request, forced) if forced and self.pages.extend(request, len(forced)) else ())]
         delta = TokenDelta(
-            rid=request.rid,
+            handle=request.handle,
             ids=ids,
             prompt_tokens=request.num_prompt,
             cached_tokens=request.cached_len,
@@ -292,7 +288,7 @@ def _limits(settings: EngineSettings, device: str, weight_bytes: int) -> Limits:
 
 def _ending(request: Request, finish: Finish) -> TokenDelta:
     return TokenDelta(
-        rid=request.rid,
+        handle=request.handle,
         ids=[],
         prompt_tokens=request.num_prompt,
         cached_tokens=max(request.cached_len, 0),

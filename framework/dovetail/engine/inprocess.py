@@ -22,7 +22,7 @@ class InProcessClient(StreamClient):
     """Runs the same loop as the engine process, with queues for a socket."""
 
     def __init__(self, settings: EngineSettings, plan: PluginPlan) -> None:
-        super().__init__()
+        super().__init__(seed=settings.random_seed)
         self._settings, self._plan = settings, plan
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None

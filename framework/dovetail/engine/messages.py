@@ -30,6 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     seed: int | None = None
+    """None: the client chooses one."""
     logprobs: int | None = None
     """None: none; n: the chosen token's log probability and those of the n most likely tokens."""
     prompt_logprobs: int | None = None
@@ -106,11 +107,15 @@ BACKGROUND = -(1 << 31)
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A new request. `rid` is unique among live requests. Higher `priority` goes first; see `BACKGROUND`."""
+    """A request, new or going on. Higher `priority` goes first; see `BACKGROUND`.
+
+    `handle` is its address, a number that its client gives and never uses again; `rid` is a label for people.
+    """
 
     rid: str
     prompt_ids: list[int]
     params: SamplingParams
+    handle: int = 0
     priority: int = 0
     cache_salt: str = ""
     """Requests with different salts never share cached pages."""
@@ -123,9 +128,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Drop a request, at any stage. Unknown ids are ignored: it may just have finished."""
+    """Drop a request, at any stage. Unknown handles are ignored: it may just have finished."""
 
-    rid: str
+    handle: int
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -166,7 +171,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one request. The matched stop token is included in `ids`, as the last one."""
 
-    rid: str
+    handle: int
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None

@@ -33,7 +33,7 @@ class ProcessClient(StreamClient):
     """
 
     def __init__(self, settings: EngineSettings, plan: PluginPlan, *, log_level: str = "info") -> None:
-        super().__init__()
+        super().__init__(seed=settings.random_seed)
         self.command: tuple[str, ...] = ("-m", "dovetail.engine.main")
         """Arguments of the interpreter, before the path of the socket."""
         self._start_message = Start(

@@ -15,6 +15,8 @@ class Request:
     """State of a request from submission to release. Lengths are in tokens.
 
     Attributes:
+        handle: Its client's number of it, by which it is addressed.
+        rid: What its caller calls it, for people.
         ids: Prompt and output so far.
         arrival: Sequence number of its submission; a retracted request keeps it.
         row: Device row, -1 while waiting.
@@ -30,6 +32,7 @@ class Request:
         grammar_step: Which of the ways to enforce its grammar is in force.
     """
 
+    handle: int
     rid: str
     ids: array[int]
     num_prompt: int
@@ -55,16 +58,18 @@ class Request:
     grammar_step: int | None = None
 
     @classmethod
-    def from_submit(cls, message: Submit, *, seed: int, arrival: int, eos_ids: tuple[int, ...]) -> Request:
+    def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:
         """Take a message; `seed` is used if the request brings none."""
         params = message.params
+        seed = params.seed if params.seed is not None else message.handle  # a client has set one
         stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
         return cls(
+            handle=message.handle,
             rid=message.rid,
             ids=array("i", message.prompt_ids),
             num_prompt=len(message.prompt_ids),
             params=params,
-            sample=SampleRow(params, params.seed if params.seed is not None else seed, stops, message.prompt_ids),
+            sample=SampleRow(params, seed, stops, message.prompt_ids),
             priority=message.priority,
             cache_salt=message.cache_salt,
             arrival=arrival,

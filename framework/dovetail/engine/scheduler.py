@@ -113,10 +113,10 @@ class Scheduler:
         for request in plan.requests:
             request.in_flight -= 1
 
-    def remove(self, rid: str) -> Request | None:
+    def remove(self, handle: int) -> Request | None:
         """Take a request out, waiting or running; its pages and row are released."""
         for request in (*self.waiting, *self.running):
-            if request.rid == rid:
+            if request.handle == handle:
                 self.end(request)
                 return request
         return None

@@ -1,13 +1,21 @@
-"""What both clients share: which request's tokens go to which iterator."""
+"""What both clients share: which request's tokens go to which iterator.
+
+A client numbers its requests: what comes from the engine is addressed by that number, which is never used again. The
+identifiers that callers choose are labels.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
+from dovetail.engine.entry import Entry
 from dovetail.engine.messages import (
     Abort,
     Control,
@@ -23,94 +31,16 @@ from dovetail.engine.messages import (
     TokenDelta,
 )
 from dovetail.errors import ConfigError, EngineDeadError, EngineError
+from dovetail.runtime.seeds import derive_seed
 
-MAX_WAITING = 1 << 17
-"""Most that waits for one reader, in token ids and log probabilities together."""
 SLOW_READER = "the reply was read too slowly: too much of it was waiting; read faster, or ask for less"
-
-
-def merge(first: TokenDelta, then: TokenDelta) -> None:
-    """Add a request's next delta to one that nobody has taken yet: the two are as one that brought both."""
-    first.ids += then.ids
-    if then.logprobs is not None:
-        first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
-    if then.prompt_logprobs is not None:
-        first.prompt_logprobs = then.prompt_logprobs
-    first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
-    first.num_retractions = then.num_retractions
-    first.grammar_step, first.finish = then.grammar_step, then.finish
-
-
-class Inbox:
-    """What waits for one stream's reader, merged into one delta. One reader, on the event loop."""
-
-    __slots__ = ("_error", "_every", "_has_begun", "_is_due", "_reader", "_waiting", "_weight")
-
-    def __init__(self, every: int) -> None:
-        """Prepare; `every` as in `EngineClient.submit`."""
-        self._every = every
-        self._has_begun = False
-        self._is_due = False
-        self._waiting: TokenDelta | None = None
-        self._weight = 0
-        self._error: EngineDeadError | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, delta: TokenDelta) -> bool:
-        """Add a delta, and wake the reader if enough waits for it. False: too much waits."""
-        waiting = self._waiting
-        if waiting is None:
-            self._waiting = waiting = delta
-        else:
-            merge(waiting, delta)
-        self._weight += len(delta.ids)
-        if delta.logprobs is not None:
-            self._weight += sum([1 + len(row.top) for row in delta.logprobs])
-        if not self._has_begun or len(waiting.ids) >= self._every or delta.finish is not None:
-            self._has_begun = True
-            self._wake()
-        return self._weight <= MAX_WAITING
-
-    def drop(self, last: TokenDelta) -> None:
-        """Put the last delta in the place of what waits."""
-        self._waiting = last
-        self._wake()
-
-    def fail(self, error: EngineDeadError) -> None:
-        """Let the reader have what waits, and then the error."""
-        self._error = error
-        self._wake()
-
-    async def get(self) -> TokenDelta:
-        """Wait for what is new. Cancelling loses nothing.
-
-        Raises:
-            EngineDeadError: The engine died.
-        """
-        while not self._is_due:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        delta = self._waiting
-        if delta is None:
-            raise self._error or EngineDeadError("the stream is over")
-        self._waiting, self._weight, self._is_due = None, 0, self._error is not None
-        return delta
-
-    def _wake(self) -> None:
-        self._is_due = True
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
 
 
 class Stream:
     """See `TokenStream`."""
 
-    def __init__(self, client: StreamClient, rid: str, inbox: Inbox) -> None:
-        self._client, self._rid, self._inbox = client, rid, inbox
+    def __init__(self, client: StreamClient, entry: Entry) -> None:
+        self._client, self._entry = client, entry
         self._open = True
 
     def __aiter__(self) -> AsyncIterator[TokenDelta]:
@@ -120,13 +50,18 @@ class Stream:
         if not self._open:
             raise StopAsyncIteration
         try:
-            delta = await self._inbox.get()
+            delta = await self._entry.get()
         except EngineDeadError:
             self._leave(finished=True)
             raise
         if delta.finish is not None:
             self._leave(finished=True)
         return delta
+
+    def abort(self) -> None:
+        """See `TokenStream.abort`."""
+        if self._open:
+            self._client.abort(self._entry)
 
     async def aclose(self) -> None:
         """See `TokenStream.aclose`."""
@@ -138,18 +73,21 @@ class Stream:
     def _leave(self, *, finished: bool) -> None:
         if self._open:
             self._open = False
-            self._client.leave(self._rid, finished=finished)
+            self._client.leave(self._entry, finished=finished)
 
 
 class StreamClient(ABC):
     """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_lost`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seed: int | None = None) -> None:
+        """Nothing is submitted yet; from `seed` come those of requests without one, a random one if not given."""
+        self._seed = secrets.randbits(63) if seed is None else seed
         self._info: EngineInfo | None = None
         self._step = 0
         self._dead: str | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
-        self._streams: dict[str, Inbox] = {}
+        self._entries: dict[int, Entry] = {}
+        self._handles = itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ids = itertools.count(1)
 
@@ -172,29 +110,37 @@ class StreamClient(ABC):
 
     @property
     def num_streams(self) -> int:
-        """Requests that have not ended."""
-        return len(self._streams)
+        """Requests whose streams are open."""
+        return len(self._entries)
 
     def submit(self, request: Submit, *, every: int = 1) -> Stream:
         """See `EngineClient.submit`."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
-        if request.rid in self._streams:
-            raise EngineError(f"request id {request.rid!r} is in use")
-        inbox = self._streams[request.rid] = Inbox(every)
-        self._send(request)
-        return Stream(self, request.rid, inbox)
+        handle = next(self._handles)
+        params = request.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=derive_seed(self._seed, handle))
+        entry = Entry(msgspec.structs.replace(request, handle=handle, params=params), every)
+        self._entries[handle] = entry
+        self._dispatch(entry)
+        return Stream(self, entry)
 
-    def leave(self, rid: str, *, finished: bool) -> None:
+    def leave(self, entry: Entry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
-        self._streams.pop(rid, None)
-        if not finished and self._dead is None:
-            self._send(Abort(rid))
+        self._entries.pop(entry.submit.handle, None)
+        if not finished and self._dead is None and not entry.has_ended:
+            self._send(Abort(entry.submit.handle))
 
-    def abort(self, rid: str) -> None:
-        """See `EngineClient.abort`."""
-        if rid in self._streams and self._dead is None:
-            self._send(Abort(rid))
+    def abort(self, entry: Entry) -> None:
+        """Abort a request; its stream ends with a delta that says so."""
+        if self._dead is None and not entry.has_ended:
+            self._send(Abort(entry.submit.handle))
+
+    def _dispatch(self, entry: Entry) -> None:
+        """Send a request to the engine."""
+        entry.is_sent = True
+        self._send(entry.submit)
 
     async def control(self, op: str) -> dict[str, Any]:
         """See `EngineClient.control`."""
@@ -218,9 +164,9 @@ class StreamClient(ABC):
         if isinstance(message, Tick):
             self._step = message.step
             for delta in message.deltas:
-                inbox = self._streams.get(delta.rid)
-                if inbox is not None and not inbox.put(delta):
-                    self._give_up(delta.rid, inbox)
+                entry = self._entries.get(delta.handle)
+                if entry is not None and not entry.put(delta):
+                    self._give_up(entry)
         elif isinstance(message, ControlReply):
             reply = self._replies.get(message.id)
             if reply is not None and not reply.done():
@@ -232,10 +178,12 @@ class StreamClient(ABC):
         elif isinstance(message, Failed):
             self._lost(message.message, user_error=message.user_error)
 
-    def _give_up(self, rid: str, inbox: Inbox) -> None:
+    def _give_up(self, entry: Entry) -> None:
         """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
-        self.leave(rid, finished=False)
-        inbox.drop(TokenDelta(rid=rid, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader")))
+        self.leave(entry, finished=False)
+        entry.drop(
+            TokenDelta(handle=entry.submit.handle, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader"))
+        )
 
     def _lost(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
@@ -244,8 +192,8 @@ class StreamClient(ABC):
         self._dead = why
         if self._started is not None and not self._started.done():
             self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
-        for inbox in self._streams.values():
-            inbox.fail(EngineDeadError(why))
+        for entry in self._entries.values():
+            entry.fail(EngineDeadError(why))
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDeadError(why))

@@ -63,12 +63,12 @@ class GrammarDesk:
         ticket = self.service.request(message.grammar, message.owner) if message.grammar else self.service.prepare()
         self._undecided.append((request, ticket, message.thinking))
 
-    def forget(self, rid: str) -> None:
+    def forget(self, request: Request) -> None:
         """A request was aborted."""
-        for request, ticket, _ in self._undecided:
-            if request.rid == rid:
+        for waiting, ticket, _ in self._undecided:
+            if waiting is request:
                 self.service.release(ticket)
-        self._undecided = [item for item in self._undecided if item[0].rid != rid]
+        self._undecided = [item for item in self._undecided if item[0] is not request]
 
     def decide(self) -> list[tuple[Request, Finish]]:
         """Let requests go on whose grammars are ready; return those that cannot be served, with the reason."""

@@ -184,6 +184,7 @@ class EagerWarmUp:
         ids = array("i", [(index + i) % self._vocab_size for i in range(num_known)])
         params = PARAMS[index % len(PARAMS)]
         return Request(
+            handle=0,
             rid="",
             ids=ids,
             num_prompt=num_known,

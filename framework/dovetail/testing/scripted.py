@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engine.entry import merge
 from dovetail.engine.messages import (
     EngineInfo,
     Finish,
@@ -17,10 +18,29 @@ from dovetail.engine.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from dovetail.engine.streams import merge
 from dovetail.errors import EngineDeadError
 
 Script = Callable[[Submit], list[int]]
+
+
+class ScriptedStream:
+    """The stream of one scripted request."""
+
+    def __init__(self, engine: ScriptedEngine, request: Submit, every: int) -> None:
+        self._aborted = asyncio.Event()
+        self._deltas = engine.deltas(request, every, self._aborted)
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        return await anext(self._deltas)
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    async def aclose(self) -> None:
+        await self._deltas.aclose()
 
 
 class ScriptedEngine:
@@ -35,8 +55,8 @@ class ScriptedEngine:
         die_after: After so many tokens in all, the engine dies.
         per_delta: Tokens per delta.
         submits: Every request, in order.
-        aborted: Ids of the requests whose iterator was left early, or that were aborted.
-        live: Ids of the requests that run now.
+        aborted: Identifiers (`rid`) of the requests whose stream was left early, or that were aborted.
+        live: Those of the requests that run now.
     """
 
     def __init__(self, script: Script, *, eos: int, vocab_size: int, context_len: int = 512) -> None:
@@ -53,11 +73,10 @@ class ScriptedEngine:
         self.start_error: Exception | None = None
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
-        self.live: set[str] = set()
+        self.live: list[str] = []
         self.step = 0
         self.dead: str | None = None
         self.is_closed = False
-        self._abort_asked: set[str] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -81,13 +100,17 @@ class ScriptedEngine:
             raise self.start_error
         return self.info
 
-    async def submit(self, request: Submit, *, every: int = 1) -> AsyncGenerator[TokenDelta, None]:
+    def submit(self, request: Submit, *, every: int = 1) -> ScriptedStream:
+        return ScriptedStream(self, request, every)
+
+    async def deltas(self, request: Submit, every: int, aborted: asyncio.Event) -> AsyncGenerator[TokenDelta, None]:
+        """What one request's stream yields, until `aborted` is set."""
         self.submits.append(request)
-        self.live.add(request.rid)
+        self.live.append(request.rid)
         is_finished, has_begun = False, False
         waiting: TokenDelta | None = None
         try:
-            async for delta in self._deltas(request):
+            async for delta in self._deltas(request, aborted):
                 is_finished = delta.finish is not None
                 if waiting is None:
                     waiting = delta
@@ -98,21 +121,23 @@ class ScriptedEngine:
                     ready, waiting = waiting, None
                     yield ready
         finally:
-            self.live.discard(request.rid)
+            self.live.remove(request.rid)
             if not is_finished:
                 self.aborted.append(request.rid)
 
-    async def _deltas(self, request: Submit) -> AsyncIterator[TokenDelta]:
+    async def _deltas(self, request: Submit, aborted: asyncio.Event) -> AsyncIterator[TokenDelta]:
         if self.give_up is not None:
-            yield TokenDelta(rid=request.rid, ids=[], prompt_tokens=1, finish=self.give_up)
+            yield TokenDelta(handle=request.handle, ids=[], prompt_tokens=1, finish=self.give_up)
             return
         ids, finish = self._reply(request)
         chunks = [ids[i : i + self.per_delta] for i in range(0, len(ids), self.per_delta)]
         for position, chunk in enumerate(chunks):
             await asyncio.sleep(self.delay_s)
-            await self._may_go_on(request.rid)
-            if request.rid in self._abort_asked:
-                yield TokenDelta(rid=request.rid, ids=[], prompt_tokens=1, finish=Finish("abort", None, "aborted"))
+            await self._may_go_on(aborted)
+            if aborted.is_set():
+                yield TokenDelta(
+                    handle=request.handle, ids=[], prompt_tokens=1, finish=Finish("abort", None, "aborted")
+                )
                 return
             self.step += 1
             if self.die_after is not None and self.step > self.die_after:
@@ -120,7 +145,7 @@ class ScriptedEngine:
                 raise EngineDeadError(self.dead)
             is_last = position == len(chunks) - 1
             yield TokenDelta(
-                rid=request.rid,
+                handle=request.handle,
                 ids=chunk,
                 logprobs=[self._logprob(i, request.params.logprobs) for i in chunk]
                 if request.params.logprobs is not None
@@ -131,8 +156,8 @@ class ScriptedEngine:
                 finish=finish if is_last else None,
             )
 
-    async def _may_go_on(self, rid: str) -> None:
-        while not self.hold.is_set() and rid not in self._abort_asked:
+    async def _may_go_on(self, aborted: asyncio.Event) -> None:
+        while not self.hold.is_set() and not aborted.is_set():
             await asyncio.sleep(0.005)
 
     def _reply(self, request: Submit) -> tuple[list[int], Finish]:
@@ -158,9 +183,6 @@ class ScriptedEngine:
         start = request.params.prompt_logprobs_start
         rows = [self._logprob(token, count) for token in request.prompt_ids[start:]]
         return rows if start else rows[1:]
-
-    def abort(self, rid: str) -> None:
-        self._abort_asked.add(rid)
 
     async def control(self, op: str) -> dict[str, Any]:
         if self.dead is not None:

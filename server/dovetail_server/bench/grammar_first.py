@@ -54,7 +54,7 @@ class FirstTokenBench:
         params = SamplingParams(max_tokens=1, temperature=0.0)
         started = time.perf_counter()
         steps: tuple[GrammarStep, ...] = () if spec is None else self._router.route(spec, "json_schema").steps
-        core.handle(Submit(rid=f"first{self._count}", prompt_ids=ids, params=params, grammar=steps))
+        core.handle(Submit(rid="", handle=self._count, prompt_ids=ids, params=params, grammar=steps))
         while not core.step().deltas:
             pass
         took = time.perf_counter() - started

@@ -100,7 +100,7 @@ class StepBench:
         params = SamplingParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
         for i in range(self._num_rows):
             grammar = () if step is None else (step,)
-            core.handle(Submit(rid=f"r{i}", prompt_ids=[i % 100, 1, 2], params=params, grammar=grammar))
+            core.handle(Submit(rid="", handle=i, prompt_ids=[i % 100, 1, 2], params=params, grammar=grammar))
         took = []
         while core.has_work:
             started = clock()

@@ -41,10 +41,10 @@ async def abort_request(body: Annotated[AbortRequest, Depends(json_body(AbortReq
     if body.rid is None and not body.abort_all:
         raise RequestError("rid is required, or abort_all: true", param="rid", code="missing_required_parameter")
     caller = CALLER.get()
-    reachable = [rid for rid, live in state.live_rids.items() if caller.is_admin or live.owner == caller.owner]
-    doomed = [rid for rid in reachable if body.abort_all or rid == body.rid or is_part_of(rid, body.rid)]
-    for rid in doomed:
-        state.engine.abort(rid)
+    reachable = [live for live in state.live.values() if caller.is_admin or live.owner == caller.owner]
+    doomed = [live for live in reachable if body.abort_all or live.rid == body.rid or is_part_of(live.rid, body.rid)]
+    for live in doomed:
+        live.abort()
     return Response(msgspec.json.encode({"aborted": len(doomed)}), media_type="application/json")
 
 

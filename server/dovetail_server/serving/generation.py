@@ -7,6 +7,7 @@ an error, a client that left) aborts what still runs and gives the admission bac
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -25,7 +26,7 @@ from dovetail_server import errors
 from dovetail_server.pace import Pace
 
 if TYPE_CHECKING:
-    from dovetail_server.state import ServerState
+    from dovetail_server.state import Live, ServerState
 
 logger = logging.getLogger("dovetail.server")
 WHOLE_EVERY = 64
@@ -152,6 +153,8 @@ class Generation:
     request_id: str
     choices: Sequence[Choice]
     began: float = field(default_factory=time.perf_counter)
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Tells it from others, whatever their callers call them."""
     pace: Pace | None = None
     """Set where somebody observes."""
 
@@ -167,33 +170,32 @@ class Generation:
             ServiceError: The queue is full.
             EngineDeadError: The engine died.
         """
-        rids = [choice.submit.rid for choice in self.choices]
-        self.state.admit(rids, self._num_prompt())
+        admitted = self.state.admit([choice.submit.rid for choice in self.choices], self._num_prompt())
         try:
             self._tell_start()
             if len(self.choices) == 1:
                 choice = self.choices[0]
-                async with aclosing(self._deltas(choice, whole)) as deltas:
+                async with aclosing(self._deltas(choice, admitted[0], whole)) as deltas:
                     async for delta in deltas:
                         step = await self._accept(choice, delta)
                         yield [step]
                         if step.is_last:
                             break
             else:
-                async with aclosing(self._many(whole)) as source:
+                async with aclosing(self._many(admitted, whole)) as source:
                     async for steps in source:
                         yield steps
             self._log_end()
         finally:
-            self.state.release(rids)
+            self.state.release(admitted)
             self._tell_end()
 
-    def _deltas(self, choice: Choice, whole: bool) -> TokenStream:
+    def _deltas(self, choice: Choice, live: Live, whole: bool) -> TokenStream:
         """Submit one choice. Closing what is returned aborts the request if it still runs."""
         every = self.state.settings.stream_interval
         if whole:
             every = 1 if choice.output.may_end_early else WHOLE_EVERY
-        return self.state.engine.submit(choice.submit, every=every)
+        return live.runs_as(self.state.engine.submit(choice.submit, every=every))
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
         step = choice.accept(delta)
@@ -205,10 +207,14 @@ class Generation:
             await choice.judge(self.state.text.grammar)
         return step
 
-    async def _many(self, whole: bool) -> AsyncGenerator[list[Step], None]:
+    async def _many(self, admitted: Sequence[Live], whole: bool) -> AsyncGenerator[list[Step], None]:
         taken = asyncio.Event()
         queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(choice, whole, queue, taken)) for choice in self.choices]
+        streams = [self._deltas(choice, live, whole) for choice, live in zip(self.choices, admitted, strict=True)]
+        tasks = [
+            asyncio.create_task(self._pump(choice, stream, queue, taken))
+            for choice, stream in zip(self.choices, streams, strict=True)
+        ]
         try:
             open_choices = len(tasks)
             while open_choices:
@@ -230,11 +236,11 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(
-        self, choice: Choice, whole: bool, queue: asyncio.Queue[Step | Exception], taken: asyncio.Event
+        self, choice: Choice, stream: TokenStream, queue: asyncio.Queue[Step | Exception], taken: asyncio.Event
     ) -> None:
         """Put a choice's steps into the queue, one or two at a time: more of it gathers in its stream."""
         try:
-            async with aclosing(self._deltas(choice, whole)) as deltas:
+            async with aclosing(stream) as deltas:
                 async for delta in deltas:
                     step = await self._accept(choice, delta)
                     queue.put_nowait(step)
@@ -252,6 +258,7 @@ class Generation:
             self.state.hooks.observers.ended(
                 RequestEnd(
                     request_id=self.request_id,
+                    number=self.number,
                     num_prompt_tokens=self._num_prompt(),
                     num_completion_tokens=sum(choice.num_completion for choice in self.choices),
                     finish_reasons=tuple(choice.finish_reason for choice in self.choices),
@@ -266,10 +273,11 @@ class Generation:
 
     def _tell_start(self) -> None:
         if self.state.hooks.observers:
-            self.pace = Pace(self.state.hooks.observers, self.request_id, self.began)
+            self.pace = Pace(self.state.hooks.observers, self.request_id, self.number, self.began)
             self.state.hooks.observers.started(
                 RequestStart(
                     request_id=self.request_id,
+                    number=self.number,
                     num_choices=len(self.choices),
                     num_prompt_tokens=self._num_prompt(),
                 )

@@ -1,0 +1,120 @@
+"""`Entry`: what a client keeps of a request until its end: the request itself, what came, and what waits for a reader.
+
+The engine may die and be started again. What it knew of a request is then made again from here: the request and the
+tokens that came are all that the rest depends on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dovetail.engine.messages import Submit, TokenDelta
+from dovetail.errors import EngineDeadError
+
+MAX_WAITING = 1 << 17
+"""Most that waits for one reader, in token ids and log probabilities together."""
+
+
+def merge(first: TokenDelta, then: TokenDelta) -> None:
+    """Add a request's next delta to one that nobody has taken yet: the two are as one that brought both."""
+    first.ids += then.ids
+    if then.logprobs is not None:
+        first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
+    if then.prompt_logprobs is not None:
+        first.prompt_logprobs = then.prompt_logprobs
+    first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
+    first.num_retractions = then.num_retractions
+    first.grammar_step, first.finish = then.grammar_step, then.finish
+
+
+class Entry:
+    """One request. What waits for its reader is merged into one delta. One reader, on the event loop.
+
+    Attributes:
+        number: In order of submission.
+        submit: As it was last sent, or is to be sent; its handle is the address of what comes.
+        output: All ids that came.
+        is_sent: An engine has it.
+        has_ended: Its last delta came.
+    """
+
+    __slots__ = (
+        "_error",
+        "_every",
+        "_has_begun",
+        "_is_due",
+        "_reader",
+        "_waiting",
+        "_weight",
+        "has_ended",
+        "is_sent",
+        "number",
+        "output",
+        "submit",
+    )
+
+    def __init__(self, submit: Submit, every: int) -> None:
+        """Prepare; `every` as in `EngineClient.submit`."""
+        self.number = submit.handle
+        self.submit = submit
+        self.output: list[int] = []
+        self.is_sent = False
+        self.has_ended = False
+        self._every = every
+        self._has_begun = False
+        self._is_due = False
+        self._waiting: TokenDelta | None = None
+        self._weight = 0
+        self._error: EngineDeadError | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, delta: TokenDelta) -> bool:
+        """Add a delta, and wake the reader if enough waits for it. False: too much waits."""
+        waiting = self._waiting
+        self.output += delta.ids
+        if waiting is None:
+            self._waiting = waiting = delta
+        else:
+            merge(waiting, delta)
+        self._weight += len(delta.ids)
+        if delta.logprobs is not None:
+            self._weight += sum([1 + len(row.top) for row in delta.logprobs])
+        if not self._has_begun or len(waiting.ids) >= self._every or delta.finish is not None:
+            self.has_ended = delta.finish is not None
+            self._has_begun = True
+            self._wake()
+        return self._weight <= MAX_WAITING
+
+    def drop(self, last: TokenDelta) -> None:
+        """Put the last delta in the place of what waits."""
+        self._waiting, self.has_ended = last, True
+        self._wake()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Let the reader have what waits, and then the error."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> TokenDelta:
+        """Wait for what is new. Cancelling loses nothing.
+
+        Raises:
+            EngineDeadError: The engine died.
+        """
+        while not self._is_due:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        delta = self._waiting
+        if delta is None:
+            raise self._error or EngineDeadError("the stream is over")
+        self._waiting, self._weight, self._is_due = None, 0, self._error is not None
+        return delta
+
+    def _wake(self) -> None:
+        self._is_due = True
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
