@@ -37,6 +37,7 @@ from dovetail_server.routes import (
     metrics,
     models,
     parsing,
+    render,
     responses,
     tokens,
 )
@@ -65,6 +66,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     for family in (
+        render,
         chat,
         completions,
         responses,

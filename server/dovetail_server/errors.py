@@ -19,6 +19,7 @@ from starlette.responses import Response
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+from dovetail_server.peers.fields import refusal
 
 logger = logging.getLogger("dovetail.server")
 
@@ -229,6 +230,9 @@ class ValidationReport:
         return RequestError(f"{path} {' or '.join(reasons)}{self._given(first)}", param=path, code=code)
 
     def _unknown(self, path: str) -> RequestError:
+        why = refusal(path.rsplit(".", 1)[-1])
+        if why is not None:
+            return unsupported(path, why)
         near = difflib.get_close_matches(path.rsplit(".", 1)[-1], self.known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return RequestError(f"unknown field {path!r}{hint}", param=path, code="unknown_parameter")

@@ -102,6 +102,10 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
 }
+BODIES |= {
+    f"{path}/render": {name: {**body, "stream": False} for name, body in list(BODIES[path].items())[:1]}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+}
 """Bodies by path, each under the name that the page shows."""
 PARAMETERS: dict[str, dict[str, str]] = {"/v1/models/{model_id}": {"model_id": "$model"}}
 """Values of path parameters that exist on every server."""

@@ -19,6 +19,7 @@ from dovetail_server.auth import CALLER
 from dovetail_server.heartbeat import Heartbeat, has_no_work
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
+from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.lazy import LazyStorage
 
@@ -136,8 +137,11 @@ class ServerState:
         return self.settings.max_queued_tokens or POOLS_QUEUED * self.info.max_total_tokens
 
     def check_model(self, name: str | None) -> str:
-        """Return the name a reply carries, or raise a 404 that lists the served names."""
-        if name is None:
+        """Return the name a reply carries, or raise a 404 that lists the served names.
+
+        One model is served: a request that names none, or SGLang's `default`, means it.
+        """
+        if name is None or (name == DEFAULT_MODEL and name not in self.served_names):
             return self.served_names[0]
         if name not in self.served_names:
             raise errors.model_not_found(name, self.served_names)

@@ -12,6 +12,10 @@ from conftest import Harness
 
 PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8")
 SECTIONS = {
+    "/v1/chat/completions/render": ("Chat completions",),
+    "/v1/completions/render": ("Completions", "Chat completions"),
+    "/v1/responses/render": ("Responses",),
+    "/v1/messages/render": ("Messages",),
     "/v1/chat/completions": ("Chat completions",),
     "/v1/completions": ("Completions", "Chat completions"),
     "/v1/responses": ("Responses",),

@@ -124,9 +124,11 @@ def test_a_bad_field_is_named(harness: Harness, fields: dict[str, Any], param: s
 
 
 def test_missing_and_unknown_model(harness: Harness) -> None:
-    """A missing model is a 400, an unknown one a 404 that lists the served names."""
-    reply = harness.post(CHAT, {"messages": USER})
-    assert (reply.status_code, error_of(reply)["param"]) == (400, "model")
+    """A missing model and `default` are the one that is served; an unknown one is a 404 that lists the names."""
+    for names in ({}, {"model": None}, {"model": "default"}):
+        assert harness.post(CHAT, {"messages": USER, **names}).json()["model"] == "tiny"
+    harness.reset()
+    assert error_of(harness.post(CHAT, {"messages": USER, "model": ""}))["code"] == "model_not_found"
     error = refuse(harness, 404, model="gpt-9")
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "tiny, tiny-too" in error["message"]

@@ -10,6 +10,13 @@ import pytest
 from conftest import Harness
 
 ROUTES = {
+    "/ping": {"get", "post"},
+    "/version": {"get"},
+    "/v1/loads": {"get"},
+    "/v1/chat/completions/render": {"post"},
+    "/v1/completions/render": {"post"},
+    "/v1/responses/render": {"post"},
+    "/v1/messages/render": {"post"},
     "/abort_request": {"post"},
     "/detokenize": {"post"},
     "/flush_cache": {"post"},

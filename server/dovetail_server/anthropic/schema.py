@@ -145,7 +145,7 @@ class AnthropicMetadata(RequestModel):
 class PromptFields(RequestModel):
     """What a prompt is made of."""
 
-    model: Name
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=65536)]
     system: Text | TextBlocks | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None

@@ -11,6 +11,7 @@ import msgspec
 
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
 from dovetail_server.openai.batches import BatchError
+from dovetail_server.openai.models import DEFAULT_MODEL
 
 MAX_CUSTOM_ID = 512
 
@@ -117,10 +118,10 @@ class Validator:
             self._ids[custom_id] = line_no
 
     def _check_model(self, line_no: int, model: str) -> None:
-        if model not in self.served:
+        if model not in (*self.served, DEFAULT_MODEL):
             text = f"the model {model[:128]!r} does not exist here; served: {', '.join(self.served)}"
             self._note("model_mismatch", text, line_no, "body.model")
-        elif self.found.model is None:
+        elif self.found.model is None and model in self.served:
             self.found.model = model
 
     def _note(self, code: str, message: str, line: int, param: str | None = None) -> None:

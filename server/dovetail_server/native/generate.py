@@ -40,6 +40,7 @@ class GenerateParams(SamplingFields):
 class GenerateRequest(RequestModel):
     """Body of `POST /generate`: one prompt, or a batch with one value or a list of values per option."""
 
+    model: Name | None = Field(None, description="One of the served names; gateways send `unknown`.")
     text: Text | Annotated[list[Text], BATCH] | None = None
     input_ids: Annotated[TokenIds | Annotated[list[TokenIds], BATCH] | None, PASS_KNOWN_IDS] = None
     sampling_params: GenerateParams | Annotated[list[GenerateParams], BATCH] | None = None

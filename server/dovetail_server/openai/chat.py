@@ -82,7 +82,7 @@ class Tool(RequestModel):
 class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/chat/completions`."""
 
-    model: Name
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from dovetail_server.openai.early import EarlyModel
+from dovetail_server.peers.fields import means_nothing
 
 MAX_TEXT = 1 << 26
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -49,13 +50,13 @@ class RequestModel(EarlyModel):
     @model_validator(mode="before")
     @classmethod
     def sift_unknown(cls, data: Any) -> Any:
-        """Drop unknown fields that are null, which some clients send, and of the others all but the first."""
+        """Drop fields that ask for nothing, which some clients send, and of other unknown ones all but the first."""
         if not isinstance(data, dict) or cls.model_config.get("extra") != "forbid":
             return data
         known = _field_names(cls)
         if data.keys() <= known:
             return data
-        unknown = next((k for k, v in data.items() if v is not None and k not in known), None)
+        unknown = next((k for k, v in data.items() if k not in known and not means_nothing(k, v)), None)
         return {k: v for k, v in data.items() if k in known or k == unknown}
 
 

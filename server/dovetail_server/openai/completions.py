@@ -25,7 +25,7 @@ from dovetail_server.openai.common import (
 class CompletionRequest(SamplingFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/completions`."""
 
-    model: Name
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
     prompt: Annotated[
         Text
         | Annotated[list[Text], Field(min_length=1, max_length=4096)]

@@ -14,7 +14,7 @@ Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)]
 class EmbeddingRequest(RequestModel):
     """Body of `POST /v1/embeddings`."""
 
-    model: Name
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
     input: (
         Text
         | Annotated[list[Text], Field(min_length=1, max_length=4096)]

@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+DEFAULT_MODEL = "default"
+"""What SGLang's clients call the model of a server that they do not know."""
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A name under which the model is served."""

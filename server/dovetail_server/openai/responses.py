@@ -183,7 +183,7 @@ class ResponseStreamOptions(RequestModel):
 class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
-    model: Name
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=65536)]
     instructions: Text | None = None
     previous_response_id: ItemId | None = None

@@ -26,6 +26,7 @@ async def generate_text(
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
     """Continue a text or token ids; a batch gives a list."""
+    state.check_model(None if body.model == "unknown" else body.model)
     job = await while_connected(request, asyncio.to_thread(generate.prepare, state, body))
     if body.stream:
         return await start(request, generate.stream(job))

@@ -37,9 +37,18 @@ async def readyz(state: State) -> Response:
     return answer(await state.health(), state.hooks.observers.removed)
 
 
+@router.head("/health", response_model=None, include_in_schema=False)
 @router.get("/health", response_model=None, responses=RESPONSES)
 async def health(state: State) -> Response:
     """The same as `/readyz`, under the peers' name."""
+    return answer(await state.health(), state.hooks.observers.removed)
+
+
+@router.head("/ping", response_model=None, include_in_schema=False)
+@router.post("/ping", response_model=None, responses=RESPONSES)
+@router.get("/ping", response_model=None, responses=RESPONSES)
+async def ping(state: State) -> Response:
+    """The same as `/health`, under SageMaker's name."""
     return answer(await state.health(), state.hooks.observers.removed)
 
 

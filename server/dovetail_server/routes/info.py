@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -9,6 +11,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 import dovetail
+from dovetail_server.metrics.series import hit_rate
 from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
@@ -60,6 +63,40 @@ async def server_info(state: State) -> Response:
             "internal_states": [load],
         }
     )
+
+
+@router.get("/version", response_model=None, responses=FAILURES)
+async def version() -> Response:
+    """Dovetail's version."""
+    return json_reply({"version": dovetail.__version__})
+
+
+@router.get("/loads", response_model=None, include_in_schema=False)
+@router.get("/v1/loads", response_model=None, responses=FAILURES)
+async def loads(state: State) -> Response:
+    """The engine's load under SGLang's names, for routers that place requests by it; every section, always."""
+    stats = await state.engine.control("stats")
+    tally, size = state.metrics.tally, stats["max_total_tokens"]
+    usage = stats["num_used_tokens"] / size if size else 0.0
+    load = {
+        "dp_rank": 0,
+        "timestamp": time.time(),
+        "num_running_reqs": stats["num_running"],
+        "num_waiting_reqs": stats["num_queued"],
+        "num_used_tokens": stats["num_used_tokens"],
+        "num_total_tokens": stats["num_used_tokens"],
+        "num_active_tokens": stats["num_used_tokens"],
+        "max_total_num_tokens": size,
+        "max_running_requests": state.info.max_running_requests,
+        "token_usage": usage,
+        "gen_throughput": stats["gen_throughput"],
+        "cache_hit_rate": hit_rate(tally),
+        "utilization": stats["num_running"] / state.info.max_running_requests,
+        "memory": {"token_capacity": size, "weight_gb": state.info.weight_bytes / (1 << 30)},
+        "queues": {"waiting": stats["num_queued"]},
+    }
+    now = datetime.now(UTC).isoformat()
+    return json_reply({"timestamp": now, "version": dovetail.__version__, "dp_rank_count": 1, "loads": [load]})
 
 
 @router.get("/v1/plugins", response_model=None, responses=FAILURES)

@@ -1,0 +1,139 @@
+"""Fields that SGLang's, vLLM's and their gateways' clients put into bodies, beyond those of our own schemas.
+
+A schema that has a field of such a name goes first. A field at a value that means nothing is dropped; at any other it
+is a 400 with the reason. What nobody knows gets the nearest name of the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail_server.peers.known import OFF, Known
+
+
+def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Known]:
+    return {name: Known(why, at) for name in names.split()}
+
+
+NOT_A_TEXT = "this server reads and writes text only"
+EXPERTS = "no model here has experts whose routing could be reported"
+DISAGGREGATED = "prefill and decode run in one engine here; send the request without it"
+
+FIELDS: dict[str, Known] = {
+    **_all(
+        "return_hidden_states return_indexer_topk return_bytes return_entropy return_sampling_mask "
+        "return_pooled_hidden_states",
+        "replies carry text, token ids and log probabilities only",
+    ),
+    **_all("return_routed_experts routed_experts_start_len routed_experts_prompt_start", EXPERTS),
+    **_all(
+        "return_cached_tokens_details return_spec_tokens_details return_meta_info",
+        "a reply has these facts in usage, and those of /generate in meta_info; there are no more",
+    ),
+    **_all(
+        "return_prompt_token_ids return_input_ids_in_sglext return_output_ids_in_sglext",
+        "send return_token_ids: true for the ids of prompt and reply",
+    ),
+    **_all("return_token_offsets return_weight_versions return_prompt_text", "replies do not carry it"),
+    **_all(
+        "return_flat_raw_top_logprobs return_flat_raw_output_top_logprobs",
+        "log probabilities come in the usual form; see logprobs and top_logprobs_num",
+    ),
+    "return_flat_raw_top_logprobs_b64": Known("it only says how another field's reply is written", None),
+    "sampling_logprobs_mode": Known("log probabilities are the model's own, before temperature and filters"),
+    **_all("lora_path lora_id", "adapters are not served; merge the adapter into the weights"),
+    **_all(
+        "watermark watermarking",
+        "this server marks no output",
+    ),
+    "custom_logit_processor": Known("code from a request is never run; write a plugin"),
+    **_all("custom_params vllm_xargs", "no part of this server reads arguments of that kind; write a plugin"),
+    **_all("session_params multi_item_delimiter_indices token_indices_to_pool", "this server has no such sessions"),
+    "session_id": Known("prefixes are found by their tokens, whoever sent them", None),
+    **_all(
+        "routing_key conversation_id kv_hints", "it is for a router in front; prefixes are found by themselves", None
+    ),
+    **_all("data_parallel_rank routed_dp_rank decode_tp_size", "one engine answers every request"),
+    **_all(
+        "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key disagg_prefill_dp_rank kv_transfer_params "
+        "ec_transfer_params encoder_urls",
+        DISAGGREGATED,
+    ),
+    **_all(
+        "max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch use_audio_in_video "
+        "images_config video_config mm_processor_kwargs media_io_kwargs image_data video_data audio_data mm_hashes "
+        "mm_content_hashes need_wait_for_mm_inputs return_mm_kwargs",
+        NOT_A_TEXT,
+    ),
+    "mm_payload": Known("it only says how pictures would be written", None),
+    "modalities": Known(NOT_A_TEXT, (*OFF, ["text"])),
+    **_all(
+        "input_embeds prompt_embeds positional_embed_overrides embed_override_token_id embed_overrides "
+        "query_embed_overrides item_embed_overrides",
+        "a prompt is text or token ids; embeddings from outside are not read",
+    ),
+    **_all(
+        "log_metrics no_logs custom_labels external_trace_header received_time",
+        "metrics and logs have no such choice",
+        None,
+    ),
+    **_all("http_worker_ipc num_items_assigned", "it is between processes of the peer's own server"),
+    "background": Known("/generate answers on the connection; /v1/responses has background: true"),
+    "require_reasoning": Known("/generate gives the text as the model wrote it; use /v1/chat/completions"),
+    "max_thinking_tokens": Known(
+        "/generate does not tell thinking apart; send thinking_budget to /v1/chat/completions"
+    ),
+    "task": Known("no chat template here has such tasks; say it in the prompt"),
+    "beam_width": Known("beam search is not implemented; n with best_of samples several and ranks them", (*OFF, 1)),
+    "use_beam_search": Known("beam search is not implemented; n with best_of samples several and ranks them"),
+    "length_penalty": Known("it belongs to beam search, which is not implemented", (*OFF, 1, 1.0)),
+    **_all(
+        "stop_strs stop_regex_strs",
+        "send stop and stop_regex; these are the peer's own working fields",
+    ),
+    **_all("stop_str_max_len stop_regex_max_len is_normalized", "it is a working field of the peer's own", None),
+    "ebnf_full_assistant": Known("a grammar holds for the answer, after any thinking"),
+    "stream_interval": Known("tokens per event are the server's choice: --stream-interval", (*OFF, 1)),
+    "repetition_detection": Known("nothing looks for repetitions; use repetition_penalty or stop_regex"),
+    "betas": Known("what this server has of Anthropic's API needs no beta name", None),
+    **_all("padding embed_dtype endianness use_activation", "it is for embedding models, which are not served", None),
+    **_all(
+        "rid request_id priority cache_salt",
+        "this route generates nothing that could be named, ordered or cached",
+        None,
+    ),
+    **_all("thinking", "send reasoning_effort, or chat_template_kwargs"),
+    "extra_key": Known("send cache_salt, which keeps prefixes apart"),
+    "input_ids": Known("/generate and /v1/completions take token ids"),
+    **_all("token_ids_logprob logprob_token_ids", "send top_logprobs_num or logprobs for the most likely tokens"),
+    **_all("truncate_prompt_tokens truncation_side", "a prompt is not cut; send one that fits"),
+    **_all("allowed_token_ids bad_words", "send logit_bias, or a grammar"),
+    "echo": Known("the reply has the answer alone; /v1/completions has echo"),
+    "add_special_tokens": Known("the chat template writes the special tokens of a conversation"),
+    "return_tokens_as_token_ids": Known("send return_token_ids: true for the ids"),
+    "thinking_token_budget": Known("send thinking_budget"),
+    **_all(
+        "skip_special_tokens spaces_between_special_tokens include_reasoning", "this route shows items", (*OFF, True)
+    ),
+    **_all(
+        "include_stop_str_in_output stop_token_ids ignore_eos structured_outputs",
+        "/v1/chat/completions has it",
+    ),
+    **_all("tool_choice reasoning_effort", "it is for generating; send tools and chat_template_kwargs"),
+    "continue_final_message": Known("it is for generating"),
+    "return_token_strs": Known("POST /detokenize gives the text of ids"),
+    "chat_template": Known("a template in a request is not run; use --chat-template FILE"),
+    **_all("enable_response_messages previous_input_messages", "continue with previous_response_id, or send the items"),
+}
+
+
+def means_nothing(name: str, value: Any) -> bool:
+    """Tell whether a field that a schema does not have may be dropped."""
+    known = FIELDS.get(name)
+    return value is None if known is None else value is None or known.means_nothing(value)
+
+
+def refusal(name: str) -> str | None:
+    """Return why a field is not supported; None for one that no peer knows."""
+    known = FIELDS.get(name)
+    return None if known is None else known.why
