@@ -154,6 +154,9 @@ class EngineSettings(BaseModel):
         description="Launch every operation of a decode step by itself instead of replaying CUDA graphs.",
         json_schema_extra=flag("enforce-eager"),
     )
+    disable_compile_ahead: bool = Field(
+        False, description="compile Triton kernels when they are first launched, not side by side before the first step"
+    )
     disable_overlap_schedule: bool = Field(
         False,
         description="Read a step's tokens before the next step is launched, instead of while it runs.",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,44 @@ def test_served_requests_compile_nothing(
     serve_mixes(core)
     assert compiled == []
     core.close()
+
+
+COLD_START = """
+import sys
+from pathlib import Path
+import triton
+from dovetail.testing.engine import make_core
+
+late = []
+
+def note(*, src, cache_hit, **facts):
+    if not cache_hit:
+        late.append(src.name)
+
+if __name__ == "__main__":
+    triton.knobs.compilation.listener = note
+    settings = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton", "max_running_requests": 32}
+    core = make_core(Path(sys.argv[1]), max_total_tokens=65536, disable_compile_ahead=False, **settings)
+    while core.has_chores:
+        core.do_chore()
+    core.close()
+    print("late", late)
+"""
+
+
+def test_an_engine_finds_its_kernels_compiled(tmp_path: Path) -> None:
+    """With an empty cache, start and chores compile nothing in the engine's own process; a second start finds all."""
+    folder = make_model(tmp_path / "model", "Qwen3ForCausalLM", **SMALL, num_attention_heads=14, num_key_value_heads=2)
+    script = tmp_path / "start.py"
+    script.write_text(COLD_START)
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(script), str(folder)], env=env, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "late []"
+    assert len(list((tmp_path / "cache" / "dovetail").iterdir())) == 1
 
 
 def test_compilations_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

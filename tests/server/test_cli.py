@@ -22,7 +22,7 @@ from dovetail_server.settings import ServeSettings
 FLAGS = """
 admin-api-key allow-origins allowed-origins api-key
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
-decode-log-interval device disable-access-log disable-cuda-graph disable-overlap-schedule
+decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
 drain-timeout dtype
 enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager file-storage-path

@@ -21,6 +21,10 @@ class Chore(Protocol):
         """Pieces that are left."""
         ...
 
+    def rehearse(self) -> None:
+        """Launch every kernel of all pieces: they are collected, not run, and compiled before the first piece is."""
+        ...
+
     def run_next(self) -> None:
         """Prepare the next piece: a fraction of a second, or a few seconds where kernels have to be compiled."""
         ...
@@ -63,4 +67,8 @@ class Chores:
                 before = self.num_left
                 self.do_next()
                 bar.update(before - self.num_left)
-        logger.debug("prepared in %.2f s; %d steps are left", time.perf_counter() - started, self.num_left)
+        logger.info(
+            "Prepared graphs and kernels in %.1f s; %d pieces are left for idle moments.",
+            time.perf_counter() - started,
+            self.num_left,
+        )

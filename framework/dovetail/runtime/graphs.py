@@ -145,6 +145,12 @@ class DecodeGraphs:
         """Graphs that are not captured yet."""
         return len(self._keys) - len(self._captured)
 
+    def rehearse(self) -> None:
+        """See `Chore.rehearse`."""
+        for key in self._keys:
+            logits, _, _ = self._step(*self._inputs(key.bucket), key.shares)
+            draw.draw(logits, DrawParams.empty(key.bucket, self._state.device))
+
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
         missing = [key for key in self._keys if key not in self._captured]
@@ -225,13 +231,18 @@ class DecodeGraphs:
 
     def _capture(self, key: Key) -> Captured:
         device, bucket = self._state.device, key.bucket
-        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
-        starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
-        last = starts[:-1].long()
+        rows, starts, last = self._inputs(bucket)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
         draw.draw(logits, DrawParams.empty(bucket, device))  # compiles the kernel of the draw, which is captured later
         self._captured[key] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[key]
+
+    def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, starts and last tokens of a step, all of it padding."""
+        device = self._state.device
+        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
+        starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
+        return rows, starts, starts[:-1].long()
 
     def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> tuple[Tensor, Tensor, Tensor]:
         """One decode step on device state alone."""

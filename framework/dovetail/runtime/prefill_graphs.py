@@ -105,6 +105,11 @@ class PrefillGraphs:
         """Graphs that are not captured yet."""
         return len(self._sizes) - len(self._captured)
 
+    def rehearse(self) -> None:
+        """See `Chore.rehearse`."""
+        for size in self._sizes:
+            self._step(self._inputs(size), size)
+
     def run_next(self) -> None:
         """Capture a size that is missing, while the engine has nothing else to do."""
         missing = [size for size in self._sizes if size not in self._captured]
@@ -141,10 +146,15 @@ class PrefillGraphs:
         return captured
 
     def _capture(self, size: Size) -> None:
-        inputs = torch.from_numpy(pack([], size, self._page_size, self._state.spare_row)).to(self._state.device)
+        inputs = self._inputs(size)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, size))
         rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
         self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, broken)
+
+    def _inputs(self, size: Size) -> Tensor:
+        """What a graph reads, all of it padding."""
+        packed = torch.from_numpy(pack([], size, self._page_size, self._state.spare_row))
+        return packed.to(self._state.device)
 
     def _step(self, inputs: Tensor, size: Size) -> tuple[Tensor, Tensor, Tensor]:
         """The chunks of one step, on the static inputs and device state alone."""

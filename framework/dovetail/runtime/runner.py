@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -32,6 +33,9 @@ from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
 
+if TYPE_CHECKING:
+    from dovetail.runtime.kernels.ahead import CompiledAhead
+
 logger = logging.getLogger(__name__)
 
 START_S = 3.0
@@ -49,6 +53,7 @@ class ModelRunner:
         """
         started = time.perf_counter()
         self.device = find_device(settings.device)
+        kernels = self._kernels(settings, plugins)
         folder = settings.folder
         hf = read_config(folder)
         plugin = _model_plugin(plugins)
@@ -67,20 +72,35 @@ class ModelRunner:
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
         self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
         masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
-        graphs = self._capture(settings, memory.plan)
+        graphs = self._graphs(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
         warm_up = self._warm_up(memory.plan, decode)
-        self.chores = Chores([chore for chore in (prefill, decode, warm_up) if chore is not None])
-        if warm_up is not None:
+        chores = [chore for chore in (prefill, decode, warm_up) if chore is not None]
+        self.chores = Chores(chores)
+        if kernels is not None:
+            kernels.compile([chore.rehearse for chore in chores] + [lambda: masks.warm_up(self.config.vocab_size)])
+        if self.device.type == "cuda":
+            self._capture_first(graphs)
             masks.warm_up(self.config.vocab_size)
             self.chores.do_some(START_S)
+        if kernels is not None:
+            kernels.report_late()
         memory.started()
         self.load_s = time.perf_counter() - started
 
-    def _capture(self, settings: EngineSettings, plan: MemoryPlan) -> StepGraphs | None:
-        """Capture graphs where device, backend and settings allow them."""
+    def _kernels(self, settings: EngineSettings, plugins: LoadedPlugins) -> CompiledAhead | None:
+        """Begin to prepare the kernels that this engine will launch, where it has any."""
+        if self.device.type != "cuda" or settings.disable_compile_ahead:
+            return None
+        from dovetail.runtime.kernels.ahead import CompiledAhead  # imports Triton
+
+        facts = settings.model_dump(mode="json", exclude={"model_path", "random_seed"})
+        return CompiledAhead([facts, read_config(settings.folder), plugins.states()])
+
+    def _graphs(self, settings: EngineSettings, plan: MemoryPlan) -> StepGraphs | None:
+        """Make what captures graphs, where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
         parts = (self.model, self.attention, self.state, self.pool.page_size)
@@ -93,10 +113,16 @@ class ModelRunner:
         with torch.inference_mode():
             max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
             self.attention.init_graph_state(decode.max_batch, max_tokens)
-            if prefill is not None:
-                prefill.capture_first()
-            decode.capture_first()
         return StepGraphs(decode=decode, prefill=prefill)
+
+    @staticmethod
+    def _capture_first(graphs: StepGraphs | None) -> None:
+        """Capture what the engine is not ready without."""
+        if graphs is not None:
+            with torch.inference_mode():
+                if graphs.prefill is not None:
+                    graphs.prefill.capture_first()
+                graphs.decode.capture_first()
 
     def _warm_up(self, plan: MemoryPlan, decode: DecodeGraphs | None) -> EagerWarmUp | None:
         """Make the list of steps that are run so that their kernels are compiled; nothing is compiled on CPU."""

@@ -142,6 +142,14 @@ class EagerWarmUp:
         return len(self._waiting)
 
     @torch.inference_mode()
+    def rehearse(self) -> None:
+        """See `Chore.rehearse`."""
+        for shape in self._waiting:
+            self._stepper.run_eagerly(self._plan(shape))
+        self._pool.scrub([NULL_PAGE])
+        self._state.clear_spare()
+
+    @torch.inference_mode()
     def run_next(self) -> None:
         """Run the next step and wait for the device.
 

@@ -18,8 +18,12 @@ from dovetail.settings import EngineSettings
 def make_plans(
     folder: Path, *, grammar_backend: str | None = None, **changes: Any
 ) -> tuple[EngineSettings, PluginPlan]:
-    """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise."""
+    """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise.
+
+    On CUDA, kernels are compiled when they are first launched: a test seldom launches all of them.
+    """
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
+    defaults["disable_compile_ahead"] = True
     settings = EngineSettings(model_path=str(folder), **{**defaults, **changes})
     plan = make_plan(
         Registry.scan(),

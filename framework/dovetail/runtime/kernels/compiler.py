@@ -1,0 +1,100 @@
+"""The engine's side of compiling kernels ahead: starts the worker, sends it what was collected, waits."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+from dovetail.runtime.kernels.collect import Kernel
+
+logger = logging.getLogger(__name__)
+
+PIPE_BYTES = 1 << 20
+SILENCE_S = 120.0
+"""A worker from which nothing comes for so long hangs: it is ended, and what is left is compiled where it is used."""
+
+
+class KernelCompiler:
+    """Sends kernels to a worker process. What it cannot compile, for whatever reason, Triton compiles at first use."""
+
+    def __init__(self) -> None:
+        """Start the worker; it loads Triton while this process goes on."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dovetail.runtime.kernels.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self.kernels: list[Kernel] = []
+        with contextlib.suppress(OSError):  # so that sending waits for nobody
+            fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[arg-type]
+
+    def set_target(self, target: str) -> None:
+        """Say what to compile for; before anything is added. `target`: see `collect.current_target`."""
+        self._send(target.encode() + b"\n")
+
+    def add(self, kernel: Kernel) -> None:
+        """Have a kernel compiled."""
+        self._send(json.dumps([len(self.kernels), *kernel]).encode() + b"\n")
+        self.kernels.append(kernel)
+
+    def wait(self) -> int:
+        """Wait until everything is compiled, with a progress bar; returns how many kernels were not."""
+        num_failed, started = 0, time.perf_counter()
+        with tqdm(total=len(self.kernels), desc="Compiling kernels", unit="kernel") as bar:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()  # type: ignore[union-attr]
+            for number, seconds, error in self._replies():
+                bar.update()
+                kernel = self.kernels[number]
+                if error is not None:
+                    num_failed += 1
+                    logger.debug("%s.%s was not compiled ahead: %s", kernel.module, kernel.name, error)
+                else:
+                    logger.debug("compiled %s in %.2f s", kernel.name, seconds)
+            num_failed += len(self.kernels) - int(bar.n)
+        logger.debug("%d kernels in %.2f s", len(self.kernels), time.perf_counter() - started)
+        return num_failed
+
+    def close(self) -> None:
+        """End the worker. Safe to call twice."""
+        if self._process.poll() is None:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._process.wait()
+
+    def _send(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has died: `wait` says how many kernels it did not compile
+            self._process.stdin.write(line)  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+
+    def _replies(self) -> Iterator[tuple[int, float, str | None]]:
+        """Yield what the worker says until it ends, dies or is silent for too long."""
+        pipe = self._process.stdout
+        if pipe is None:
+            return
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while selector.select(timeout=SILENCE_S):
+                data = os.read(pipe.fileno(), 1 << 16)
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    number, seconds, error = json.loads(line)
+                    yield number, seconds, error
+        logger.warning("The kernel compiler has said nothing for %g s; it was ended.", SILENCE_S)

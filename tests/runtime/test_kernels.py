@@ -1,0 +1,100 @@
+"""Kernels are collected without a launch, compiled in other processes, and found by whoever launches them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = """
+import json, logging, os, sys
+import torch, triton
+import triton.language as tl
+from dovetail.runtime.kernels.collect import collecting, current_target
+from dovetail.runtime.kernels.compiler import KernelCompiler
+from dovetail.runtime.kernels.worker import use_target
+import probe_kernels
+
+use_target("cuda", 90, 32)
+triton.runtime.driver.active.get_current_stream = lambda device: 0
+found = []
+with collecting(found.append):
+    for _ in range(3):
+        results = probe_kernels.launch()
+result = {"found": sorted((kernel.module, kernel.name) for kernel in found), "zeros": results}
+compiler = KernelCompiler()
+compiler.set_target(current_target())
+for kernel in found:
+    compiler.add(kernel)
+result["failed"] = compiler.wait()
+compiler.close()
+hits = []
+triton.knobs.compilation.listener = lambda cache_hit, src, **facts: hits.append((src.name, cache_hit))
+try:
+    probe_kernels.launch()
+except AttributeError:
+    pass  # there is no device to launch on
+result["hits"] = hits
+print(json.dumps(result))
+"""
+KERNELS = """
+import torch, triton
+import triton.language as tl
+
+
+@triton.jit
+def add(x, out, num, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < num) + 1, mask=at < num)
+
+
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["num"])
+@triton.jit
+def tuned(x, out, num, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < num) + 2, mask=at < num)
+
+
+@triton.jit
+def broken(x, BLOCK: tl.constexpr):
+    tl.store(x, tl.no_such_thing(BLOCK))
+
+
+def launch():
+    x = torch.empty(16)
+    x.fill_(3.0)
+    out = torch.empty(16)
+    add[(1,)](x, out, 16, BLOCK=16)
+    broken[(1,)](x, BLOCK=16)
+    tuned[(1,)](x, out, 16)
+    index = torch.empty(4, dtype=torch.int64)
+    add[(1,)](index, index, 4, BLOCK=16)
+    return torch.arange(8.0)[index].tolist() + (x[None] @ x[:, None]).flatten().tolist()
+"""
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Collect and compile the kernels of a module in a process that has no interpreter for them."""
+    (folder / "probe_kernels.py").write_text(KERNELS)
+    (folder / "program.py").write_text(PROGRAM)
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(folder / "cache"), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py")], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_collected_kernels_are_compiled_for_whoever_launches_them(tmp_path: Path) -> None:
+    """Each variant is collected once, all of a tuned kernel; memory reads as zero meanwhile; a launch finds them."""
+    result = run(tmp_path)
+    names = ["add", "add", "broken", "tuned", "tuned"]
+    assert result["found"] == [["probe_kernels", name] for name in names]
+    assert result["zeros"] == [0.0] * 5
+    assert result["failed"] == 1
+    assert result["hits"] == [["add", True]]
