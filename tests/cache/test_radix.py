@@ -58,6 +58,50 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert tree.evict(1) == [2]
 
 
+def test_the_queue_of_leaves_has_one_entry_a_node() -> None:
+    """However often a path is locked and unlocked, or cut out, what is kept does not grow."""
+    tree = RadixTree(PAGE)
+    for i in range(20):
+        _, node = tree.insert([i, i, i, 1, 1, 1], [2 * i + 1, 2 * i + 2])
+        for _ in range(1000):
+            tree.lock(node)
+            tree.unlock(node)
+    assert len(tree._leaves) <= 20
+    for i in range(20):
+        assert sorted(tree.cut({2 * i + 1})) == [2 * i + 1, 2 * i + 2]
+    assert (tree._leaves, tree.num_pages) == ([], 0)
+
+
+def test_nothing_is_kept_of_a_salt_without_pages() -> None:
+    """Looking up prefixes under new salts keeps nothing, and evicting the last page of one forgets it."""
+    tree = RadixTree(PAGE)
+    for i in range(100):
+        tree.match([1, 2, 3], f"tenant {i}")
+        tree.insert([1, 2], [], f"tenant {i}")
+    assert tree._roots == {}
+    tree.insert([1, 2, 3], [7], "a")
+    tree.insert([1, 2, 3], [8], "b")
+    assert tree.evict(1) == [7]
+    assert list(tree._roots) == ["b"]
+    assert tree.cut({8}) == [8]
+    assert (tree._roots, tree._salts) == ({}, {})
+
+
+def test_a_cut_takes_all_below_it_and_nothing_else() -> None:
+    """Locked or not; what stands beside or above stays, and can be evicted."""
+    tree = RadixTree(PAGE)
+    tree.insert([1, 1, 1, 2, 2, 2, 3, 3, 3], [1, 2, 3])
+    _, other = tree.insert([1, 1, 1, 4, 4, 4], [1, 4])
+    _, below = tree.insert([1, 1, 1, 2, 2, 2, 5, 5, 5], [1, 2, 5])
+    tree.lock(below)
+    assert sorted(tree.cut({2})) == [2, 3, 5]
+    assert (tree.num_locked, tree.num_evictable) == (1, 1)
+    assert tree.match([1, 1, 1, 2, 2, 2])[0] == [1]
+    assert tree.path(other) == [1, 4]
+    tree.relock([])
+    assert sorted(tree.evict(9)) == [1, 4]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 def test_random_histories_agree_with_a_plain_model(seed: int) -> None:

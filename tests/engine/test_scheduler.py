@@ -62,7 +62,7 @@ class World:
         params = SamplingParams(max_tokens=max_tokens)
         message = Submit(rid="", handle=self.count, prompt_ids=prompt, params=params, priority=priority)
         request = Request.from_submit(message, arrival=self.count, eos_ids=())
-        self.scheduler.waiting.append(request)
+        self.scheduler.add(request)
         return request
 
     def step(self) -> StepPlan:
@@ -230,7 +230,7 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
             world.add(prompt, min(rng.randrange(1, 40), capacity - len(prompt)), rng.choice([0, 1, BACKGROUND]))
             added += 1
         if rng.random() < 0.2 and world.scheduler.has_work:
-            pool = world.scheduler.waiting + world.scheduler.running
+            pool = [*world.scheduler.waiting, *world.scheduler.running]
             gone = world.scheduler.remove(rng.choice(pool).handle)
             assert gone is not None
             gone.finish = Finish("abort")

@@ -26,21 +26,26 @@ class Node:
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     num_locks: int = 0
     last_use: int = 0
+    is_queued: bool = False
+    """Has its entry in the queue of leaves."""
 
 
 class RadixTree:
     """Maps prefixes of token ids to pages. One root per salt: different salts never share.
 
-    Counters are in pages: `num_evictable` can be evicted now, `num_locked` is held by running requests.
+    Counters are in pages: `num_evictable` can be evicted now, `num_locked` is held by running requests. `version` rises
+    whenever pages come or go.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.num_evictable = 0
         self.num_locked = 0
-        self._roots: dict[str, Node] = {}
+        self.version = 0
+        self._roots: dict[str, Node] = {}  # those that have children
+        self._salts: dict[Node, str] = {}  # of these roots
         self._clock = itertools.count(1)
-        self._leaves: list[tuple[int, int, Node]] = []  # lazy heap of (last_use, tie-break, node)
+        self._leaves: list[tuple[int, int, Node]] = []  # lazy heap of (last_use, tie-break, node), one entry a node
         self._tie = itertools.count()
 
     @property
@@ -52,10 +57,10 @@ class RadixTree:
         """Find the longest cached prefix of `ids`.
 
         Returns:
-            The pages of the prefix, and the node where it ends (the root for none), to be locked by the caller
+            The pages of the prefix, and the node where it ends (a root for none), to be locked by the caller
             before anything else touches the tree.
         """
-        node, pages = self._root(salt), []
+        node, pages = self._roots.get(salt) or Node(array("i"), [], None), []
         now, pos, size = next(self._clock), 0, self.page_size
         while pos + size <= len(ids):
             child = node.children.get(tuple(ids[pos : pos + size]))
@@ -69,6 +74,19 @@ class RadixTree:
             pos += shared * size
             node = child
         return pages, node
+
+    def count(self, ids: Sequence[int], salt: str = "") -> int:
+        """Return how many pages `match` would find; nothing is changed, not even what was used last."""
+        node, num, size = self._roots.get(salt), 0, self.page_size
+        while node is not None and (num + 1) * size <= len(ids):
+            pos = num * size
+            node = node.children.get(tuple(ids[pos : pos + size]))
+            if node is not None:
+                shared = self._shared_pages(node, ids, pos)
+                num += shared
+                if shared < len(node.pages):
+                    break
+        return num
 
     def insert(self, ids: Sequence[int], pages: Sequence[int], salt: str = "") -> tuple[list[int], Node]:
         """Add a prefix of `len(pages)` full pages; the tree becomes the owner of those it did not have.
@@ -85,10 +103,13 @@ class RadixTree:
         end = len(pages) * self.page_size
         have, node = self.match(ids[:end], salt)
         if len(have) < len(pages):
+            if not have:
+                self._roots[salt], self._salts[node] = node, salt
             key = array("i", ids[len(have) * self.page_size : end])
             fresh = Node(key, list(pages[len(have) :]), node, last_use=next(self._clock))
             node.children[tuple(key[: self.page_size])] = fresh
             self.num_evictable += len(fresh.pages)
+            self.version += 1
             self._push(fresh)
             have = have + fresh.pages
             node = fresh
@@ -124,17 +145,35 @@ class RadixTree:
         gone: list[int] = []
         while len(gone) < num_pages and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
+            node.is_queued = False
             parent = node.parent
             if parent is None or node.num_locks or node.children:
-                continue  # stale entry: evicted, locked or grown since; unlock or a child's eviction pushes it again
+                continue  # locked or grown since; unlock or a child's eviction pushes it again
             if stamp != node.last_use:
                 self._push(node)
                 continue
             gone += node.pages
-            self.num_evictable -= len(node.pages)
-            del parent.children[tuple(node.key[: self.page_size])]
-            node.parent = None
+            self._detach(node)
             self._push(parent)
+        return gone
+
+    def cut(self, pages: Set[int]) -> list[int]:
+        """Remove every node that holds one of `pages`, with all below it, locked or not.
+
+        Returns:
+            Their pages, now the caller's.
+        """
+        gone: list[int] = []
+        for node in [node for node in self.nodes() if not pages.isdisjoint(node.pages)]:
+            stack = [node] if node.parent is not None else []  # else it went with one above
+            while stack:
+                at = stack.pop()
+                stack += at.children.values()
+                gone += at.pages
+                self._detach(at)
+                at.children = {}
+        if gone:
+            self._queue_leaves()
         return gone
 
     def clear(self) -> list[int]:
@@ -158,34 +197,39 @@ class RadixTree:
             at = at.parent
         return [page for part in reversed(pages) for page in part]
 
-    def drop(self, pages: Set[int]) -> None:
-        """Forget every node that holds one of `pages`, with all below it, locked or not: for repairs."""
-        doomed = [node for node in self.nodes() if not pages.isdisjoint(node.pages)]
-        for node in doomed:
-            if node.parent is not None:
-                node.parent.children.pop(tuple(node.key[: self.page_size]), None)
-
     def relock(self, ends: Iterable[Node]) -> None:
         """Count locks and pages anew, with one lock on the path to each of `ends`: for repairs."""
-        self._leaves = []
         self.num_evictable = self.num_locked = 0
         for node in self.nodes():
             node.num_locks = 0
             self.num_evictable += len(node.pages)
-            self._push(node)
+        self._queue_leaves()
         for node in ends:
             self.lock(node)
 
-    def _root(self, salt: str) -> Node:
-        root = self._roots.get(salt)
-        if root is None:
-            if len(self._roots) > 4096:
-                self._roots = {key: node for key, node in self._roots.items() if node.children}
-            root = self._roots[salt] = Node(array("i"), [], None)
-        return root
+    def _detach(self, node: Node) -> None:
+        """Take a node out, and its root with the last child; `node` has a parent."""
+        if node.num_locks:
+            self.num_locked -= len(node.pages)
+        else:
+            self.num_evictable -= len(node.pages)
+        self.version += 1
+        parent, node.parent = node.parent, None
+        if parent is not None:
+            parent.children.pop(tuple(node.key[: self.page_size]), None)
+            if not parent.children and parent in self._salts:
+                del self._roots[self._salts.pop(parent)]
+
+    def _queue_leaves(self) -> None:
+        """Make the queue of leaves anew: entries of nodes that are gone would stay in it."""
+        self._leaves = []
+        for node in self.nodes():
+            node.is_queued = False
+            self._push(node)
 
     def _push(self, node: Node) -> None:
-        if node.parent is not None and not node.children and node.num_locks == 0:
+        if not node.is_queued and node.parent is not None and not node.children and node.num_locks == 0:
+            node.is_queued = True
             heapq.heappush(self._leaves, (node.last_use, next(self._tie), node))
 
     def _shared_pages(self, child: Node, ids: Sequence[int], pos: int) -> int:

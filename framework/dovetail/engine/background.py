@@ -28,14 +28,13 @@ class Background:
         self._busy_until = 0.0
         self._last_pulse = -math.inf
 
-    def allowance(self, requests: list[Request]) -> int | None:
+    def allowance(self, *, is_busy: bool) -> int | None:
         """Return how many background requests may take part in the next step, None for all of them.
 
         Args:
-            requests: All that wait or run.
+            is_busy: Whether anybody else waits or runs.
         """
         now = self._clock()
-        is_busy = any(not is_background(request) for request in requests)
         if is_busy:
             self._busy_until = now + GRACE_S
         elif now >= self._busy_until:

@@ -205,7 +205,7 @@ class EngineCore:
             self._ended.append(_ending(request, Finish("abort", None, why)))
             return
         request.max_tokens = min(message.params.max_tokens, room)
-        self.scheduler.waiting.append(request)
+        self.scheduler.add(request)
         if self.grammars is not None:
             self.grammars.take(request, message)
         elif message.grammar or message.thinking is not None:

@@ -79,10 +79,6 @@ class PageBook:
             self.tree.unlock(request.node)
         request.node, request.pages, request.num_tree_pages = None, [], 0
 
-    def pages_to_compute(self, request: Request) -> int:
-        """Pages that a matched request needs for its known tokens and the next one."""
-        return self.pages_for(len(request.ids) + 1) - request.num_tree_pages
-
     def admit(self, request: Request) -> None:
         """Give a matched request its row and the pages for its known tokens. There is room: the caller checked."""
         num = self.pages_for(len(request.ids)) - request.num_tree_pages
@@ -199,7 +195,7 @@ class PageBook:
         doubled = shared | (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
         for request in victims:
             request.pages, request.num_tree_pages, request.node, request.computed_len = [], 0, None, 0
-        self.tree.drop(shared)
+        self.tree.cut(shared)
         self.tree.relock(r.node for r in running if r.node is not None)
         held = [page for r in running for page in r.pages[r.num_tree_pages :]]
         self._num_held = len(held)

@@ -14,8 +14,13 @@ class SchedulePolicy(Protocol):
 
     preempts: bool
 
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> list[Request]:
-        """Return `waiting`, first to be admitted first."""
+    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
+        """Return `waiting`, first to be admitted first.
+
+        Args:
+            waiting: The head of the queue, by priority and then arrival.
+            tree: What is cached.
+        """
         ...
 
 
@@ -24,24 +29,31 @@ class FirstCome:
 
     preempts = False
 
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> list[Request]:
-        """By priority, then arrival."""
-        return sorted(waiting, key=lambda r: (-r.priority, r.arrival))
+    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
+        """By priority, then arrival: as they stand."""
+        return waiting
 
 
 class LongestPrefix:
-    """Longest prefix match first: what shares most with the cache runs while it is there."""
+    """Longest prefix match first: what shares most with the cache runs while it is there.
+
+    Matching costs host time in every step. So only the head of the queue is ordered, and of it only so many are matched
+    a step: those whose match is oldest, if pages have come or gone since.
+    """
 
     preempts = False
-    max_matched = 128
-    """Beyond so many waiting requests, matching all of them each step costs more than it gains."""
+    max_ordered = 128
+    max_matched = 8
 
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> list[Request]:
+    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
         """By priority, then cached pages, then arrival."""
-        if len(waiting) > self.max_matched:
-            return FirstCome().order(waiting, tree)
-        matched = {id(r): len(tree.match(r.ids[:-1], r.cache_salt)[0]) for r in waiting}
-        return sorted(waiting, key=lambda r: (-r.priority, -matched[id(r)], r.arrival))
+        head = waiting[: self.max_ordered]
+        stale = [r for r in head if r.matched_version != tree.version]
+        for request in sorted(stale, key=lambda r: (r.matched_version, -r.priority, r.arrival))[: self.max_matched]:
+            request.matched_pages = tree.count(request.ids[:-1], request.cache_salt)
+            request.matched_version = tree.version
+        ordered = sorted(head, key=lambda r: (-r.priority, -r.matched_pages, r.arrival))
+        return [*ordered, *waiting[self.max_ordered :]]
 
 
 class Priority(FirstCome):

@@ -27,6 +27,8 @@ class Request:
         on_device: Its next token is in its device row, so that it can decode.
         num_unwanted: Launched steps whose token for it is dropped: tokens forced by its grammar took the place.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
+        matched_pages: Cached pages that it was last found to have while it waited, …
+        matched_version: … and in which version of the tree, -1 for none.
         max_tokens: Most tokens it may generate, what its context leaves included.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force.
@@ -51,6 +53,8 @@ class Request:
     on_device: bool = False
     num_unwanted: int = 0
     cached_len: int = -1
+    matched_pages: int = 0
+    matched_version: int = -1
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None

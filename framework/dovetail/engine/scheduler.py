@@ -1,6 +1,7 @@
-"""Decides what each step computes: admits, chunks prompts, mixes them with decode rows, retracts when the pool is full.
+"""Decides what each step computes: mixes decode rows with chunks of prompts, retracts when the pool is full.
 
-Host side only; it never touches a tensor. Page ownership is in `engine/pages.py`.
+Host side only; it never touches a tensor. Who comes in is decided in `engine/admission.py`, page ownership is in
+`engine/pages.py`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from dovetail.engine.admission import Admission
 from dovetail.engine.background import Background, is_background
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import SchedulePolicy
-from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.engine.queue import WaitQueue
+from dovetail.engine.request import Request, StepPlan
 
 logger = logging.getLogger(__name__)
-
-PageKey = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class NewTokenRatio:
 class Scheduler:
     """Continuous batching over a paged cache.
 
-    `waiting` has no pages or row; `running` has both, whether in prefill or decode.
+    `waiting` has no pages or row; `running` has both, whether in prefill or decode. `num_background` of all of them are
+    of the background.
     """
 
     def __init__(
@@ -65,24 +67,30 @@ class Scheduler:
         self.limits = limits
         self.background = background or Background()
         self.ratio = NewTokenRatio()
-        self.waiting: list[Request] = []
+        self.waiting = WaitQueue()
         self.running: list[Request] = []
+        self.num_background = 0
+        self._live: dict[int, Request] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return bool(self.waiting or self.running)
+        return bool(self._live)
+
+    def add(self, request: Request) -> None:
+        """Take a request in; it waits."""
+        self._live[request.handle] = request
+        self.num_background += is_background(request)
+        self.waiting.add(request)
 
     def schedule(self) -> StepPlan:
         """Plan the next step. It is empty where all that there is holds back; `background.wait_s` says how long."""
-        paused = self._paused()
+        paused, most = self._pause()
         plan = StepPlan(self._decode_rows(paused), [])
-        budget = self.limits.max_prefill_tokens
-        for request in self.running:
-            if not request.on_device and budget > 0 and id(request) not in paused:
-                budget -= self._add_chunk(plan, request, budget)
-        if self.waiting and budget > 0:
-            self._admit(plan, budget, paused)
+        admission = Admission(self, plan, paused)
+        admission.fill(background=False)
+        if self.num_background:
+            admission.fill(background=True, most=most)
         if plan.decode and not plan.chunks:
             self.ratio.step()
         return plan
@@ -115,28 +123,39 @@ class Scheduler:
 
     def remove(self, handle: int) -> Request | None:
         """Take a request out, waiting or running; its pages and row are released."""
-        for request in (*self.waiting, *self.running):
-            if request.handle == handle:
-                self.end(request)
-                return request
-        return None
+        request = self._live.get(handle)
+        if request is not None:
+            self.end(request)
+        return request
 
     def end(self, request: Request, *, scrub: bool = False) -> None:
         """Take a request out that has ended: it runs, or was retracted while its last token was on its way."""
+        del self._live[request.handle]
+        self.num_background -= is_background(request)
         if request.row < 0:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.pages.release(request, scrub=scrub)
 
-    def _paused(self) -> set[int]:
-        """Background requests, by `id`, that take no part in this step."""
-        everyone = self.running + self.waiting
-        waiting = [r for r in everyone if is_background(r)]
-        if not waiting:
-            return set()
-        allowed = self.background.allowance(everyone)
-        return set() if allowed is None else {id(r) for r in waiting[allowed:]}
+    def retract(self, candidates: list[Request]) -> Request:
+        """Send one request back to the queue: the lowest priority, then the latest arrival."""
+        victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
+        self.running.remove(victim)
+        self.pages.release(victim)
+        victim.num_retractions += 1
+        self.waiting.add(victim)
+        return victim
+
+    def _pause(self) -> tuple[set[int], int | None]:
+        """Which running background requests take no part in this step, by `id`; and how many waiting ones may begin."""
+        if not self.num_background:
+            return set(), None
+        allowed = self.background.allowance(is_busy=len(self._live) > self.num_background)
+        if allowed is None:
+            return set(), None
+        running = [r for r in self.running if is_background(r)]
+        return {id(r) for r in running[allowed:]}, max(0, allowed - len(running))
 
     def _decode_rows(self, paused: set[int]) -> list[Request]:
         """Running requests that decode, each with room for its next token; retracts until there is."""
@@ -147,7 +166,7 @@ class Scheduler:
             growing = [r for r in decode if self.pages.needs_page(r)]
             if self.pages.make_room(len(growing)):
                 break
-            retracted.append(self._retract(ready))
+            retracted.append(self.retract([*ready, *self._background_prompts()]))
         for request in growing:
             self.pages.grow(request)
         if retracted:
@@ -161,95 +180,6 @@ class Scheduler:
             )
         return decode
 
-    def _retract(self, candidates: list[Request]) -> Request:
-        """Send one request back to the queue: the lowest priority, then the latest arrival."""
-        victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
-        self.running.remove(victim)
-        self.pages.release(victim)
-        victim.num_retractions += 1
-        self.waiting.append(victim)
-        return victim
-
-    def _admit(self, plan: StepPlan, budget: int, paused: set[int]) -> None:
-        """Move waiting requests to `running` while rows, pages and the token budget last."""
-        prefixes = self._prefixes_in_flight()
-        for request in self.policy.order(self.waiting, self.pages.tree):
-            if budget <= 0:
-                break
-            if id(request) in paused:
-                continue
-            if request.in_flight:
-                continue  # retracted with a token on its way, which belongs to what is to be computed again
-            self.pages.match(request)
-            key = self._next_page(request)
-            if key is not None and key in prefixes:
-                self.pages.unmatch(request)  # another request is computing this very page: wait for it and share
-                continue
-            whole = self.limits.cut_prompts or not plan.chunks or self._uncached(request) <= budget
-            if not whole or not self._make_space(plan, request):
-                self.pages.unmatch(request)
-                break
-            self.waiting.remove(request)
-            self.running.append(request)
-            self.pages.admit(request)
-            plan.num_new_requests += 1
-            plan.num_cached_tokens += request.computed_len
-            budget -= self._add_chunk(plan, request, budget)
-            if key is not None:
-                prefixes.add(key)
-
-    def _make_space(self, plan: StepPlan, request: Request) -> bool:
-        """Whether `request` fits beside the running ones, after retracting those that give way to it.
-
-        These are background requests, and any of lower priority if the policy retracts them.
-        """
-        while not self._fits(request):
-            busy = {id(chunk.request) for chunk in plan.chunks}
-            lower = [r for r in self.running if r.priority < request.priority and id(r) not in busy]
-            victims = lower if self.policy.preempts else [r for r in lower if is_background(r)]
-            if not victims:
-                return False
-            victim = self._retract(victims)
-            plan.decode = [r for r in plan.decode if r is not victim]
-        return True
-
-    def _fits(self, request: Request) -> bool:
-        """Whether there is a row, and room for the prompt and for what all are expected to generate."""
-        if len(self.running) >= self.limits.max_running_requests:
-            return False
-        need = self.pages.pages_to_compute(request)
-        if self.running:
-            need += sum(self._expected_pages(r) for r in self.running) + self._expected_pages(request)
-        return need <= self.pages.num_available
-
-    def _uncached(self, request: Request) -> int:
-        """Tokens that a matched request has to compute."""
-        return len(request.ids) - request.num_tree_pages * self.pages.page_size
-
-    def _expected_pages(self, request: Request) -> int:
-        return self.pages.pages_for(int(request.remaining_tokens * self.ratio.value))
-
-    def _prefixes_in_flight(self) -> set[PageKey]:
-        """First page that each prefilling request is about to add to the tree."""
-        keys = (self._next_page(r) for r in self.running if not r.on_device)
-        return {key for key in keys if key is not None}
-
-    def _next_page(self, request: Request) -> PageKey | None:
-        """Where in the tree, and with which tokens, the next full page of `request` will go."""
-        size = self.pages.page_size
-        start = request.num_tree_pages * size
-        if request.node is None or start + size > len(request.ids) - 1:
-            return None
-        return id(request.node), tuple(request.ids[start : start + size])
-
-    def _add_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Plan the next chunk of a prompt; returns its length.
-
-        An undecided request's last token takes part with others, as what follows it may be known in time; by itself
-        it waits for that.
-        """
-        wanted = 0 if request.undecided and request.num_pending == 1 else request.num_pending
-        num = min(wanted, budget) if self.limits.cut_prompts else wanted
-        if num > 0:
-            plan.chunks.append(Chunk(request, request.computed_len, num, samples=num == request.num_pending))
-        return num
+    def _background_prompts(self) -> list[Request]:
+        """Prompts that give way to whoever needs a page to go on."""
+        return [r for r in self.running if is_background(r) and not r.on_device] if self.num_background else []

@@ -1,0 +1,117 @@
+"""What planning a step costs the host, by how many requests wait: `python tests/bench/scheduler.py`.
+
+No model: a step appends a token to whatever samples. 256 requests decode, and all rows are taken. With `--free` half of
+the rows are free but hardly a page is, so that the queue's head is looked at. Microseconds, medians of 200 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.cache.pool import PagedKVPool
+from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.engine.pages import PageBook
+from dovetail.engine.policy import POLICIES
+from dovetail.engine.request import Request
+from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.runtime.device_state import DeviceState
+
+NUM_RUNNING, PAGE_SIZE, NUM_STEPS = 256, 16, 200
+CONFIG = ModelConfig(
+    architecture="None",
+    vocab_size=1000,
+    hidden_size=2,
+    intermediate_size=2,
+    num_layers=1,
+    num_qo_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    norm_eps=1e-6,
+    hidden_act="silu",
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+    rope=RopeConfig(),
+    dtype="float32",
+)
+
+
+class Bench:
+    """A scheduler under load."""
+
+    def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
+        cpu = torch.device("cpu")
+        pool = PagedKVPool(CONFIG, num_pages + 1, PAGE_SIZE, torch.float32, cpu)
+        pages = PageBook(pool, DeviceState(rows, 256, cpu), use_tree=True)
+        self.scheduler = Scheduler(
+            pages, POLICIES[policy](), Limits(max_running_requests=rows, max_prefill_tokens=8192)
+        )
+        self.rng = random.Random(0)
+        self.shared = [[self.rng.randrange(1000) for _ in range(256)] for _ in range(8)]
+        self.num = 0
+
+    def add(self, max_tokens: int, own: int = 64) -> None:
+        """Queue a request behind one of eight prefixes."""
+        self.num += 1
+        prompt = self.rng.choice(self.shared) + [self.rng.randrange(1000) for _ in range(own)]
+        submit = Submit(rid="", handle=self.num, prompt_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
+        request = Request.from_submit(submit, arrival=self.num, eos_ids=())
+        self.scheduler.add(request)
+
+    def step(self) -> float:
+        """Make a step; returns the seconds of planning it."""
+        started = time.perf_counter()
+        plan = self.scheduler.schedule()
+        took = time.perf_counter() - started
+        self.scheduler.launched(plan)
+        self.scheduler.landed(plan)
+        for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
+            request.sample.num_output += 1
+            request.take(1)
+        return took
+
+
+def measure(policy: str, num_waiting: int, *, free: bool) -> float:
+    """Microseconds of a step's planning."""
+    pages = 9000 if free else 12000
+    bench = Bench(policy, rows=2 * NUM_RUNNING if free else NUM_RUNNING, num_pages=pages)
+    for _ in range(NUM_RUNNING):
+        bench.add(600)
+    bench.scheduler.ratio.value = 0.1
+    for _ in range(20):
+        bench.step()
+    if sum(request.on_device for request in bench.scheduler.running) != NUM_RUNNING:
+        raise RuntimeError("the pool is too small for this load")
+    for _ in range(num_waiting):
+        bench.add(600 if not free else 3000)
+    bench.scheduler.ratio.value = 0.7 if free else 0.1
+    for _ in range(20):
+        bench.step()
+    return 1e6 * statistics.median(bench.step() for _ in range(NUM_STEPS))
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--free", action="store_true", help="rows are free, pages are not")
+    args = parser.parse_args()
+    table = Table(title="microseconds to plan a step, 256 running")
+    counts = (0, 100, 1000, 4000)
+    for name in ("policy", *(f"{num:,} waiting" for num in counts)):
+        table.add_column(name, justify="right")
+    for policy in POLICIES:
+        table.add_row(policy, *(f"{measure(policy, num, free=args.free):,.0f}" for num in counts))
+    Console(width=100).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
