@@ -91,7 +91,6 @@ TAGS = {
     "step3": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
 }
 """Start, end, the newlines behind the one, before and behind the other, and the state without a prompt."""
-ENDED_BY_TOOLS = {"qwen3", "qwen3-thinking", "kimi-k2", "glm45", "mistral"}
 
 
 def reasoning_rows(name: str) -> list[Row]:

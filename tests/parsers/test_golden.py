@@ -140,11 +140,11 @@ def test_a_tool_marker_ends_thinking_where_the_format_says_so(reasoning: str, to
     assert [(call.name, call.arguments) for call in stream.tool_calls] == [*TWO]
 
 
-@pytest.mark.parametrize("reasoning", ["deepseek-r1", "deepseek-v3", "kimi", "minimax-m2", "seed-oss", "step3"])
-def test_elsewhere_a_tool_marker_inside_thinking_is_thought(reasoning: str, tokenizer: Tokenizer) -> None:
-    """What a model quotes while it thinks is not called."""
-    start, end, after_start, _, _, _ = TAGS[reasoning]
-    ids = tokenizer.encode(CALLS["hermes"] + end + "so", add_special_tokens=False)
+@pytest.mark.parametrize("reasoning", TAGS)
+def test_thinking_that_goes_on_to_its_end_after_a_call(reasoning: str, tokenizer: Tokenizer) -> None:
+    """The end marker that comes behind a call made while thinking is no content, and counts once."""
+    start, end, after_start, _, after_end, _ = TAGS[reasoning]
+    ids = tokenizer.encode(f"hm{CALLS['hermes']}{end}{after_end}so {end}", add_special_tokens=False)
     stream = OutputStream(
         tokenizer,
         reasoning=plugin("reasoning_parsers", reasoning),
@@ -152,4 +152,4 @@ def test_elsewhere_a_tool_marker_inside_thinking_is_thought(reasoning: str, toke
         prompt_tail=start + after_start,
     )
     run(stream, ids, 2)
-    assert (stream.reasoning, stream.content, stream.tool_calls) == (CALLS["hermes"], "so", [])
+    assert (stream.reasoning, stream.content, len(stream.tool_calls)) == ("hm", f"so {end}", 2)

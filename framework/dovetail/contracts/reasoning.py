@@ -68,7 +68,8 @@ class Markers:
             that agrees with it is dropped, so that history renders back to the same tokens.
         before_end: As `after_start`, between the reasoning and `end`: newlines.
         after_end: As `after_start`, between `end` and the answer.
-        ended_by_tools: Whether a tool call's start marker ends reasoning that was not closed.
+        ended_by_tools: Whether a tool call's start marker, or a text that opens a section as well, ends reasoning that
+            was not closed.
     """
 
     start: str

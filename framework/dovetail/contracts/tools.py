@@ -94,7 +94,10 @@ class ToolBody(ABC):
 
     @property
     def inside_value(self) -> bool:
-        """Whether the text so far ends inside a quoted value, where an end marker spelled as text is literal."""
+        """Whether the text so far ends inside a value, where a marker of the section is literal.
+
+        One that closes the section is not if the next section or the end of the output follows it.
+        """
         return False
 
 

@@ -62,14 +62,15 @@ class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     """What the engine must know of thinking between two markers, to start the grammar after it.
 
     `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call,
-    which ends thinking if `ended_by_tools`; with `calls`, the grammar describes calls, too; `budget` is the most tokens
-    of thinking, after which the end is forced.
+    and `tool_texts` are spelled in several; they end thinking if `ended_by_tools`; with `calls`, the grammar describes
+    calls, too; `budget` is the most tokens of thinking, after which the end is forced.
     """
 
     state: Literal["open", "in", "out"]
     start: Marker
     end: Marker
     tools: tuple[int, ...] = ()
+    tool_texts: tuple[str, ...] = ()
     ended_by_tools: bool = False
     calls: bool = False
     budget: int | None = None

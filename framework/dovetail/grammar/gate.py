@@ -140,6 +140,9 @@ class MarkerGate(Gate):
         self._end_bytes = thinking.end.text.encode()
         self._tools = frozenset(thinking.tools)
         self._ended_by_tools = thinking.ended_by_tools
+        # Beside a grammar a call that is spelled in thinking is none: it might be a quotation that does not fit.
+        self._tool_bytes = () if constrained else tuple(text.encode() for text in thinking.tool_texts)
+        self._tail_len = max([len(text) for text in (self._end_bytes, *self._tool_bytes)]) - 1
         if thinking.ended_by_tools and not thinking.calls:
             self.fence = self._tools
         self._at = 0
@@ -206,11 +209,10 @@ class MarkerGate(Gate):
             if self._at == len(self._end.ids):
                 self.state, self._at = "out", 0
             return True
-        if len(self._end.ids) == 1:
-            if token_id == self._end.ids[0]:
-                self.state = "out"
-                return True
-        elif self._ends_in_text(token_id):
+        if len(self._end.ids) == 1 and token_id == self._end.ids[0]:
+            self.state = "out"
+            return True
+        if (len(self._end.ids) > 1 or self._tool_bytes) and self._ends_in_text(token_id):
             self.state = "out"
             return True
         self.reasoning_tokens += 1
@@ -218,11 +220,14 @@ class MarkerGate(Gate):
 
     def _ends_in_text(self, token_id: int) -> bool:
         text = self._tail + self._bytes(token_id)
-        place = text.find(self._end_bytes)
-        if place >= 0:
-            self.rest = text[place + len(self._end_bytes) :]
+        if len(self._end.ids) > 1:
+            place = text.find(self._end_bytes)
+            if place >= 0:
+                self.rest = text[place + len(self._end_bytes) :]
+                return True
+        if any(marker in text for marker in self._tool_bytes):
             return True
-        self._tail = text[max(0, len(text) - len(self._end_bytes) + 1) :]
+        self._tail = text[max(0, len(text) - self._tail_len) :]
         return False
 
 

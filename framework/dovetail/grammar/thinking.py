@@ -62,15 +62,15 @@ def thinking_of(spec: FormatSpec, tokenizer: Tokenizer, prompt_tail: str | None,
 def _between_markers(
     spec: FormatSpec, markers: Markers, tokenizer: Tokenizer, state: State, use: Use
 ) -> MarkedThinking:
-    tools: tuple[int, ...] = ()
-    if spec.tools is not None:
-        starts = (spec.tools.start, *spec.tools.also)
-        tools = tuple(tokenizer.added_tokens[text] for text in starts if text in tokenizer.added_tokens)
+    starts = () if spec.tools is None else (spec.tools.start, *spec.tools.also)
+    tools = tuple(tokenizer.added_tokens[text] for text in starts if text in tokenizer.added_tokens)
+    texts = tuple(text for text in starts if text not in tokenizer.added_tokens)
     return MarkedThinking(
         state=state.value,
         start=_marker(markers.start, tokenizer),
         end=_marker(markers.end, tokenizer),
         tools=tools,
+        tool_texts=texts if markers.ended_by_tools else (),
         ended_by_tools=markers.ended_by_tools,
         calls=use.calls,
         budget=use.budget,

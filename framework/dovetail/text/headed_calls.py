@@ -4,9 +4,10 @@
 <begin> HEAD <stop> {"city": "Paris"} <end> <begin> …
 ```
 
-Every marker is optional for the reader: models leave them out. The arguments' text passes through byte for byte while
-it is generated; where it ends is found by a scanner that is exact about strings and nesting, so that a marker spelled
-in a string is text.
+Every marker is optional for the reader: models leave them out. The arguments' text passes through while it is
+generated; where it ends is found by a scanner that is exact about strings and nesting, so that a marker in a string is
+text, and one outside of them ends arguments that lack a bracket. Text that belongs to no call is `Malformed`, and
+reading goes on at the next marker of a call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.json_calls import ValueEnd
+from dovetail.text.json_text import JsonText
 from dovetail.text.matcher import matcher
 
 MAX_HEAD = 512
@@ -52,14 +53,17 @@ class HeadedCalls(ToolBody):
         self._begin, self._end = begin, end
         self._stops = frozenset(stops)
         self._matcher = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
+        self._resume = matcher((begin,)) if begin else None
+        self._breaks = "<" if "<" in (begin[:1], end[:1]) else ""
+        self._is_marked = False
         self._out: list[ToolEvent] = []
         self._at: At = "between"
         self._held = ""
         self._raw: list[str] = []
         self._head: list[str] = []
         self._head_len = 0
-        self._call = 0
-        self._value = ValueEnd("{")
+        self._call: int | None = None
+        self._value = JsonText("{")
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -67,8 +71,8 @@ class HeadedCalls(ToolBody):
         pos = 0
         while pos < len(text):
             if self._at == "broken":
-                self._out.append(Malformed("tool_call", text[pos:]))
-                break
+                pos = self._skip_noise(text, pos)
+                continue
             if self._at == "open":
                 pos = self._open(text, pos)
             elif self._at == "value":
@@ -92,19 +96,38 @@ class HeadedCalls(ToolBody):
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
-        if held:
+        if held and self._at in ("value", "broken"):
+            self._out.append(Malformed("tool_call", held) if self._at == "broken" else ToolArgs(self._call or 0, held))
+        elif held:
             self._text(held)
         if self._at == "plain" or (self._at == "open" and complete):
             self._end_plain()
         elif self._at in ("open", "value"):
-            self._out.append(ToolEnd(self._call))
-        elif self._at == "head" and "".join(self._head).strip():
+            if rest := self._value.rest():
+                self._out.append(ToolArgs(self._call or 0, rest))
+            self._out.append(ToolEnd(self._call or 0))
+        elif self._at == "head" and "".join(self._head).strip() and (complete or not self._is_marked):
             self._break()  # a name that nothing ends may be half a name
         return self._take_out()
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
         return out
+
+    def _skip_noise(self, text: str, pos: int) -> int:
+        """Give out text that belongs to no call, up to the marker of the next one; return where it stands."""
+        if self._resume is None:
+            self._out.append(Malformed("tool_call", text[pos:]))
+            return len(text)
+        end, state, length = self._resume.scan(text, pos, 0)
+        cut = end - (length or self._resume.held(state))
+        if cut > pos:
+            self._out.append(Malformed("tool_call", text[pos:cut]))
+        if not length:
+            self._held = text[cut:]
+            return len(text)
+        self._at = "between"
+        return cut
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next marker, or as far as there certainly is none; return where."""
@@ -131,7 +154,7 @@ class HeadedCalls(ToolBody):
                 self._break()
             return
         if self._at == "between" and not text.isspace():
-            self._begin_head()
+            self._begin_head(is_marked=False)
         if self._at == "head":
             self._head.append(text)
             self._head_len += len(text)
@@ -141,31 +164,38 @@ class HeadedCalls(ToolBody):
     def _mark(self, mark: str, start: int, end: int) -> int:
         """Take a marker that stands from `start` to `end`; return where to read on."""
         if mark in (self._begin, self._end):
-            if self._end_call():
-                self._raw[:] = [mark]
+            self._end_call()
+            if self._at == "broken":
                 if mark == self._begin:
-                    self._begin_head()
-            else:
+                    self._at = "between"
+                    return start
                 self._out.append(Malformed("tool_call", mark))
+                return end
+            self._raw[:] = [mark] if mark == self._begin or self._call is None else []
+            if mark == self._begin:
+                self._begin_head(is_marked=True)
             return end
         if self._at == "head":
             return start if self._start_or_break(mark) and mark == "{" else end
         self._text(mark)
         return end
 
-    def _begin_head(self) -> None:
-        self._at = "head"
+    def _begin_head(self, *, is_marked: bool) -> None:
+        self._at, self._is_marked = "head", is_marked
         self._head.clear()
         self._head_len = 0
 
-    def _end_call(self) -> bool:
-        """A marker ends what came before: arguments that are no JSON, or a head without arguments."""
-        if self._at == "head" and "".join(self._head).strip() and not self._start_or_break():
-            return False
+    def _end_call(self) -> None:
+        """A marker ends what came before: arguments that are no JSON, a head without arguments, or noise."""
+        if self._at == "head" and "".join(self._head).strip():
+            if self._is_marked or not self._begin:
+                self._start_or_break()
+            else:
+                self._break()
         if self._at in ("plain", "open"):
             self._end_plain()
-        self._at = "between"
-        return True
+        if self._at != "broken":
+            self._at = "between"
 
     def _start_or_break(self, mark: str = "") -> bool:
         head = self._read_head("".join(self._head))
@@ -187,24 +217,42 @@ class HeadedCalls(ToolBody):
             pos += 1
         if pos < len(text):
             if text[pos] in "{[":
-                self._at, self._value = "value", ValueEnd(text[pos])
+                self._at, self._value = "value", JsonText(text[pos], breaks=self._breaks)
             else:
                 self._at = "plain"
         return pos
 
     def _read_value(self, text: str, pos: int) -> int:
-        end = self._value.scan(text, pos)
-        self._out.append(ToolArgs(self._call, text[pos:] if end < 0 else text[pos:end]))
+        piece, end = self._value.take(text, pos)
+        if piece:
+            self._out.append(ToolArgs(self._call or 0, piece))
         if end < 0:
             return len(text)
-        self._out.append(ToolEnd(self._call))
+        if self._value.interrupted:
+            return self._interrupted(text, end)
+        self._out.append(ToolEnd(self._call or 0))
         self._at = "tail"
         return end
+
+    def _interrupted(self, text: str, pos: int) -> int:
+        """See whether what stands outside of the arguments' strings is a marker, which ends them; return where."""
+        self._value.interrupted = False
+        rest = text[pos:]
+        for mark in (self._begin, self._end):
+            if mark and rest.startswith(mark):
+                self._out.append(ToolEnd(self._call or 0))
+                self._at = "between"
+                return self._mark(mark, pos, pos + len(mark))
+        if any(mark.startswith(rest) for mark in (self._begin, self._end)):
+            self._held = rest
+            return len(text)
+        self._out.append(ToolArgs(self._call or 0, rest[0]))
+        return pos + 1
 
     def _end_plain(self) -> None:
         """End a call whose arguments are no object or list: they pass as written, without the space around them."""
         text = "".join(self._head).strip()
-        self._out += [ToolArgs(self._call, text or "{}"), ToolEnd(self._call)]
+        self._out += [ToolArgs(self._call or 0, text or "{}"), ToolEnd(self._call or 0)]
         self._head.clear()
         self._at = "tail"
 

@@ -1,7 +1,8 @@
 """`JsonCalls`: tool calls written as JSON objects, `{"name": …, "arguments": …}`, read as they stream.
 
-The arguments' text passes through byte for byte while it is generated. Only the wrapper is interpreted, by a small
-scanner that is exact about strings and nesting and does not validate the arguments: a client gets what the model wrote.
+The arguments' text passes through while it is generated, byte for byte where it is JSON (see `json_text.py` for what is
+not). Only the wrapper is interpreted, by a small scanner that is exact about strings and nesting and does not validate
+the arguments: a client gets what the model wrote.
 """
 
 from __future__ import annotations
@@ -12,71 +13,33 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.json_text import JsonText
+from dovetail.text.schema_types import PYTHON_WORDS
 
-_STRING_STOP = re.compile(r'["\\]')
-_NEST_STOP = re.compile(r'["{}\[\]]')
-_LITERAL_STOP = re.compile(r"[,}\]\s]")
 _BETWEEN = re.compile(r"[\s,;\[\]}]*")
 _BEFORE_FIRST = re.compile(r"[\s\[]*")
 _SPACE = re.compile(r"\s*")
 _SPACE_COMMA = re.compile(r"[\s,]*")
 
+_WRAPPER_KEYS = ("type", "id", "index", "function")
+"""Keys of OpenAI's own around a call."""
 At = Literal["object", "key", "key_text", "colon", "value", "stream", "buffer", "broken"]
-
-
-class ValueEnd:
-    """Finds where one JSON value ends, in text that arrives in pieces."""
-
-    __slots__ = ("_depth", "_escaped", "_literal", "in_string")
-
-    def __init__(self, first: str) -> None:
-        self._depth = 0
-        self._escaped = False
-        self._literal = first not in '"{['
-        self.in_string = False
-
-    def scan(self, text: str, pos: int) -> int:
-        """Return the position behind the value's end, or -1 if it goes on behind `text`."""
-        if self._literal:
-            found = _LITERAL_STOP.search(text, pos)
-            return found.start() if found else -1
-        while pos < len(text):
-            if self._escaped:
-                self._escaped = False
-                pos += 1
-                continue
-            found = (_STRING_STOP if self.in_string else _NEST_STOP).search(text, pos)
-            if found is None:
-                return -1
-            pos = found.end()
-            if self._step(found[0]):
-                return pos
-        return -1
-
-    def _step(self, char: str) -> bool:
-        """Take a structural character; True if it ends the value."""
-        if char == "\\":
-            self._escaped = True
-            return False
-        if char == '"':
-            self.in_string = not self.in_string
-            return not self.in_string and not self._depth
-        self._depth += 1 if char in "{[" else -1
-        return not self._depth
 
 
 class JsonCalls(ToolBody):
     """Reads one or several calls, one after the other or in a list.
 
     Either key may come first. Arguments in a string that holds a JSON object are unwrapped; absent or null arguments
-    are `{}`; any other value passes as written. An object without a name, or text that is no object, is `Malformed`.
+    are `{}`, or the object's other keys where it has any; any other value passes as written. A call may stand under
+    the key `function`. Other keys beside the arguments mean nothing. An object without a name, or text that is no
+    object, is `Malformed`.
     """
 
     def __init__(
         self,
         new_call: NewCall,
         *,
-        name_key: str = "name",
+        name_key: str | None = "name",
         arguments_keys: Sequence[str] = ("arguments", "parameters"),
         known: Collection[str] | None = None,
     ) -> None:
@@ -84,7 +47,7 @@ class JsonCalls(ToolBody):
 
         Args:
             new_call: Numbers the calls.
-            name_key: Key of the function's name.
+            name_key: Key of the function's name. None: the object's only key is the name, and its value the arguments.
             arguments_keys: Keys of its arguments.
             known: For calls without markers, which look like any JSON: the tools' names. An object is a call then if
                 it begins with a key of calls and has arguments, or no arguments and a known name.
@@ -93,11 +56,11 @@ class JsonCalls(ToolBody):
         self._known = known
         self._name_key = name_key
         self._arguments_keys = arguments_keys
-        self._call_keys = {name_key, *arguments_keys, "type", "id", "function"}
+        self._call_keys = {name_key, *arguments_keys, *_WRAPPER_KEYS}
         self._out: list[ToolEvent] = []
         self._num_calls = 0
         self._at: At = "object"
-        self._end = ValueEnd('"')
+        self._value = JsonText('"')
         self._raw: list[str] = []
         self._buffer: list[str] = []
         self._begin_object()
@@ -109,9 +72,9 @@ class JsonCalls(ToolBody):
             if self._at == "broken":
                 self._out.append(Malformed("tool_call", text[pos:]))
                 break
-            before = self._call
+            before, num_calls = self._call, self._num_calls
             end = self._read(text, pos)
-            if before is None and self._call is None:
+            if before is None and self._call is None and self._num_calls == num_calls:
                 self._raw.append(text[pos:end])
             if self._failed:
                 self._break()
@@ -119,25 +82,47 @@ class JsonCalls(ToolBody):
         return self._take_out()
 
     def close(self) -> list[ToolEvent]:
-        """End the section: a call that was cut short keeps what it has."""
+        """End the section: a call that is not whole keeps what it has."""
         if self._at == "broken":
             return []
         if self._call is not None:
-            if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
-                self._out.append(ToolArgs(self._call, "".join(self._buffer)))
-            self._out.append(ToolEnd(self._call))
+            self._end_cut_call()
         elif (raw := "".join(self._raw)) and _BETWEEN.fullmatch(raw) is None:
             self._out.append(Malformed("tool_call", raw))
         return self._take_out()
 
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short: the beginning of a call that has no name yet is no content."""
+        if self._call is None and self._at != "broken" and self._begins_call():
+            return []
+        return self.close()
+
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a JSON string."""
-        return self._at in ("key_text", "stream", "buffer") and self._end.in_string
+        return self._at in ("key_text", "stream", "buffer") and self._value.in_string
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
         return out
+
+    def _end_cut_call(self) -> None:
+        if self._at == "stream":
+            self._pass_on(self._value.rest())
+        elif self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
+            self._pass_on("".join(self._buffer) + self._value.rest())
+        self._out.append(ToolEnd(self._call or 0))
+
+    def _begins_call(self) -> bool:
+        """Whether the text so far can only be the beginning of a call, of which nothing is worth showing."""
+        if self._early or self._others or (self._at == "buffer" and self._key != self._name_key):
+            return False
+        if self._known is None:
+            return True
+        if self._first_key != self._name_key:
+            return False
+        name = "".join(self._buffer)[1:] if self._at == "buffer" else self._name
+        return any(known.startswith(name) for known in self._known)
 
     def _begin_object(self) -> None:
         self._call: int | None = None
@@ -146,6 +131,8 @@ class JsonCalls(ToolBody):
         self._has_arguments = False
         self._failed = False
         self._early: list[str] = []
+        self._others: dict[str, str] = {}
+        self._depth = 0
         self._raw.clear()
 
     def _break(self) -> None:
@@ -172,11 +159,13 @@ class JsonCalls(ToolBody):
             self._at = "key"
         elif self._at == "key" and char == "}":
             self._end_object()
-        elif self._at == "key" and char == '"':
+        elif self._at == "key" and char in "\"'":
             self._begin_value("key_text", char)
             return pos
         elif self._at == "colon" and char == ":":
             self._at = "value"
+        elif self._at == "value" and char == "{" and self._key == "function" and self._call is None:
+            self._at, self._depth = "key", self._depth + 1
         elif self._at == "value":
             streams = char in "{[" and self._key in self._arguments_keys and not self._has_arguments
             self._begin_value("stream" if streams else "buffer", char)
@@ -188,12 +177,11 @@ class JsonCalls(ToolBody):
 
     def _begin_value(self, at: At, first: str) -> None:
         self._at = at
-        self._end = ValueEnd(first)
+        self._value = JsonText(first)
         self._buffer = []
 
     def _read_value(self, text: str, pos: int) -> int:
-        end = self._end.scan(text, pos)
-        piece = text[pos:] if end < 0 else text[pos:end]
+        piece, end = self._value.take(text, pos)
         if self._at == "stream":
             self._pass_on(piece)
         else:
@@ -204,6 +192,8 @@ class JsonCalls(ToolBody):
         return end
 
     def _pass_on(self, piece: str) -> None:
+        if not piece:
+            return
         if self._call is None and self._name:
             self._announce()
         if self._call is not None:
@@ -217,20 +207,30 @@ class JsonCalls(ToolBody):
             self._has_arguments = True
             return
         raw = "".join(self._buffer)
+        raw = PYTHON_WORDS.get(raw, raw)
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):
             self._failed = True
             return
         if at == "key_text":
-            self._key, self._at = value, "colon"
-            self._failed = self._known is not None and not self._first_key and value not in self._call_keys
-            self._first_key = self._first_key or value
+            self._take_key(value)
         elif self._key == self._name_key and self._call is None and not self._name:
             self._start(value)
         elif self._key in self._arguments_keys and not self._has_arguments:
             self._has_arguments = True
             self._pass_on(_arguments(raw, value))
+        elif self._key not in _WRAPPER_KEYS:
+            self._others[self._key] = raw
+
+    def _take_key(self, key: str) -> None:
+        self._key, self._at = key, "colon"
+        if self._name_key is None and self._call is None:
+            self._arguments_keys = (key,)
+            self._start(key)
+            return
+        self._failed = self._known is not None and not self._first_key and key not in self._call_keys
+        self._first_key = self._first_key or key
 
     def _start(self, name: object) -> None:
         if not isinstance(name, str) or not name:
@@ -252,13 +252,17 @@ class JsonCalls(ToolBody):
             self._early.clear()
 
     def _end_object(self) -> None:
+        if self._depth:
+            self._depth -= 1
+            return
         if self._call is None and self._name and self._known is not None and self._name in self._known:
             self._announce()
         if self._call is None:
             self._failed = True
             return
         if not self._has_arguments:
-            self._out.append(ToolArgs(self._call, "{}"))
+            others = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {raw}" for key, raw in self._others.items())
+            self._out.append(ToolArgs(self._call, "{" + others + "}"))
         self._out.append(ToolEnd(self._call))
         self._begin_object()
         self._at = "object"

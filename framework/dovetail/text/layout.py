@@ -9,6 +9,7 @@ IN      end           OUT
         start         IN    (repeated before any text: swallowed; else literal)
         tool start    TOOL  (where the format says so; else literal)
 OUT     tool start    TOOL
+        end           OUT   (once, where a tool call ended thinking; else literal)
 TOOL    tool end      OUT
         tool start    TOOL  (the section before it was not closed)
 ```
@@ -102,7 +103,9 @@ def _compile(
             phases[phase].update(dict.fromkeys(also, Role.TOOL_TEXT))
             phases[phase][start] = Role.TOOL_START
         if reasoning is not None and reasoning.ended_by_tools:
+            phases[Phase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
             phases[Phase.IN][start] = Role.TOOL_START
+            phases[Phase.OUT][reasoning.end] = Role.END
         phases[Phase.TOOL].update({start: Role.TOOL_START} | ({end: Role.TOOL_END} if end else {}))
     return make_layout(phases, token_ids)
 

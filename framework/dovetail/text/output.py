@@ -7,6 +7,10 @@ and markers, which `machine.py` describes, and
 3. *Sinks*: by phase, to reasoning, content or the reader of a tool section. The newlines that the template puts around
    markers are dropped here: those behind a marker as they come, those before one by holding newlines back.
 
+A marker inside a value is structural only where nothing but the next section, or the end of the output, follows it:
+`{"city": "the tag </tool_call> ends a call"}` is one value, whether the marker is a token or spelled. Noise in a
+section is held for a while: if a call follows, it is content without the section's markers, else with them.
+
 Nothing is lost: every character goes to exactly one sink, or belongs to a marker and its newlines. Whitespace alone
 before thinking, or before, between or after tool calls, is no content. All work is linear in the output.
 """
@@ -23,6 +27,9 @@ from dovetail.text.layout import Phase, Role, compile_layout
 from dovetail.text.machine import Machine, new_call_id
 from dovetail.text.reply import Folded, ToolCall, fold
 from dovetail.text.tokenizer import Tokenizer
+
+MAX_NOISE = 512
+"""Characters of noise in a section that are held until it is known whether a call follows."""
 
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
 
@@ -60,12 +67,16 @@ class FormatParser(Machine):
         self._tools = spec.tools
         self._skip = self._markers.after_start if self._phase is Phase.IN else ""
         self._begun = False
+        self._unclosed = False
         self._tail = ""
         self._lead: list[str] | None = self._new_lead()
         self._body: ToolBody | None = None
         self._opening = ""
         self._explained = False
         self._broken = False
+        self._noise: list[str] = []
+        self._noise_len = 0
+        self._closer: list[str] = []
 
     @property
     def pending_content(self) -> str:
@@ -85,7 +96,7 @@ class FormatParser(Machine):
 
     def _finish(self, *, cut: bool) -> None:
         if self._phase is Phase.TOOL:
-            self._close_section("", cut=cut)
+            self._close_section("".join(self._closer[:1]), cut=cut and not self._closer)
         elif self._phase is Phase.IN:
             self._text(ReasoningDelta, self._tail)
         else:
@@ -102,9 +113,12 @@ class FormatParser(Machine):
             return self._take_start(marker)
         if role is Role.END:
             return self._take_end(marker)
-        if self._priming or (spelled and self._body is not None and self._body.inside_value):
+        if self._priming:
             return False
         if self._phase is Phase.TOOL:
+            if self._body is not None and self._body.inside_value and not (self._closer and role is Role.TOOL_START):
+                self._take_inside_value(role, marker)
+                return True
             self._close_section(marker if role is Role.TOOL_END else "")
         if role is Role.TOOL_BARE and self._lead is None:
             return False
@@ -114,6 +128,24 @@ class FormatParser(Machine):
             self._open_section("")
             self._sink(marker)
         return True
+
+    def _take_inside_value(self, role: enum.Enum, marker: str) -> None:
+        """A marker in a value is part of it; one that closes the section waits for what follows it."""
+        self._sink_pending()
+        if role is Role.TOOL_END:
+            self._closer = [marker]
+        else:
+            self._feed_body(marker)
+
+    def _sink_pending(self) -> None:
+        """What looked like the section's end was part of a value."""
+        text, self._closer = "".join(self._closer), []
+        if text:
+            self._feed_body(text)
+
+    def _feed_body(self, text: str) -> None:
+        if self._body is not None:
+            self._tool_events(self._body.feed(text))
 
     def _take_start(self, marker: str) -> bool:
         if self._phase is Phase.IN and self._begun:
@@ -129,6 +161,9 @@ class FormatParser(Machine):
     def _take_end(self, marker: str) -> bool:
         if self._phase is Phase.OPEN and self._lead is None and not self._priming:
             return False
+        if self._phase is Phase.OUT and not self._unclosed:
+            return False
+        self._unclosed = False
         self._trim(self._tail + "".join(self._lead or ()) + marker)
         self._phase, self._skip = Phase.OUT, self._markers.after_end
         self._tail, self._lead = "", self._new_lead()
@@ -139,14 +174,19 @@ class FormatParser(Machine):
         if self._tools is None:
             raise RuntimeError("a tool marker matched without a tool format")
         self._opening = ("" if self._phase is Phase.IN else "".join(self._lead or ()) + self._tail) + marker
+        self._unclosed = self._unclosed or self._phase is Phase.IN
         self._tail, self._lead, self._skip = "", None, ""
         self._explained = self._broken = False
+        self._noise_len = 0
         self._body = self._tools.body(self._new_call)
         self._phase = Phase.TOOL
 
     def _close_section(self, marker: str, *, cut: bool = False) -> None:
+        self._closer = []
         if self._body is not None:
             self._tool_events(self._body.cut() if cut else self._body.close())
+        if self._noise:
+            self._flush_noise(self._opening)
         if marker and self._broken and not self._explained:
             self._event(Malformed("tool_call", marker))
         self._body = None
@@ -163,10 +203,13 @@ class FormatParser(Machine):
         if self._phase is Phase.IN:
             self._begun = True
             self._text(ReasoningDelta, self._hold_tail(text, "" if self._keep_markers else self._markers.before_end))
-        elif self._body is not None:
-            self._tool_events(self._body.feed(text))
-        else:
+        elif self._body is None:
             self._sink_content(text)
+        elif self._closer and text.isspace():
+            self._closer.append(text)
+        else:
+            self._sink_pending()
+            self._feed_body(text)
 
     def _skip_newlines(self, text: str) -> str:
         """Drop the part of `text` that agrees with what the template puts behind the last marker."""
@@ -204,11 +247,27 @@ class FormatParser(Machine):
 
     def _tool_events(self, events: Iterable[ToolEvent]) -> None:
         for event in events:
+            if isinstance(event, Malformed) and self._opening:
+                self._hold_noise(event.text)
+                continue
             if isinstance(event, ToolStart):
-                self._explained, self._opening = True, ""
-            elif isinstance(event, Malformed) and self._opening:
-                self._broken, event, self._opening = True, Malformed(event.kind, self._opening + event.text), ""
+                self._flush_noise("")
+                self._explained = True
             self._event(event)
+
+    def _hold_noise(self, text: str) -> None:
+        self._broken = True
+        self._noise.append(text)
+        self._noise_len += len(text)
+        if self._noise_len > MAX_NOISE:
+            self._flush_noise(self._opening)
+
+    def _flush_noise(self, opening: str) -> None:
+        """Give out what stands in the section before any call, as content, and forget what opened the section."""
+        self._opening = ""
+        if self._noise:
+            self._event(Malformed("tool_call", opening + "".join(self._noise)))
+            self._noise.clear()
 
     def _trim(self, text: str) -> None:
         """Drop a marker or its newlines, unless reasoning is given out as written."""

@@ -9,9 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from dovetail.text.python_literals import literal_json
+
 STRING = frozenset(["string"])
+CONTAINERS = frozenset(["array", "object"])
 _MAX_DEPTH = 8
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def schemas_by_tool(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -75,14 +78,16 @@ def value_text(text: str, types: frozenset[str]) -> str:
     """Return JSON text for what a model wrote without quotes.
 
     Text that is JSON of an allowed type passes as written. Where the schema does not say, JSON that is no string does.
-    Python's `True`, `False` and `None` are understood. Anything else is a string.
+    Python's `True`, `False` and `None` are understood, and its lists and dictionaries where the schema wants one.
+    Anything else is a string.
     """
     stripped = text.strip()
-    stripped = _OF_PYTHON.get(stripped, stripped)
+    stripped = PYTHON_WORDS.get(stripped, stripped)
     try:
         value = json.loads(stripped, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return quoted(text)
+        python = literal_json(stripped) if stripped[:1] in "[{(" and types & CONTAINERS else None
+        return python if python is not None else quoted(text)
     kind = type_name(value)
     if types:
         allowed = kind in types or (kind == "integer" and "number" in types)
@@ -91,6 +96,14 @@ def value_text(text: str, types: frozenset[str]) -> str:
             return stripped
         return quoted(text)
     return quoted(text) if kind == "string" else stripped
+
+
+def cut_text(text: str, types: frozenset[str]) -> str:
+    """Return JSON text for the beginning of a value, cut short: it keeps the type that it was going to have."""
+    stripped = text.strip()
+    if not stripped or (stripped[0] in "[{" and types & CONTAINERS):
+        return stripped
+    return value_text(text, types)
 
 
 def quoted(text: str) -> str:

@@ -10,7 +10,8 @@ VALUE
 
 A value is text without quotes or escapes; its type comes from the tool's schema, or from the tags where they say it.
 Strings stream while they are written, other types come when their tag closes. A closing tag counts only if what
-follows it can follow it, so a value may hold text that looks like its own closing tag.
+follows it can follow it, so a value may hold text that looks like its own closing tag; closing tags may be missing.
+Text that belongs to no call is `Malformed`, and reading goes on at the next call's tag.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.headed_calls import MAX_HEAD
 from dovetail.text.matcher import Matcher, matcher
-from dovetail.text.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
+from dovetail.text.schema_types import STRING, cut_text, properties_of, quoted, schemas_by_tool, types_of, value_text
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
@@ -93,9 +94,9 @@ class TaggedCalls(ToolBody):
         pos = 0
         while pos < len(text):
             if self._at == "broken":
-                self._out.append(Malformed("tool_call", text[pos:]))
-                break
-            pos = self._confirm(text, pos) if self._at == "confirm" else self._read(text, pos)
+                pos = self._skip_noise(text, pos)
+            else:
+                pos = self._confirm(text, pos) if self._at == "confirm" else self._read(text, pos)
         out, self._out = self._out, []
         return out
 
@@ -116,21 +117,47 @@ class TaggedCalls(ToolBody):
         held, self._held = self._held, ""
         if self._at == "confirm" and held:
             self._unconfirmed()
-        if held:
+        if held and self._at == "broken":
+            self._out.append(Malformed("tool_call", held))
+        elif held:
             self._text(held)
         if self._at == "name" and complete and not self._tags.call[0]:
             self._start()
         if self._call is None:
-            if self._at != "broken" and "".join(self._raw).strip():
+            if self._at != "broken" and "".join(self._raw).strip() and (complete or not self._begins_call()):
                 self._break()
         else:
             if self._at == "confirm" or (self._at == "value" and complete):
                 self._end_value()
+            elif self._at == "value" and self._types != STRING:
+                self._args(cut_text("".join(self._value), self._types))
             elif complete and self._at in ("key", "gap") and (raw := "".join(self._head)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
         out, self._out = self._out, []
         return out
+
+    def _begins_call(self) -> bool:
+        """Whether what was read is the beginning of a call, of which nothing is worth showing."""
+        return self._at == "name" and (
+            bool(self._tags.call[0]) or _NAME.fullmatch("".join(self._head).strip()) is not None
+        )
+
+    def _skip_noise(self, text: str, pos: int) -> int:
+        """Give out text that belongs to no call, up to the tag of the next one; return where it stands."""
+        if not self._tags.call[0]:
+            self._out.append(Malformed("tool_call", text[pos:]))
+            return len(text)
+        found = self._matchers["call"]
+        end, state, length = found.scan(text, pos, 0)
+        cut = end - (length or found.held(state))
+        if cut > pos:
+            self._out.append(Malformed("tool_call", text[pos:cut]))
+        if not length:
+            self._held = text[cut:]
+            return len(text)
+        self._begin_head("call")
+        return cut
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next tag that counts here, or as far as there certainly is none; return where."""
@@ -218,9 +245,8 @@ class TaggedCalls(ToolBody):
         key, is_string = self._tags.read_key("".join(self._head))
         self._args(("{" if not self._num_keys else ", ") + quoted(key) + ": ")
         self._num_keys += 1
-        if is_string is None:
-            self._types = types_of(properties_of(self._schema).get(key), self._schema)
-        else:
+        self._types = types_of(properties_of(self._schema).get(key), self._schema)
+        if not self._types and is_string is not None:
             self._types = STRING if is_string else _ANY
         self._value.clear()
         self._newline, self._at_start = "", self._tags.newlines

@@ -35,7 +35,7 @@ class DeepSeekR1(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("<think>", "</think>"), initial=State.IN)
+        return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
 
     def detect(self, template: TemplateView) -> float:
         """DeepSeek's templates have their own turn markers; V3.1 and later take a `thinking` switch."""

@@ -30,7 +30,9 @@ class DeepSeekV3(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("<think>", "</think>", after_start="", before_end="", after_end=""))
+        return FormatSpec(
+            reasoning=Markers("<think>", "</think>", after_start="", before_end="", after_end="", ended_by_tools=True)
+        )
 
     def detect(self, template: TemplateView) -> float:
         """DeepSeek's turn markers together with the switch."""

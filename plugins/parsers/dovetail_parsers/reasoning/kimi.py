@@ -26,7 +26,9 @@ class Kimi(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("◁think▷", "◁/think▷", after_start="", before_end="", after_end=""))
+        return FormatSpec(
+            reasoning=Markers("◁think▷", "◁/think▷", after_start="", before_end="", after_end="", ended_by_tools=True)
+        )
 
     def detect(self, template: TemplateView) -> float:
         """The markers themselves."""

@@ -28,7 +28,9 @@ class SeedOss(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(
-            reasoning=Markers("<seed:think>", "</seed:think>", after_start="", before_end="", after_end="")
+            reasoning=Markers(
+                "<seed:think>", "</seed:think>", after_start="", before_end="", after_end="", ended_by_tools=True
+            )
         )
 
     def detect(self, template: TemplateView) -> float:

@@ -31,7 +31,7 @@ class Step3(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("<think>", "</think>"), initial=State.IN)
+        return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
 
     def detect(self, template: TemplateView) -> float:
         """Step's turn markers or tool tags with thinking."""

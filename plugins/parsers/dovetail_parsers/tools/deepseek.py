@@ -38,7 +38,7 @@ class DeepSeekCalls(ToolParser):
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
         inner = (CALL[0], SEPARATOR, CALL[1])
-        return replace(spec, tools=ToolFormat(*SECTION, body=self._body, before_start="", inner=inner))
+        return replace(spec, tools=ToolFormat(*SECTION, body=self._body, before_start="", also=(CALL[0],), inner=inner))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

@@ -63,6 +63,7 @@ class DeepSeekV32(ToolParser):
             "</｜DSML｜function_calls>",
             body=body,
             before_start="\n\n",
+            also=(TAGS.call[0],),
             inner=("｜DSML｜",),
         )
         return replace(spec, tools=tools_format)

@@ -54,6 +54,7 @@ class KimiK2(ToolParser):
             "<|tool_calls_section_end|>",
             body=body,
             before_start="",
+            also=("<|tool_call_begin|>",),
             inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
         )
         return replace(spec, tools=tools_format)

@@ -42,7 +42,9 @@ class MiniMaxM2(ToolParser):
         def body(new_call: NewCall) -> ToolBody:
             return TaggedCalls(new_call, TAGS, tools)
 
-        return replace(spec, tools=ToolFormat("<minimax:tool_call>", "</minimax:tool_call>", body=body))
+        return replace(
+            spec, tools=ToolFormat("<minimax:tool_call>", "</minimax:tool_call>", body=body, also=(TAGS.call[0],))
+        )
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

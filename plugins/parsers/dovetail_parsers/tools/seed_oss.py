@@ -42,7 +42,7 @@ class SeedOss(ToolParser):
         def body(new_call: NewCall) -> ToolBody:
             return TaggedCalls(new_call, TAGS, tools)
 
-        return replace(spec, tools=ToolFormat("<seed:tool_call>", "</seed:tool_call>", body=body))
+        return replace(spec, tools=ToolFormat("<seed:tool_call>", "</seed:tool_call>", body=body, also=(TAGS.call[0],)))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

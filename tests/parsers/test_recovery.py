@@ -1,0 +1,186 @@
+"""What a model writes slightly wrong: nothing is lost, nothing raw leaks, and the same comes out in every chunking.
+
+`ROWS` is the recovery table of `docs/output.md`: each line of it stands here for every format that it holds in.
+"""
+
+# ruff: noqa: E501 - a table: one case per row, markers as they are
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.text.machine import Machine
+from dovetail.text.output import fold, make_parser
+from dovetail.text.stream import NoTemplate
+from dovetail.text.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
+
+from samples import CALLS, TWO
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "list": {"type": "array"},
+                },
+            },
+        },
+    }
+]
+Call = tuple[str, Any]
+K2, K2_END, ARGS = "<|tool_call_begin|>functions.f:", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
+K2_SECTION, K2_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+V31, V31_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+V31_SECTION, V31_SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+ONE = [("f", {"city": "x"})]
+
+ROWS: list[tuple[str, str, str | None, list[Call]]] = [
+    # A marker in a value is part of it.
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "a </tool_call> b"}}</tool_call>', None,
+     [("f", {"city": "a </tool_call> b"})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "a <tool_call> b"}}</tool_call>', None,
+     [("f", {"city": "a <tool_call> b"})]),
+    ("kimi-k2", f'{K2_SECTION}{K2}0{ARGS}{{"city": "{K2_END}{K2_SECTION_END}"}}{K2_END}{K2_SECTION_END}', None,
+     [("f", {"city": K2_END + K2_SECTION_END})]),
+    ("deepseek-v31", f'{V31_SECTION}{V31}f{SEP}{{"city": "{V31_SECTION_END}"}}{V31_END}{V31_SECTION_END}', None,
+     [("f", {"city": V31_SECTION_END})]),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=city>\na </tool_call> b\n</parameter>\n</function>\n</tool_call>",
+     None, [("f", {"city": "a </tool_call> b"})]),
+    ("glm45", "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>a </tool_call> b</arg_value>\n</tool_call>", None,
+     [("f", {"city": "a </tool_call> b"})]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"city": "[TOOL_CALLS]"}', None, [("f", {"city": "[TOOL_CALLS]"})]),
+    # A missing brace does not swallow the next call.
+    ("kimi-k2", f'{K2_SECTION}{K2}0{ARGS}{{"days": 1{K2_END}{K2}1{ARGS}{{"city": "x"}}{K2_END}{K2_SECTION_END}', None,
+     [("f", '{"days": 1'), *ONE]),
+    ("kimi-k2", f'{K2_SECTION}{K2}0{ARGS}{{"days": 1{K2}1{ARGS}{{"city": "x"}}{K2_END}{K2_SECTION_END}so', "so",
+     [("f", '{"days": 1'), *ONE]),
+    ("deepseek-v31", f'{V31_SECTION}{V31}f{SEP}{{"days": 1{V31_END}{V31}f{SEP}{{"city": "x"}}{V31_END}{V31_SECTION_END}',
+     None, [("f", '{"days": 1'), *ONE]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "x"}</tool_call><tool_call>{"name": "f"}</tool_call>',
+     None, [*ONE, ("f", {})]),
+    # Noise in a section: no phantom call, and the next call is found.
+    ("kimi-k2", f'{K2_SECTION}noise {K2}0{ARGS}{{"city": "x"}}{K2_END}{K2_SECTION_END}', "noise ", ONE),
+    ("deepseek-v31", f'{V31_SECTION}noise{V31}f{SEP}{{"city": "x"}}{V31_END}{V31_SECTION_END}', "noise", ONE),
+    ("kimi-k2", f'{K2_SECTION}{K2}0{ARGS}{{}}{K2_END} and {K2}1{ARGS}{{"city": "x"}}{K2_END}{K2_SECTION_END}', " and ",
+     [("f", {}), *ONE]),
+    ("kimi-k2", f"{K2_SECTION}noise{K2_SECTION_END}", f"{K2_SECTION}noise{K2_SECTION_END}", []),
+    ("minimax-m2", '<minimax:tool_call>noise<invoke name="f"><parameter name="city">x</parameter></invoke>'
+     "</minimax:tool_call>", "noise", ONE),
+    # Markers that are missing.
+    ("minimax-m2", '<invoke name="f"><parameter name="city">x</parameter></invoke>', None, ONE),
+    ("seed-oss", "<function=f><parameter=city>x</parameter></function></seed:tool_call>so", "so", ONE),
+    ("kimi-k2", f'{K2}0{ARGS}{{"city": "x"}}{K2_END}', None, ONE),
+    ("deepseek-v31", f'{V31}f{SEP}{{"city": "x"}}{V31_END}', None, ONE),
+    ("deepseek-v32", '<｜DSML｜invoke name="f"><｜DSML｜parameter name="city" string="true">x</｜DSML｜parameter>'
+     "</｜DSML｜invoke>", None, ONE),
+    ("qwen3-coder", "<tool_call><function=f><parameter=city>x</function></tool_call>", None, ONE),
+    ("qwen3-coder", "<tool_call><function=f><parameter=city>x</tool_call>\n<tool_call><function=f></function></tool_call>",
+     None, [*ONE, ("f", {})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "x"}}', None, ONE),
+    # JSON that is Python, or not quite JSON.
+    ("hermes", "<tool_call>{'name': 'f', 'arguments': {'city': 'it\\'s \"x\"', 'days': None, 'list': [True, False]}}"
+     "</tool_call>", None, [("f", {"city": 'it\'s "x"', "days": None, "list": [True, False]})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "a\nb\tc"}}</tool_call>', None, [("f", {"city": "a\nb\tc"})]),
+    ("kimi-k2", f"{K2_SECTION}{K2}0{ARGS}{{'city': 'x'}}{K2_END}{K2_SECTION_END}", None, ONE),
+    ("qwen3-coder", "<tool_call><function=f><parameter=list>['a', True, None]</parameter></function></tool_call>", None,
+     [("f", {"list": ["a", True, None]})]),
+    # Keys beside the arguments, and around the call.
+    ("hermes", '<tool_call>{"id": 1, "name": "f", "arguments": {"city": "x"}, "why": "so"}</tool_call>', None, ONE),
+    ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"city": "x"}}}</tool_call>so', "so",
+     ONE),
+    ("hermes", '<tool_call>{"name": "f", "city": "x"}</tool_call>', None, ONE),
+    # The schema's type wins over what the tags say.
+    ("deepseek-v32", '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="days" string="true">3'
+     '</｜DSML｜parameter><｜DSML｜parameter name="other" string="true">3</｜DSML｜parameter></｜DSML｜invoke>'
+     "</｜DSML｜function_calls>", None, [("f", {"days": 3, "other": "3"})]),
+    # What follows a bare call.
+    ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
+]  # fmt: skip
+CUT: list[tuple[str, str, str | None, list[Call]]] = [
+    # Cut by `max_tokens`: the beginning of a call without a name is nothing, and a value keeps its type.
+    ("hermes", '<tool_call>\n{"name": "', None, []),
+    ("hermes", "so\n<tool_call>\n", "so", []),
+    ("kimi-k2", f"{K2_SECTION}{K2}", None, []),
+    ("qwen3-coder", "<tool_call>\n<function=f", None, []),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=days>\n3", None, [("f", '{"days": 3')]),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=list>\n[1, 2", None, [("f", '{"list": [1, 2')]),
+    ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
+    ("llama3", '{"name": "', None, []),
+    ("llama3", '{"name": "Bo', '{"name": "Bo', []),
+    ("llama3", '{"answer": "', '{"answer": "', []),
+]
+
+
+def made(name: str, tokenizer: Tokenizer | None, reasoning: str | None = None) -> Machine:
+    spec = FormatSpec()
+    for group, key in (("reasoning_parsers", reasoning), ("tool_parsers", name)):
+        if key is None:
+            continue
+        (entry,) = entry_points(group=f"dovetail.{group}.v1", name=key)
+        plugin = entry.load()()
+        if group == "reasoning_parsers":
+            spec = plugin.spec(tokenizer, NoTemplate(), ParserRequest())
+        else:
+            spec = plugin.extend(spec, TOOLS)
+    return make_parser(spec, tokenizer)
+
+
+def replies(machine: Any, text: str, tokenizer: Tokenizer, reason: str = "stop") -> list[Any]:
+    """Read as text and as tokens, whole, singly and in two parts, cut at many places."""
+    found = []
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    for whole, vocabulary in ((text, None), (ids, tokenizer)):
+        chunkings = [[whole[:cut], whole[cut:]] for cut in range(0, len(whole), 1 + len(whole) // 9)]
+        for chunks in [*chunkings, [whole[at : at + 1] for at in range(len(whole))]]:
+            parser = machine(vocabulary)
+            events = [e for c in chunks for e in (parser.feed((), c) if isinstance(c, str) else parser.feed(c))]
+            reply = fold([*events, *parser.finish(reason)])
+            calls = [(call.name, call.arguments) for call in reply.tool_calls]
+            found.append((reply.reasoning, reply.content, calls))
+    return found
+
+
+def check(name: str, text: str, content: str | None, calls: list[Call], tokenizer: Tokenizer, reason: str) -> None:
+    for _, got_content, got_calls in replies(lambda vocabulary: made(name, vocabulary), text, tokenizer, reason):
+        read = [
+            (called, arguments if isinstance(want, str) else json.loads(arguments))
+            for (called, arguments), (_, want) in zip(got_calls, calls, strict=True)
+        ]
+        assert (got_content, read) == (content, calls)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), ROWS)
+def test_recovery(name: str, text: str, content: str | None, calls: list[Call], tokenizer: Tokenizer) -> None:
+    """Each line of the recovery table, as text and as tokens."""
+    check(name, text, content, calls, tokenizer, "stop")
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CUT)
+def test_what_max_tokens_cuts(
+    name: str, text: str, content: str | None, calls: list[Call], tokenizer: Tokenizer
+) -> None:
+    """Nothing raw leaks out of a call that was cut before it had a name."""
+    check(name, text, content, calls, tokenizer, "length")
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss")])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek-v3", "minimax-m2"])
+def test_calls_inside_thinking(name: str, reasoning: str, tokenizer: Tokenizer) -> None:
+    """A call that is made without closing the thinking is a call."""
+    text = f"<think>Let me check\n{CALLS[name]}"
+    for thought, content, calls in replies(lambda v: made(name, v, reasoning), text, tokenizer):
+        assert (thought.strip(), content, len(calls)) == ("Let me check", None, len(TWO))
