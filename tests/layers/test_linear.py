@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
 from dovetail.errors import ModelError
+from dovetail.layers.base import Slot
 from dovetail.layers.linear import can_prepack
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
@@ -141,7 +142,7 @@ def loaded(parallel: Parallel, parts: Any, full: Tensor, shard: Any) -> Tensor:
     start = 0
     with torch.no_grad():
         for part in parts:
-            linear.load_weight("weight", part.name, full[start : start + part.width])
+            linear.place(Slot("weight", part.name), full[start : start + part.width])
             start += part.width
     return linear.weight.clone()  # type: ignore[no-any-return]
 

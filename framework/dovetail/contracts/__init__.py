@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.layers import (
         BuildContext,
+        Experts,
         LayerFactory,
         Linear,
         Norm,
@@ -93,6 +94,7 @@ __all__ = [
     "Configurable",
     "ContentDelta",
     "Event",
+    "Experts",
     "FormatSpec",
     "ForwardBatch",
     "GrammarBackend",
@@ -147,6 +149,7 @@ __all__ = [
 
 _HOME = {
     "BuildContext": "layers",
+    "Experts": "layers",
     "LayerFactory": "layers",
     "Linear": "layers",
     "Norm": "layers",

@@ -1,10 +1,10 @@
 """What a model is built with: `BuildContext`, and the matrices that it makes.
 
-A layer asks the context for its matrices (`ctx.linear`) and states whole expressions when it calls them: which norm
-comes before, what the result is added to. What it got decides what of that is one kernel. So a model needs to know
-neither how its weights are stored nor which fusions exist. Importing this module does not import torch.
+A layer asks the context for its matrices (`ctx.linear`, `ctx.experts`) and states whole expressions when it calls them:
+which norm comes before, what the result is added to. What it got decides what of that is one kernel. So a model needs
+to know neither how its weights are stored nor which fusions exist. Importing this module does not import torch.
 
-T tokens, H hidden size.
+T tokens, H hidden size, E experts, K experts chosen for each token.
 """
 
 from __future__ import annotations
@@ -162,6 +162,30 @@ class Linear(Protocol):
         ...
 
 
+class Experts(Protocol):
+    """Gated MLPs of which each token goes through some."""
+
+    @overload
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: None = None) -> Tensor: ...
+
+    @overload
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream) -> Stream: ...
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
+        """Compute `Σ weights[k] * expert[ids[k]](x)`.
+
+        Args:
+            x: `[T, H]`, the same on all ranks.
+            ids: `[T, K]` int64, the experts of each token, all different.
+            weights: `[T, K]`, each one's share.
+            add: The stream that the result is added to.
+
+        Returns:
+            `add`, or without it the result `[T, H]`, the same on all ranks.
+        """
+        ...
+
+
 class LayerFactory(Protocol):
     """Makes matrices for a context: in the model's dtype, or as a quantised checkpoint stores them."""
 
@@ -177,6 +201,23 @@ class LayerFactory(Protocol):
         act: Act | None,
     ) -> Linear:
         """See `BuildContext.linear`; `name` is the whole path, and a plain width has become a part without a name."""
+        ...
+
+    def experts(
+        self,
+        ctx: BuildContext,
+        name: str,
+        num: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        *,
+        act: Act,
+        bias: bool,
+        weigh: Literal["output", "input"],
+        shard: Literal["inner", "expert"],
+    ) -> Experts:
+        """See `BuildContext.experts`; `name` is the whole path."""
         ...
 
 
@@ -231,6 +272,41 @@ class BuildContext:
         """
         made = (Part("", parts),) if isinstance(parts, int) else tuple(parts)
         return self.factory.linear(self, self._full(name), in_features, made, bias=bias, shard=shard, act=act)
+
+    def experts(
+        self,
+        name: str,
+        num: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        *,
+        act: Act,
+        bias: bool = False,
+        weigh: Literal["output", "input"] = "output",
+        shard: Literal["inner", "expert"] = "inner",
+    ) -> Experts:
+        """Make `num` gated MLPs; their matrices are `gate_up`, with the parts `gate` and `up`, and `down`.
+
+        Args:
+            name: As for `linear`.
+            num: E.
+            top_k: K.
+            hidden: H.
+            inner: Width between.
+            act: Of the gate.
+            bias: On all matrices.
+            weigh: What a token's weights multiply: an expert's output, or its input.
+            shard: How ranks divide them: by inner width, or whole experts.
+
+        Returns:
+            A `torch.nn.Module`, its parameters not initialised.
+
+        Raises:
+            ModelError: The ranks do not divide them evenly.
+        """
+        path = self._full(name)
+        return self.factory.experts(self, path, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
 
     def _full(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dovetail.contracts.options import Configurable
 
@@ -66,19 +66,33 @@ class ModelConfig:
         return max((window for window in self.layer_windows if window is not None), default=None)
 
 
+Step = Literal["transpose", "deinterleave"]
+
+
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    r"""Maps checkpoint tensor names to parameters of the model; rules are tried in order.
+    r"""Maps modules of a checkpoint to layers of the model; of several rules for a tensor the first one holds.
+
+    A rule names modules: what stands behind a module's name (`.weight`, `.bias`, a scale) is told by the layer, so one
+    rule serves plain and quantised checkpoints. A tensor that stands for several parts, or for all experts, is divided:
+    parts by their widths one after the other, experts along the first axis.
 
     Args:
-        pattern: Regular expression that must match the whole checkpoint name.
-        target: Parameter name; may use the pattern's groups (`\1`). An empty target means: known and not needed.
-        slot: Part of a fused parameter (`q`, `k`, `v`, `gate`, `up`), or None for a whole parameter.
+        module_pattern: Regular expression that must match the whole name of a module in the checkpoint
+            (`model\.norm`). With an empty target, it must match a tensor's whole name.
+        target: The layer's path in the model; may use the pattern's groups (`\1`). Empty: known and not needed.
+        part: The part of a fused matrix (`q`, `gate`), or several in the checkpoint's order; None: all of them. May use
+            groups.
+        expert: Number of the expert, usually a group; None: no experts, or all of them in one tensor.
+        steps: What is done to a tensor before it is placed. `transpose`: it is stored as `[in, out]`. `deinterleave`:
+            its parts take turns row by row. A tensor of all experts whose shape fits only transposed needs no step.
     """
 
-    pattern: str
+    module_pattern: str
     target: str
-    slot: str | None = None
+    part: str | tuple[str, ...] | None = None
+    expert: str | None = None
+    steps: tuple[Step, ...] = ()
 
 
 class CausalLM(Protocol):
@@ -116,4 +130,4 @@ class ModelPlugin(Configurable, ABC):
     @classmethod
     @abstractmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
-        """Ordered rules from checkpoint names to parameters."""
+        """Ordered rules from the modules of a checkpoint to layers."""

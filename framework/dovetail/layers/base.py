@@ -1,38 +1,71 @@
-"""What every layer with weights shares: it says which parts it expects and takes them one by one."""
+"""What every layer with weights shares: it says which tensors of a checkpoint it wants, and puts each in its place."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One piece of a checkpoint that a layer wants.
+
+    Args:
+        tensor: Which of the layer's tensors: `weight`, `bias`, a scale.
+        part: Of a fused matrix; empty for a whole one.
+        expert: Its number, None in a layer without experts.
+    """
+
+    tensor: str
+    part: str = ""
+    expert: int | None = None
+
+    def __str__(self) -> str:
+        """As errors name it: `weight[gate, expert 3]`."""
+        inside = [self.part] if self.part else []
+        inside += [] if self.expert is None else [f"expert {self.expert}"]
+        return self.tensor + (f"[{', '.join(inside)}]" if inside else "")
+
+
 class Layer(nn.Module):
     """A layer that owns parameters and knows how to fill them.
 
-    The loader calls `load_weight` once for every `(parameter, slot)` that `expected` names, then `finalize` once.
+    The loader calls `place` once for every slot that `slots` names, then `finalize` once.
     """
 
-    def expected(self) -> list[tuple[str, str | None]]:
-        """`(parameter name, slot)` pairs to be loaded; slot None is the whole parameter."""
-        return [(name, None) for name, _ in self.named_parameters(recurse=False)]
+    suffixes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """How checkpoints spell a tensor behind the module's name; by default `.weight` for `weight`."""
 
-    def load_weight(self, name: str, slot: str | None, tensor: Tensor) -> None:
-        """Copy one checkpoint tensor into place.
+    path: str | None = None
+    """Where the layer said it stands, if it was asked for by name: the loader compares."""
 
-        Raises:
-            ValueError: The shape differs; the message gives both.
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        """What is to be loaded, with the shape that it has in the checkpoint of the whole model."""
+        return {Slot(name): tuple(param.shape) for name, param in self.named_parameters(recurse=False)}
+
+    def spellings(self, tensor: str) -> tuple[str, ...]:
+        """How checkpoints spell a tensor behind the module's name."""
+        return self.suffixes.get(tensor, (f".{tensor}",))
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        """Copy a slot's tensor into place, this rank's share of it.
+
+        Args:
+            slot: One of `slots`.
+            tensor: In the shape given there; a view, of which only what is used is read from disk.
+
+        Returns:
+            What was written, as it stands in the parameter; None if this rank needs nothing of it.
         """
-        self.copy_part(getattr(self, name), tensor)
+        param: Tensor = getattr(self, slot.tensor)
+        return param.copy_(tensor)
 
     def finalize(self) -> None:
         """Repack weights for speed after loading; default nothing."""
-
-    @staticmethod
-    def copy_part(part: Tensor, tensor: Tensor) -> None:
-        """Copy `tensor` into `part`, converting dtype and device."""
-        if part.shape != tensor.shape:
-            raise ValueError(f"shape {list(tensor.shape)} in the checkpoint, {list(part.shape)} expected")
-        part.copy_(tensor)
 
     @staticmethod
     def empty(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.layers import ops
-from dovetail.layers.base import Layer
-from dovetail.layers.shards import gated, shard_of
+from dovetail.layers.matrix import Matrix
+from dovetail.layers.shards import gated
 
 
-class Linear(Layer):
+class Linear(Matrix):
     """`act(norm(x) Wᵀ + b) * scale`, added to a stream or not; see `dovetail.contracts.layers.Linear`.
 
     Args:
         ctx: Device, dtype and rank.
-        name: The whole path, for errors.
+        path: Where it stands in the model.
         in_features: Of the whole model, as all widths here.
         parts: One after the other by rows.
         bias: Whether there is one. Where ranks add up shares, the first one adds it.
@@ -28,11 +28,12 @@ class Linear(Layer):
     """
 
     weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
         ctx: BuildContext,
-        name: str,
+        path: str,
         in_features: int,
         parts: Sequence[Part],
         *,
@@ -40,31 +41,17 @@ class Linear(Layer):
         shard: Literal["out", "in"] | None = None,
         act: Act | None = None,
     ) -> None:
-        super().__init__()
-        self._shard = shard_of(name, in_features, parts, shard, ctx.parallel)
-        self._parallel = ctx.parallel
-        self._is_share = shard == "in" and ctx.parallel.size > 1
-        self._act = gated(name, act, parts)
-        out, inputs = self._shard.num_rows, self._shard.columns[1]
-        self.weight = self.empty(out, inputs, device=ctx.device, dtype=ctx.dtype)
-        self.bias = self.empty(out, device=ctx.device, dtype=ctx.dtype) if bias else None
+        super().__init__(ctx, path, in_features, parts, shard)
+        self._act = gated(path, act, parts)
+        self.bias = None
+        self.store("weight", ctx.dtype)
+        if bias:
+            self.store("bias", ctx.dtype, granule=None)
         self._packed: Tensor | None = None
-
-    def expected(self) -> list[tuple[str, str | None]]:
-        names = ["weight", "bias"] if self.bias is not None else ["weight"]
-        return [(name, part or None) for name in names for part in self._shard.rows]
-
-    def load_weight(self, name: str, slot: str | None, tensor: Tensor) -> None:
-        rows, columns = self._shard.rows[slot or ""], self._shard.columns
-        param: Tensor = getattr(self, name)
-        mine = tensor.narrow(0, rows.source, rows.num)
-        if name == "weight":
-            mine = mine.narrow(1, *columns)
-        self.copy_part(param.narrow(0, rows.target, rows.num), mine)
 
     def finalize(self) -> None:
         """On CPU in bfloat16, repack the weight into oneDNN's blocked layout: about twice as fast at few rows."""
-        if self._is_share and self._parallel.rank > 0:
+        if self.is_share and self.parallel.rank > 0:
             self.bias = None
         if self.weight is not None and can_prepack(self.weight):
             self._packed = prepack(self.weight)
@@ -80,14 +67,10 @@ class Linear(Layer):
         if add is not None and self.weight is not None and self._adds_plainly(rms, scale):
             add.value = ops.linear_add(x, self.weight, self.bias, add.value)
             return add
-        y = self._product(x, rms)
-        y = y if scale == 1.0 else y * scale
-        if add is not None:
-            return add.plus_share(y, self._parallel) if self._is_share else add.plus(y)
-        return self._parallel.sum(y) if self._is_share else y
+        return self.finish(self._product(x, rms), add, scale)
 
     def _adds_plainly(self, rms: RMSScale | None, scale: float) -> bool:
-        return rms is None and scale == 1.0 and self._act is None and not self._is_share
+        return rms is None and scale == 1.0 and self._act is None and not self.is_share
 
     def _product(self, x: Tensor, rms: RMSScale | None) -> Tensor:
         """`act(norm(x) Wᵀ + b)` for a norm that is part of a kernel, or none."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, RMSScale, Stream
 from dovetail.layers import ops
-from dovetail.layers.base import Layer
+from dovetail.layers.base import Layer, Slot
 
 
 class RMSNorm(Layer):
@@ -45,17 +45,15 @@ class QKNorm(Layer):
 
     def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
-        self._slots = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
+        self._heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
         self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
 
-    def expected(self) -> list[tuple[str, str | None]]:
-        return [("weight", "q"), ("weight", "k")]
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return {Slot("weight", part): (self.weight.shape[1],) for part in self._heads}
 
-    def load_weight(self, name: str, slot: str | None, tensor: Tensor) -> None:
-        start, num = self._slots[slot or ""]
-        part = self.weight.narrow(0, start, num)
-        self.copy_part(part, tensor.expand(num, -1) if tensor.dim() == 1 else tensor)
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor:
+        return self.weight.narrow(0, *self._heads[slot.part]).copy_(tensor)  # one weight for all of its heads
 
     def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Normalise `[T, Hq + Hk, D]` and rotate it by the step's cosine and sine."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dovetail.contracts.layers import Act, BuildContext, LayerFactory, Linear, Part
+from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Part
 from dovetail.layers import linear
+from dovetail.layers.experts import GatedExperts
 
 
 class PlainFactory:
@@ -25,6 +26,23 @@ class PlainFactory:
     ) -> Linear:
         """See `BuildContext.linear`."""
         return linear.Linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+
+    def experts(
+        self,
+        ctx: BuildContext,
+        name: str,
+        num: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        *,
+        act: Act,
+        bias: bool,
+        weigh: Literal["output", "input"],
+        shard: Literal["inner", "expert"],
+    ) -> Experts:
+        """See `BuildContext.experts`."""
+        return GatedExperts(ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
 
 
 PLAIN: LayerFactory = PlainFactory()

@@ -11,6 +11,7 @@ from dovetail.contracts.model import ModelConfig, RopeConfig
 from dovetail.errors import ModelError
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+INDEX = "model.safetensors.index.json"
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -49,21 +50,21 @@ def architecture(hf: Mapping[str, Any], folder: Path) -> str:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a checkpoint: those the index names, else all.
+    """List the safetensors files of a checkpoint: those the index names, else `model.safetensors`, else all.
 
     Raises:
         ModelError: None is there, or the index names a file that is not.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
+    if weight_map := index_of(folder):
         names = sorted(set(weight_map.values()))
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
+            index = folder / INDEX
             raise ModelError(f"{index} names files that are not there: {some(absent)}; download the checkpoint again")
         return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]  # beside it may stand the same weights under their maker's own names
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return files
@@ -78,6 +79,21 @@ def checkpoint_files(folder: Path) -> list[Path]:
         f"model path {str(folder)!r}: no *.safetensors; finish the download, or use --load-format dummy for random "
         "weights"
     )
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor as the checkpoint's index says, empty without an index.
+
+    Raises:
+        ModelError: It is no index.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return {}
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index}: not a weight index: it has no 'weight_map' of file names")
+    return weight_map
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.runtime.hf_config import checkpoint_files
+from dovetail.runtime.hf_config import checkpoint_files, index_of, some
 from dovetail.runtime.memory import ITEM_BYTES
+
+
+class TensorHeader(NamedTuple):
+    """What a checkpoint's file says of one tensor before it is read."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it: `BF16`, `F8_E4M3`, `I64`, `BOOL`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in the file."""
+        digits = "".join(takewhile(str.isdecimal, self.dtype.lstrip("BFIU")))
+        return prod(self.shape) * (int(digits) if digits else 8) // 8
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its numbers have a fraction."""
+        return self.dtype.startswith(("F", "BF"))
 
 
 class WeightSize(NamedTuple):
@@ -39,25 +61,41 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     if dummy:
         return WeightSize(dense_numel(config) * item + extra, extra)
     numel = 0
-    for file in checkpoint_files(folder):
-        for name, shape in headers(file):
-            if config.tie_word_embeddings and name.startswith("lm_head."):
-                continue
-            numel += prod(shape)
+    for header in checkpoint_headers(folder):
+        if config.tie_word_embeddings and header.name.startswith("lm_head."):
+            continue
+        numel += prod(header.shape)
     return WeightSize(numel * item + extra, extra)
 
 
-def headers(file: Path) -> list[tuple[str, list[int]]]:
-    """Return names and shapes of the tensors in a safetensors file; reads its header only.
+def checkpoint_headers(folder: Path) -> list[TensorHeader]:
+    """Return the headers of all tensors of a checkpoint, file by file.
 
     Raises:
-        ModelError: It is not a safetensors file.
+        ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
+    """
+    found = [header for file in checkpoint_files(folder) for header in headers(file)]
+    present = {(header.name, str(header.file.relative_to(folder))) for header in found}
+    lost = sorted(f"{name} ({file})" for name, file in index_of(folder).items() if (name, file) not in present)
+    if lost:
+        raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
+    return found
+
+
+def headers(file: Path) -> list[TensorHeader]:
+    """Return names, shapes and sizes of the tensors in a safetensors file; reads its header only.
+
+    Raises:
+        ModelError: It is not a safetensors file, or it is cut short.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="np") as opened:
-            return [(name, opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118 - not a dict
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+            return [
+                TensorHeader(name, file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            ]
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
 

@@ -1,9 +1,13 @@
-"""Fills a model from safetensors: one tensor at a time, fused in place, with a progress bar and a full account."""
+"""Fills a model from safetensors: first it is found where each tensor goes, then they are read one by one.
+
+For each tensor: match by name and shape, steps and this rank's slice (both are views, so that only what is used is read
+from disk), place, and when all are there, repack.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -12,44 +16,83 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from dovetail.contracts.model import WeightRule
-from dovetail.errors import ModelError
+from dovetail.errors import ModelError, PluginError
 from dovetail.layers.base import Layer
-from dovetail.runtime.hf_config import checkpoint_files, some
+from dovetail.runtime.hf_config import some
+from dovetail.runtime.weight_match import Move, match_weights
+from dovetail.runtime.weight_size import checkpoint_headers
 
-Part = tuple[str, str | None]
-"""Parameter name in the model, and slot of a fused parameter."""
 
-
-def load_weights(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> int:
+def load_weights(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> None:
     """Load every tensor of the folder's checkpoint into `model` and finalise its layers.
 
-    Returns:
-        Bytes read.
+    Raises:
+        ModelError: No safetensors, a broken file, or weights that are missing, surplus, misshapen, there twice or not
+            finite; all are named with their files.
+    """
+    layers = model_layers(model)
+    moves = match_weights(layers, rules, checkpoint_headers(folder), folder)
+    poisoned: list[str] = []
+    with tqdm(
+        total=sum(move.header.num_bytes for move in moves),
+        desc="Loading weights",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+    ) as bar:
+        for path, of_file in groupby(moves, key=lambda move: move.header.file):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for move in of_file:
+                        tensor = file.get_tensor(move.header.name)
+                        if not _place(layers[move.path], move, tensor):
+                            poisoned.append(f"{move.header.name} ({path.name})")
+                        bar.update(move.header.num_bytes)
+            except SafetensorError as error:
+                raise ModelError(f"{path}: broken safetensors file ({error}); download it again") from None
+    if poisoned:
+        raise ModelError(f"{folder}: weights that are not finite: {some(poisoned)}; download the checkpoint again")
+    finalize(model)
+
+
+def model_layers(model: nn.Module) -> dict[str, Layer]:
+    """Return the layers of a model by path.
 
     Raises:
-        ModelError: No safetensors, a broken file, a wrong shape, or missing or unexpected weights; all are named.
+        PluginError: One was asked for under another name than it is kept under.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
-    wanted = {(f"{name}.{param}", slot) for name, layer in layers.items() for param, slot in layer.expected()}
-    loaded: set[Part] = set()
-    unexpected: list[str] = []
-    total = 0
-    compiled = [(re.compile(rule.pattern), rule) for rule in rules]
-    for name, tensor in _tensors(checkpoint_files(folder)):
-        total += tensor.numel() * tensor.element_size()
-        part = _place(name, compiled)
-        if part is None or (part[0] and part not in wanted):
-            unexpected.append(name)
-        elif part[0]:
-            _load_one(layers, part, name, tensor)
-            loaded.add(part)
-    _check(wanted - loaded, unexpected, folder)
-    finalize(model)
-    return total
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+    for path, layer in layers.items():
+        if layer.path not in (None, path):
+            raise PluginError(
+                f"the model's layer {path!r} was asked for as {layer.path!r}: give submodules `ctx.at(…)` with their "
+                "place, and matrices the attribute's name"
+            )
+    return layers
+
+
+def _place(layer: Layer, move: Move, tensor: Tensor) -> bool:
+    """Put a tensor into its slots; whether what was written is finite."""
+    finite = True
+    for slot, piece in move.pieces(tensor):
+        written = layer.place(slot, piece)
+        finite &= written is None or is_finite(written)
+    return finite
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a floating-point tensor has neither NaN nor infinities; narrower formats than 16 bits are not looked at.
+
+    A sum is the cheapest look; where it is not finite, it may have overflowed, and each number is looked at.
+    """
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        return True
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
 def fill_dummy(model: nn.Module, seed: int = 0) -> None:
     """Fill with small random numbers and finalise: for benchmarks without a checkpoint."""
+    model_layers(model)
     params = list(model.parameters())
     device = params[0].device
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -66,46 +109,3 @@ def finalize(model: nn.Module) -> None:
     for module in list(model.modules()):
         if isinstance(module, Layer):
             module.finalize()
-
-
-def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    files = list(files)
-    size = sum(path.stat().st_size for path in files)
-    with tqdm(total=size, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        for path in files:
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - not a dict
-                        tensor = file.get_tensor(name)
-                        yield name, tensor
-                        bar.update(tensor.numel() * tensor.element_size())
-            except SafetensorError as error:
-                raise ModelError(f"{path}: broken safetensors file ({error}); download it again") from None
-
-
-def _place(name: str, rules: Sequence[tuple[re.Pattern[str], WeightRule]]) -> Part | None:
-    """Where a checkpoint name goes: None if no rule knows it, an empty target if it is not needed."""
-    for pattern, rule in rules:
-        if match := pattern.fullmatch(name):
-            return match.expand(rule.target), match.expand(rule.slot) if rule.slot else None
-    return None
-
-
-def _load_one(layers: dict[str, Layer], part: Part, name: str, tensor: Tensor) -> None:
-    path, _, param = part[0].rpartition(".")
-    try:
-        layers[path].load_weight(param, part[1], tensor)
-    except ValueError as error:
-        raise ModelError(f"weight {name!r}: {error}; does config.json belong to this checkpoint?") from None
-
-
-def _check(missing: set[Part], unexpected: list[str], folder: Path) -> None:
-    if not missing and not unexpected:
-        return
-    parts = []
-    if missing:
-        names = sorted(name if slot is None else f"{name}[{slot}]" for name, slot in missing)
-        parts.append(f"missing: {some(names)}")
-    if unexpected:
-        parts.append(f"unexpected: {some(unexpected)}")
-    raise ModelError(f"{folder}: the weights do not fit the model; {'; '.join(parts)}")

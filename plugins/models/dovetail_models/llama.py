@@ -21,15 +21,17 @@ from dovetail.runtime.hf_config import dense_config
 
 LAYER = r"model\.layers\.(\d+)\."
 RULES = (
-    WeightRule(r"model\.embed_tokens\.weight", "embed.weight"),
-    WeightRule(LAYER + r"self_attn\.([qkv])_proj\.(weight|bias)", r"layers.\1.attention.qkv.\3", r"\2"),
-    WeightRule(LAYER + r"self_attn\.o_proj\.(weight|bias)", r"layers.\1.attention.out.\2"),
-    WeightRule(LAYER + r"self_attn\.([qk])_norm\.weight", r"layers.\1.attention.qk_norm.weight", r"\2"),
-    WeightRule(LAYER + r"mlp\.(gate|up)_proj\.(weight|bias)", r"layers.\1.mlp.gate_up.\3", r"\2"),
-    WeightRule(LAYER + r"mlp\.down_proj\.(weight|bias)", r"layers.\1.mlp.down.\2"),
-    WeightRule(LAYER + r"input_layernorm\.weight", r"layers.\1.attention_norm.weight"),
-    WeightRule(LAYER + r"post_attention_layernorm\.weight", r"layers.\1.mlp_norm.weight"),
-    WeightRule(r"model\.norm\.weight", "norm.weight"),
+    WeightRule(r"model\.embed_tokens", "embed"),
+    WeightRule(LAYER + r"self_attn\.([qkv])_proj", r"layers.\1.attention.qkv", r"\2"),
+    WeightRule(LAYER + r"self_attn\.qkv_proj", r"layers.\1.attention.qkv"),
+    WeightRule(LAYER + r"self_attn\.o_proj", r"layers.\1.attention.out"),
+    WeightRule(LAYER + r"self_attn\.([qk])_norm", r"layers.\1.attention.qk_norm", r"\2"),
+    WeightRule(LAYER + r"mlp\.(gate|up)_proj", r"layers.\1.mlp.gate_up", r"\2"),
+    WeightRule(LAYER + r"mlp\.gate_up_proj", r"layers.\1.mlp.gate_up"),
+    WeightRule(LAYER + r"mlp\.down_proj", r"layers.\1.mlp.down"),
+    WeightRule(LAYER + r"input_layernorm", r"layers.\1.attention_norm"),
+    WeightRule(LAYER + r"post_attention_layernorm", r"layers.\1.mlp_norm"),
+    WeightRule(r"model\.norm", "norm"),
     WeightRule(r".*rotary_emb\.inv_freq", ""),
 )
 
@@ -87,5 +89,5 @@ class Llama(ModelPlugin):
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
-        head = WeightRule(r"lm_head\.weight", "" if config.tie_word_embeddings else "lm_head.weight")
-        return (*RULES, head)
+        tied = config.tie_word_embeddings
+        return (*RULES, WeightRule(r"lm_head\.weight", "") if tied else WeightRule("lm_head", "lm_head"))

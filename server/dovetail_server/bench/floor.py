@@ -142,8 +142,6 @@ def num_read(folder: Path, config: ModelConfig) -> int | None:
     table = 0 if tied else config.vocab_size * config.hidden_size
     files = sorted(folder.glob("*.safetensors"))
     if files:
-        shapes = [
-            shape for file in files for name, shape in headers(file) if not (tied and name.startswith("lm_head."))
-        ]
-        return sum(map(prod, shapes)) - table
+        found = [header for file in files for header in headers(file)]
+        return sum(prod(h.shape) for h in found if not (tied and h.name.startswith("lm_head."))) - table
     return dense_numel(config) - table if config.architecture in GATED else None

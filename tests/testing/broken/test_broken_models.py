@@ -12,6 +12,7 @@ from torch import nn
 
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.layers.base import Slot
 from dovetail.layers.linear import Linear
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import dense_config
@@ -51,8 +52,8 @@ def ruled(change: Callable[[Sequence[WeightRule]], Sequence[WeightRule]]) -> typ
 
 
 class TransposedLinear(Linear):
-    def load_weight(self, name: str, slot: str | None, tensor: torch.Tensor) -> None:
-        super().load_weight(name, slot, tensor.t() if tensor.dim() == 2 else tensor)
+    def place(self, slot: Slot, tensor: torch.Tensor) -> torch.Tensor | None:
+        return super().place(slot, tensor.t() if tensor.dim() == 2 else tensor)
 
 
 def transpose_out(model: Any) -> None:
@@ -61,14 +62,12 @@ def transpose_out(model: Any) -> None:
 
 
 def swap_gate_and_up(rules: Sequence[WeightRule]) -> Sequence[WeightRule]:
-    slots = {"gate": "up", "up": "gate"}
-    gate_up = [
-        WeightRule(rule.pattern.replace("(gate|up)", f"({slot})"), rule.target.replace(r"\2", r"\2"), other)
-        for slot, other in slots.items()
-        for rule in RULES
-        if "(gate|up)" in rule.pattern
+    gate_up = next(rule for rule in RULES if "(gate|up)" in rule.module_pattern)
+    swapped = [
+        replace(gate_up, module_pattern=gate_up.module_pattern.replace("(gate|up)", f"({part})"), part=other)
+        for part, other in (("gate", "up"), ("up", "gate"))
     ]
-    return [*gate_up, *(rule for rule in rules if "(gate|up)" not in rule.pattern)]
+    return [*swapped, *(rule for rule in rules if rule is not gate_up)]
 
 
 class ForgetsABias(Llama):
@@ -85,7 +84,7 @@ class ForgetsABias(Llama):
 
 def without_norm(rules: Sequence[WeightRule]) -> Sequence[WeightRule]:
     """Leave out the rule for a weight."""
-    return [rule for rule in rules if "post_attention" not in rule.pattern]
+    return [rule for rule in rules if "post_attention" not in rule.module_pattern]
 
 
 def add_stray_parameter(model: Any) -> None:
@@ -95,7 +94,7 @@ def add_stray_parameter(model: Any) -> None:
 def plain_norm(model: Any) -> None:
     """Keep the last norm's weight in a module that is no layer: nothing loads it."""
     weight = model.norm.weight
-    model.norm.expected = list
+    model.norm.slots = dict
     model.norm.weight = weight
 
 

@@ -17,6 +17,8 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import read_config
+from dovetail.runtime.weight_match import RuleFinder
+from dovetail.runtime.weights import model_layers
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.conformance.model_diagnosis import explain
@@ -110,7 +112,7 @@ class ModelConformance(Conformance):
             config, model = self._load(folder)
             empty = [name for name, param in model.named_parameters() if bool(param.isnan().any())]
             check(not empty, f"parameters that no weight fills: {', '.join(empty)}")
-            for name in _dropped(self.plugin().weight_map(config), folder):
+            for name in _dropped(model, self.plugin().weight_map(config), folder):
                 needed = self._is_needed(folder, name)
                 check(not needed, f"it forgets the weight {name!r}: weight_map drops it, and the output depends on it")
 
@@ -246,11 +248,7 @@ def _one_of_each(names: Mapping[str, Tensor]) -> list[str]:
     return list({re.sub(r"\.\d+\.", ".N.", name): name for name in sorted(names)}.values())
 
 
-def _dropped(rules: Sequence[Any], folder: Path) -> list[str]:
+def _dropped(model: Any, rules: Sequence[Any], folder: Path) -> list[str]:
     """Return the checkpoint's tensors that the rules know and do not load."""
-    found = []
-    for name in _tensors(folder):
-        rule = next((rule for rule in rules if re.fullmatch(rule.pattern, name)), None)
-        if rule is not None and not rule.target:
-            found.append(name)
-    return found
+    finder = RuleFinder(model_layers(model), rules)
+    return [name for name in _tensors(folder) if (found := finder.find(name)) is not None and not found.target]

@@ -1,0 +1,100 @@
+"""Gated MLPs of which each token goes through some, in plain torch: the reference that faster kernels must equal.
+
+T tokens, H hidden size, E experts, K experts chosen for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.contracts.layers import Act, BuildContext, Part, Stream
+from dovetail.layers import ops
+from dovetail.layers.matrix import Matrix
+from dovetail.layers.shards import gated
+
+
+class ExpertMatrix(Matrix):
+    """One matrix for each expert, `[E, out, in]`; checkpoints store each by itself or all in one tensor."""
+
+    suffixes = {"weight": (".weight", ""), "bias": (".bias", "_bias")}  # noqa: RUF012 - as the base declares it
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        path: str,
+        num: int,
+        in_features: int,
+        parts: Sequence[Part],
+        *,
+        bias: bool,
+        shard: Literal["out", "in", "expert"],
+    ) -> None:
+        super().__init__(ctx, path, in_features, parts, shard, num)
+        self.bias = None
+        self.store("weight", ctx.dtype)
+        if bias:
+            self.store("bias", ctx.dtype, granule=None)
+
+    def finalize(self) -> None:
+        """Where ranks add up shares of one expert, the first one adds the bias."""
+        if self.is_share and self.local_experts == self.num_experts and self.parallel.rank > 0:
+            self.bias = None
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """Multiply by one of this rank's experts."""
+        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
+class GatedExperts(nn.Module):
+    """See `dovetail.contracts.layers.Experts`.
+
+    Every expert of this rank computes every token, and the weights pick: nothing is read on the host, so a step can be
+    recorded in a graph. It takes E / K times as long as it must.
+    """
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        path: str,
+        num: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        *,
+        act: Act,
+        bias: bool,
+        weigh: Literal["output", "input"],
+        shard: Literal["inner", "expert"],
+    ) -> None:
+        super().__init__()
+        parts = (Part("gate", inner), Part("up", inner))
+        cut: tuple[Literal["out", "expert"], Literal["in", "expert"]] = (
+            ("expert", "expert") if shard == "expert" else ("out", "in")
+        )
+        self.gate_up = ExpertMatrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
+        self.down = ExpertMatrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
+        self._act, self._weigh = gated(path, act, parts) or act, weigh
+        self._parallel, self._top_k = ctx.parallel, top_k
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
+        if ids.shape[-1] != self._top_k:
+            raise ValueError(f"{ids.shape[-1]} experts for each token, {self._top_k} were asked for")
+        out = torch.zeros_like(x)
+        for local in range(self.gate_up.local_experts):
+            chosen = ids == self.gate_up.first_expert + local
+            weight = (weights * chosen).sum(-1, keepdim=True).to(x.dtype)
+            given = x * weight if self._weigh == "input" else x
+            y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
+            y = y if self._weigh == "input" else y * weight
+            out = out + y.where(chosen.any(-1, keepdim=True), 0)
+        if add is not None:
+            return add.plus_share(out, self._parallel)
+        return self._parallel.sum(out)
