@@ -18,8 +18,9 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import Dialect
 from dovetail_server.asgi import Edge, Guard
-from dovetail_server.auth import Auth, Keys
+from dovetail_server.auth import OPEN, Auth, Keys
 from dovetail_server.hooks import PluginRoute
+from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.routes import (
@@ -112,6 +113,7 @@ def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> No
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
     app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins)
+    app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)
     app.add_middleware(Guard, state=state, streamed=streamed)
     if settings.allow_origins:
         # A browser asks before it sends the key: those questions are answered here, for these origins only.

@@ -24,8 +24,8 @@ from dovetail_server.state import ServerState
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 HERE_S = 0.005
 """A body that has been sent is here by now."""
-IDLE_S = 30.0
-"""A body may pause for so long: what has come of it counts against the bytes that all may hold."""
+WHOLE_BODY = 10
+"""A body that is held in memory has come within so many times `--body-timeout`."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 26
 DIRECT = "dovetail.send"
@@ -133,6 +133,7 @@ class Exchange:
         self.has_begun = False
         self.lingers = False
         self._num_bytes = 0
+        self._waiting_s = 0.0
         self._receive, self._send = receive, send
 
     async def receive(self) -> Message:
@@ -153,12 +154,30 @@ class Exchange:
         return message
 
     async def _receive_soon(self) -> Message:
+        """Receive; only the time that the client takes counts, not that of whoever reads."""
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(IDLE_S):
+            async with asyncio.timeout(self._patience_s()):
                 return await self._receive()
         except TimeoutError:
-            text = f"nothing of the request body has come for {IDLE_S:g} s"
-            raise RequestError(text, code="body_timeout", status=408) from None
+            took = self._waiting_s + time.monotonic() - began
+            text = f"the request body pauses or comes too slowly: {self._num_bytes} bytes in {took:.0f} s"
+            raise RequestError(f"{text} (--body-timeout, --min-body-rate)", code="body_timeout", status=408) from None
+        finally:
+            self._waiting_s += time.monotonic() - began
+
+    def _patience_s(self) -> float | None:
+        """Return how long the body's next piece may take."""
+        settings = self.state.settings
+        pause = settings.body_timeout
+        if not pause:
+            return None
+        limits = [pause]
+        if settings.min_body_rate:
+            limits.append(pause + self._num_bytes / settings.min_body_rate - self._waiting_s)
+        if self.is_held:
+            limits.append(WHOLE_BODY * pause - self._waiting_s)
+        return max(0.0, min(limits))
 
     async def send(self, message: Message) -> None:
         """Pass on a message of the reply. One that comes before the body has ended also ends the connection.

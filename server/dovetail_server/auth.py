@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.errors import RequestError
 from dovetail_server.errors import reply
+from dovetail_server.hosts import is_foreign
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.settings import ServeSettings
 
@@ -165,20 +166,9 @@ class Auth:
             await reply(401, detail, {"www-authenticate": ask})(scope, receive, send)
 
 
-def is_foreign(headers: Iterable[tuple[bytes, bytes]], origins: frozenset[bytes]) -> bool:
-    """Tell whether a browser sends the request for a page of another site, which nobody has allowed.
-
-    A form or an image there needs no permission to send one, and a server without keys would take it for its user's.
-    """
-    if b"*" in origins:
-        return False
-    found = {name: value for name, value in headers if name in (b"sec-fetch-site", b"origin")}
-    return found.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and found.get(b"origin") not in origins
-
-
 def foreign_page() -> RequestError:
     """Return the error for such a request."""
-    text = "a page of another site sent this; --allow-origins names the sites that may"
+    text = "a page of another site sent this (its header Origin); --allow-origins names the sites that may"
     return RequestError(text, code="origin_not_allowed", status=403)
 
 

@@ -8,12 +8,14 @@ import signal
 import socket
 import struct
 import time
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
 
 from dovetail.supervisor import LAST_RESORT_S
+from dovetail_server.connections import Connections
 from dovetail_server.logs import uvicorn_config
 from dovetail_server.protocol import BoundedHttp
 from dovetail_server.state import ServerState
@@ -99,5 +101,8 @@ def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
         lifespan="on",
         server_header=False,
         timeout_graceful_shutdown=int(LAST_WORDS_S),
-        http=BoundedHttp,
+        timeout_keep_alive=settings.keep_alive_timeout,
+        http=partial(  # type: ignore[arg-type]  # uvicorn calls it, as it would the class
+            BoundedHttp, open_connections=Connections(settings), header_timeout=settings.header_timeout
+        ),
     )

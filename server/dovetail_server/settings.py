@@ -67,6 +67,14 @@ def check_origins(origins: list[str]) -> list[str]:
     return origins
 
 
+def check_hosts(names: list[str]) -> list[str]:
+    """Refuse what no `Host` header has."""
+    for name in names:
+        if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", name):
+            raise ValueError(f"{name!r} is no name such as chat.example.org or *.example.org (no port), nor *")
+    return names
+
+
 def none_word(value: object) -> object:
     """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
     if isinstance(value, str):
@@ -105,6 +113,7 @@ Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
 ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
+Hosts = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_hosts)]
 PluginName = Annotated[str | None, BeforeValidator(none_word)]
 
 
@@ -221,6 +230,61 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Origins of web pages that may use this server, such as https://chat.example.org, "
         "comma-separated; * for all.",
         json_schema_extra=flag("allowed-origins"),
+    )
+    allowed_hosts: Hosts = Field(
+        default_factory=list,
+        description="Names under which clients reach this server, such as chat.example.org,*.lan, comma-separated; * "
+        "for any. This machine's own (localhost) always work. If not given: any, but on a loopback address without "
+        "--api-key this machine's own only, since web pages can give their names that address.",
+        json_schema_extra=flag(),
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="Most connections at once; beyond it new ones get 503. What the limit of open files allows, if not "
+        "given.",
+        json_schema_extra=flag(),
+    )
+    max_connections_per_address: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="Most connections from one address (an IPv6 network of 64 bits is one); three quarters of "
+        "--max-connections if not given, so that a gateway in front gets nearly all.",
+        json_schema_extra=flag(),
+    )
+    header_timeout: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that a connection gets to send a request's headers; 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    body_timeout: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that a request's body may pause, and after which --min-body-rate counts; one that is no "
+        "upload gets ten times that in all. 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    min_body_rate: int = Field(
+        1024,
+        ge=0,
+        le=1 << 30,
+        description="Bytes per second that a request's body comes at, at least, on average; 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    keep_alive_timeout: int = Field(
+        5,
+        ge=1,
+        le=86400,
+        description="Seconds that an idle connection is kept for another request. A gateway should give its own up "
+        "earlier.",
+        json_schema_extra=flag("timeout-keep-alive"),
     )
     max_queued_tokens: int | None = Field(
         None,

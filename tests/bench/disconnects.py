@@ -45,7 +45,8 @@ class Client:
             body |= {"prompt": prompt} if "chat" not in path else {"messages": [{"role": "user", "content": prompt}]}
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         self.stage = chance.choice(["body", "at once", "later", "reply"])
         self.socket = socket.create_connection(("127.0.0.1", port))

@@ -42,7 +42,7 @@ class Client:
     @staticmethod
     def request_of(max_tokens: int) -> bytes:
         body = json.dumps({**BODY, "max_tokens": max_tokens}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
     async def send(self) -> tuple[int, int]:

@@ -21,7 +21,8 @@ class Stream:
     def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.sendall(head.encode() + data)

@@ -67,7 +67,10 @@ def error_of(response: requests.Response) -> dict[str, Any]:
 def send_raw(harness: Any, path: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and return the connection, for tests that close it early."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     client = socket.create_connection(("127.0.0.1", harness.port))
     client.sendall(head.encode() + data)
     return client

@@ -20,24 +20,25 @@ from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """
-admin-api-key allow-origins allowed-origins api-key
+admin-api-key allow-origins allowed-hosts allowed-origins api-key body-timeout
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
 drain-timeout dtype
 enable-auto-tool-choice enable-cache-report enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
-grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend help host load-format
-log-level log-requests
-max-batch-lines max-batch-requests max-body-bytes max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
+grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host
+keep-alive-timeout load-format log-level log-requests
+max-batch-lines max-batch-requests max-body-bytes max-connections max-connections-per-address
+max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
 max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens
 max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
-metrics-style min-free-disk-bytes mem-fraction-static model model-path num-threads
+metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout plugins-locked port
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
 stream-interval stream-keep-alive stream-write-timeout
-strict-schema tokenizer tokenizer-path tool-call-parser tool-parser
+strict-schema timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
 """
 
 

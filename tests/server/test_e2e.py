@@ -270,7 +270,10 @@ def test_the_quickstart_works(port: int, capsys: pytest.CaptureFixture[str]) -> 
 def leave(port: int, path: str, body: dict[str, Any], read_first: bool, wait_s: float) -> None:
     """Send a request and close the connection: in the middle of the reply, or before it."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(head.encode() + data)
         if read_first:

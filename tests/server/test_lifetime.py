@@ -59,7 +59,7 @@ def test_a_disconnect_while_the_body_arrives_is_harmless(harness: Harness) -> No
     """A body that never ends leaves nothing behind."""
     client = socket.create_connection(("127.0.0.1", harness.port))
     client.sendall(
-        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+        b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
     )
     client.close()
     assert harness.get("/health").status_code == 200

@@ -83,7 +83,10 @@ def ticking(harness: Harness) -> Iterator[Callable[[str, int], Ticking]]:
 def open_stream(harness: Harness, body: dict[str, Any], path: str = CHAT, receive_bytes: int = 0) -> socket.socket:
     """Send a request and return the connection, unread."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     client = socket.socket()
     if receive_bytes:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

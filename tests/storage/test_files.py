@@ -205,7 +205,9 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(api: Api) -> None:
     api.upload(b"{}")
     temp = Path(api.harness.settings.file_storage_path) / "tmp"
     with socket.create_connection(("127.0.0.1", api.harness.port)) as connection:
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: {X}\r\ncontent-length: 9000000\r\n\r\n".encode()
+        head = (
+            f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {X}\r\ncontent-length: 9000000\r\n\r\n"
+        ).encode()
         connection.sendall(head + form(FILE, end=b"")[:-2] + b"z" * 2_000_000)
         api.harness.eventually(lambda: bool(list(temp.iterdir())))
     api.harness.eventually(lambda: not list(temp.iterdir()))

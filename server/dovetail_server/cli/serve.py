@@ -59,10 +59,12 @@ def serve(settings: ServeSettings) -> int:
 
     from dovetail import log
     from dovetail_server import preflight
+    from dovetail_server.connections import raise_file_limit
     from dovetail_server.plugins import plan_plugins
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level)
+    raise_file_limit()
     phases = Phases()
     is_demo = settings.model_path is None
     with phases.phase("checks") as notes:
