@@ -116,7 +116,7 @@ class EngineSettings(BaseModel):
         le=1,
         description="Share of all device memory that the engine may use, activations and graphs included (CUDA); "
         "instead of --mem-fraction-static.",
-        json_schema_extra=flag(),
+        json_schema_extra=flag("device-memory-utilization"),
     )
     max_running_requests: int = Field(
         256,
@@ -126,7 +126,10 @@ class EngineSettings(BaseModel):
         json_schema_extra=flag("max-num-seqs", common=True),
     )
     max_queued_requests: int = Field(
-        4096, ge=1, description="Requests waiting; beyond it a request gets 429.", json_schema_extra=flag()
+        4096,
+        ge=1,
+        description="Requests waiting; beyond it a request gets 429.",
+        json_schema_extra=flag("max-num-queued-reqs"),
     )
     chunked_prefill_size: Tokens | None = Field(
         None,
@@ -144,7 +147,7 @@ class EngineSettings(BaseModel):
     schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
         "fcfs",
         description="Order of waiting requests: first come, longest cached prefix, or priority.",
-        json_schema_extra=flag(common=True),
+        json_schema_extra=flag("scheduling-policy", common=True),
     )
     disable_radix_cache: bool = Field(
         False, description="Do not reuse cached prefixes.", json_schema_extra=flag(common=True)

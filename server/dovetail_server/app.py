@@ -23,6 +23,7 @@ from dovetail_server.hooks import PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
+from dovetail_server.prefix import Prefix
 from dovetail_server.routes import (
     admin,
     batches,
@@ -126,6 +127,8 @@ def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> No
             max_age=600,
         )
     app.add_middleware(Edge, observers=state.hooks.observers)
+    if settings.root_path:
+        app.add_middleware(Prefix, root_path=settings.root_path)
 
 
 async def handle_error(request: Request, error: Exception) -> Response:

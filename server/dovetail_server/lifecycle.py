@@ -94,6 +94,7 @@ class HttpServer(uvicorn.Server):
 def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     settings = state.settings
+    password = settings.ssl_keyfile_password
     return uvicorn.Config(
         app,
         log_config=uvicorn_config(settings.log_level, lambda: state.has_started),
@@ -105,4 +106,7 @@ def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
         http=partial(  # type: ignore[arg-type]  # uvicorn calls it, as it would the class
             BoundedHttp, open_connections=Connections(settings), header_timeout=settings.header_timeout
         ),
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=None if settings.ssl_keyfile is None else str(settings.ssl_keyfile),
+        ssl_keyfile_password=None if password is None else password.get_secret_value(),
     )

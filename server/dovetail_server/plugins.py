@@ -102,7 +102,7 @@ def with_parsers(
     )
     names = {"reasoning_parser": found.reasoning_parser, "tool_call_parser": found.tool_parser}
     settings = settings.model_copy(update=names)
-    settings.auto_notes = found.notes
+    settings.auto_notes = (*settings.auto_notes, *found.notes)
     return settings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,32 @@ def check_model(settings: ServeSettings) -> str:
 
         template_path(settings.chat_template)
     return name
+
+
+def check_certificate(settings: ServeSettings) -> None:
+    """Refuse a certificate or key that cannot be used.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise ConfigError(f"--ssl-keyfile {str(settings.ssl_keyfile)!r}: give --ssl-certfile, too")
+        return
+    for name, path in (("--ssl-certfile", settings.ssl_certfile), ("--ssl-keyfile", settings.ssl_keyfile)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{name} {str(path)!r}: no such file")
+    password = settings.ssl_keyfile_password
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(
+            settings.ssl_certfile,
+            settings.ssl_keyfile,
+            password=lambda: "" if password is None else password.get_secret_value(),
+        )
+    except (ssl.SSLError, OSError) as error:
+        text = f"--ssl-certfile {str(settings.ssl_certfile)!r}: certificate and key cannot be used: {error}"
+        raise ConfigError(text) from None
 
 
 def check_storage(settings: ServeSettings) -> None:

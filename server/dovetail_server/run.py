@@ -213,5 +213,6 @@ def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -
         logger.warning("!" * 100)
     shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
     names = ", ".join(settings.served_model_name or [str(settings.model_path)])
-    logger.info("Serving %s at http://%s:%d/v1 (documentation: /docs)", names, shown, port)
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    logger.info("Serving %s at %s://%s:%d/v1 (documentation: /docs)", names, scheme, shown, port)
     logger.info("The server is fired up and ready to roll!")

@@ -5,6 +5,8 @@ Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -19,14 +21,19 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from dovetail.errors import ConfigError
 from dovetail.plugins.options import option_key
 from dovetail.settings import EngineSettings, flag
+from dovetail_server.peers.arguments import file_value
 
 ENV_PREFIX = "DOVETAIL_"
+SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 
 
 def split_names(value: object) -> object:
-    """Accept `a,b` for a list of names, as environment variables and a single flag write it."""
+    """Accept `a,b` for a list of names, as environment variables and a single flag write it, and a JSON list."""
     if isinstance(value, str):
         value = [value]
+    if isinstance(value, list) and len(value) == 1 and str(value[0]).startswith("["):
+        with contextlib.suppress(ValueError):
+            value = json.loads(str(value[0]))
     if isinstance(value, list):
         return [word for item in value for word in split_words(str(item))]
     return value
@@ -38,6 +45,16 @@ def split_keys(value: object) -> object:
         items = value if isinstance(value, list) else [value]
         return [key for item in items for key in ([item] if isinstance(item, SecretStr) else split_words(str(item)))]
     return value
+
+
+def read_object(value: object) -> object:
+    """Accept a JSON object as text, as flags and environment variables write it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"is no JSON object: {error}") from None
 
 
 def split_words(text: str) -> list[str]:
@@ -114,6 +131,8 @@ ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_hosts)]
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
+Sampling = Annotated[dict[SamplingName, float], NoDecode, BeforeValidator(read_object)]
 PluginName = Annotated[str | None, BeforeValidator(none_word)]
 
 
@@ -147,6 +166,12 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Used instead of the model's own chat template: a Jinja file, or the name of a template that "
         "Dovetail brings, such as `chatml` or `qwen3`.",
         json_schema_extra=flag(common=True),
+    )
+    default_chat_template_kwargs: JsonObject = Field(
+        default_factory=dict,
+        description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; those of a '
+        "request win.",
+        json_schema_extra=flag(),
     )
     reasoning_parser: PluginName = Field(
         "auto",
@@ -213,6 +238,12 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Where parameters that a request leaves out come from: the model's generation_config.json, or "
         "OpenAI's defaults.",
         json_schema_extra=flag(),
+    )
+    preferred_sampling_params: Sampling = Field(
+        default_factory=dict,
+        description="Sampling parameters of requests that leave them out, as a JSON object; they win over "
+        "--sampling-defaults.",
+        json_schema_extra=flag("override-generation-config"),
     )
     api_key: ApiKeys = Field(
         default_factory=list,
@@ -286,13 +317,34 @@ class ServeSettings(EngineSettings, BaseSettings):
         "earlier.",
         json_schema_extra=flag("timeout-keep-alive"),
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[^/?#]+)*$",
+        description="Path under which a proxy in front shows this server, such as /llm.",
+        json_schema_extra=flag("fastapi-root-path"),
+    )
+    ssl_certfile: Path | None = Field(
+        None,
+        description="Certificate chain in PEM form; the server then speaks HTTPS.",
+        json_schema_extra=flag(),
+    )
+    ssl_keyfile: Path | None = Field(
+        None,
+        description="Private key of --ssl-certfile; in the same file if not given.",
+        json_schema_extra=flag(),
+    )
+    ssl_keyfile_password: SecretStr | None = Field(
+        None,
+        description="Password of --ssl-keyfile. Better in the environment (DOVETAIL_SSL_KEYFILE_PASSWORD).",
+        json_schema_extra=flag(),
+    )
     max_queued_tokens: int | None = Field(
         None,
         ge=1,
         le=1 << 40,
         description="Most prompt tokens of all requests that run or wait; beyond it a request gets 429. 8 times the "
         "KV cache if not given.",
-        json_schema_extra=flag(),
+        json_schema_extra=flag("max-num-queued-tokens"),
     )
     max_queued_bytes: int = Field(
         256 << 20,
@@ -323,6 +375,11 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Tokens per event of a stream, after the first event; more make longer intervals and less work.",
         json_schema_extra=flag(),
     )
+    stream_response_default_include_usage: bool = Field(
+        False,
+        description="End streams with a chunk that holds the usage, unless a request says whether it wants one.",
+        json_schema_extra=flag("enable-force-include-usage"),
+    )
     stream_keep_alive: float = Field(
         15.0,
         ge=0,
@@ -330,7 +387,7 @@ class ServeSettings(EngineSettings, BaseSettings):
         allow_inf_nan=False,
         description="Seconds of silence after which a stream gets a comment, so that nobody between here and the "
         "client gives it up; also how long a stream's status waits for its first event. 0 for no limit.",
-        json_schema_extra=flag(),
+        json_schema_extra=flag("sse-keep-alive-interval"),
     )
     stream_write_timeout: float = Field(
         60.0,
@@ -346,7 +403,7 @@ class ServeSettings(EngineSettings, BaseSettings):
         le=86400,
         allow_inf_nan=False,
         description="Seconds that running requests get to finish after SIGTERM.",
-        json_schema_extra=flag(common=True),
+        json_schema_extra=flag("shutdown-timeout", common=True),
     )
     file_storage_path: Path | None = Field(
         None,
@@ -499,6 +556,8 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in data.items():
         name = str(key).replace("-", "_")
         field = aliases.get(name, name)
+        if field not in ServeSettings.model_fields and file_value(str(key), value):
+            continue
         if field in settings:
             raise ConfigError(f"--config {str(path)!r}: {key!r} is another name of a setting that is already given")
         settings[field] = value

@@ -64,6 +64,7 @@ class Harness:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_until_complete(self.server.serve(sockets=[self.listener]))
+        self.loop.run_until_complete(asyncio.sleep(0.01))  # connections that are closing end
         self.loop.close()
 
     def reset(self) -> None:

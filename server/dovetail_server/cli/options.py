@@ -16,20 +16,11 @@ from pydantic.fields import FieldInfo
 
 from dovetail.errors import ConfigError
 from dovetail_server.cli.plugin_flags import from_environment, merge_options, split_plugin_flags
+from dovetail_server.peers.arguments import Translation
 from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases, is_secret
 
-NO_OPS = {
-    "enable-auto-tool-choice": "tool calls are parsed whenever --tool-call-parser is given",
-    "enable-cache-report": "cached tokens are always reported",
-}
-ONE_DEVICE = "this version serves from one device"
-REFUSED = {
-    "trust-remote-code": "code from a model folder is never run; models are plugins (see `dovetail plugin list`)",
-    "tp-size": ONE_DEVICE,
-    "tensor-parallel-size": ONE_DEVICE,
-    "quantization": "weights are served as they are; see --dtype",
-}
-"""Flags of the peers that are known and not supported, and why: a better answer than the nearest name."""
+NOTES = "(notes)"
+"""Where parsed flags carry what is to be said of them: no setting has such a name."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,11 +37,19 @@ class Once(argparse.Action):
     """Stores a value, and refuses a second name of the same setting."""
 
     def __init__(
-        self, option_strings: Sequence[str], dest: str, *, is_flag: bool = False, is_list: bool = False, **kwargs: Any
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        is_flag: bool = False,
+        is_list: bool = False,
+        value: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(option_strings, dest, nargs=0 if is_flag else kwargs.pop("nargs", None), **kwargs)
         self.is_flag = is_flag
         self.is_list = is_list
+        self.value = value
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -66,7 +65,7 @@ class Once(argparse.Action):
             values = values if isinstance(values, list) else [values]
             values = [*(getattr(namespace, self.dest) if self.dest in used else []), *values]
         used[self.dest] = shown
-        setattr(namespace, self.dest, True if self.is_flag else values)
+        setattr(namespace, self.dest, self.value if self.is_flag else values)
 
 
 def flag_names(name: str, field: FieldInfo) -> list[str]:
@@ -99,7 +98,9 @@ def describe(field: FieldInfo) -> str:
 
 def build_parser(show_all: bool) -> Parser:
     """Build the parser; `show_all` lists the less common flags in its help too."""
-    more = "" if show_all else " These are the common options; --help=all shows every one."
+    more = " These are the common options; --help=all shows every one."
+    if show_all:
+        more = " Flags of SGLang and vLLM are known, too: accepted where they change nothing, else refused."
     parser = Parser(
         prog="dovetail serve",
         allow_abbrev=False,
@@ -117,6 +118,8 @@ def build_parser(show_all: bool) -> Parser:
         names = flag_names(name, field)
         if field.annotation is bool:
             parser.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
+            off = [f"--no-{flag[2:]}" for flag in names]
+            parser.add_argument(*off, dest=name, action=Once, is_flag=True, value=False, help=argparse.SUPPRESS)
         elif get_origin(field.annotation) is list:
             # A key takes one word: what follows is more likely the model, and a model taken for a key would be silent.
             nargs, metavar = (None, "KEY") if is_secret(field) else ("+", "NAME")
@@ -124,9 +127,6 @@ def build_parser(show_all: bool) -> Parser:
         else:
             metavar = name.rsplit("_", 1)[-1].upper()
             parser.add_argument(*names, dest=name, action=Once, metavar=metavar, help=shown)
-    for name, why in NO_OPS.items():
-        text = f"Accepted, changes nothing: {why}." if show_all else argparse.SUPPRESS
-        parser.add_argument(f"--{name}", dest=name, action=Once, is_flag=True, help=text)
     parser.add_argument("-h", "--help", action="store_true", help="Show this; --help=all shows every option.")
     parser.set_defaults(**dict.fromkeys(ServeSettings.model_fields, argparse.SUPPRESS))
     return parser
@@ -141,8 +141,6 @@ def check_names(argv: Sequence[str], known: Sequence[str]) -> list[str]:
             result.append(arg)
             continue
         name = name.replace("_", "-")
-        if why := REFUSED.get(name[2:]):
-            raise ConfigError(f"{name} is not supported: {why}")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else "`dovetail serve --help=all` lists them"
@@ -157,15 +155,17 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
     Raises:
         ConfigError: An unknown flag, a missing value, or two names of one setting.
     """
-    argv, plugins = split_plugin_flags(argv)
     show_all = any(arg in {"--help=all", "--help-all"} for arg in argv)
     parser = build_parser(show_all)
+    known = [name for action in parser._actions for name in action.option_strings]
+    translation = Translation(argv, {*known, "--help-all"})
+    argv, plugins = split_plugin_flags(translation.argv)
     if show_all or any(arg in {"-h", "--help"} for arg in argv):
         return parser.format_help()
-    known = [name for action in parser._actions for name in action.option_strings]
     values = vars(parser.parse_args(check_names(argv, known)))
     given = {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
-    return {**given, "plugins": plugins} if plugins else given
+    notes = {NOTES: tuple(translation.notes)} if translation.notes else {}
+    return {**given, **notes, "plugins": plugins} if plugins else {**given, **notes}
 
 
 def load_settings(flags: dict[str, Any]) -> ServeSettings:
@@ -175,12 +175,16 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         ConfigError: A value is wrong; the message names where it came from.
     """
     check_environment()
+    notes = flags.get(NOTES, ())
+    flags = {name: value for name, value in flags.items() if name != NOTES}
     if options := merge_options(from_environment(os.environ), flags.get("plugins", {})):
         flags = {**flags, "plugins": options}
     try:
-        return ServeSettings(**flags)
+        settings = ServeSettings(**flags)
     except ValidationError as error:
         raise ConfigError(explain(error, flags)) from None
+    settings.auto_notes = notes
+    return settings
 
 
 def check_environment() -> None:

@@ -70,6 +70,7 @@ def serve(settings: ServeSettings) -> int:
     with phases.phase("checks") as notes:
         settings = preflight.with_demo(settings)
         architecture = preflight.check_model(settings)
+        preflight.check_certificate(settings)
         preflight.check_storage(settings)
         settings, registry, plan = plan_plugins(settings, architecture)
         listener = preflight.bind(settings.host, settings.port)

@@ -59,6 +59,6 @@ def token_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
         messages,
         tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=text.template_kwargs(None, body.chat_template_kwargs),
     )
     return text.encode(rendered.text, "messages", add_special_tokens=False)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
-from dovetail.text.chat import template_switches
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest
@@ -61,7 +60,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     text = state.text
     messages = [message.model_dump(exclude_unset=True) for message in request.messages]
     text.check_size(messages)
-    kwargs = template_switches(request.reasoning_effort, request.chat_template_kwargs)
+    kwargs = text.template_kwargs(request.reasoning_effort, request.chat_template_kwargs)
     rendered = text.template.render(
         messages,
         tools=tools,

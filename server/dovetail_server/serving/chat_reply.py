@@ -12,7 +12,14 @@ from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.chat import ChatJob
 from dovetail_server.serving.chat_chunks import ChatChunks
-from dovetail_server.serving.common import check_not_aborted, reply_head, report_field, report_rider, usage_of
+from dovetail_server.serving.common import (
+    check_not_aborted,
+    reply_head,
+    report_field,
+    report_rider,
+    usage_of,
+    usage_wishes,
+)
 from dovetail_server.serving.generation import Choice, Step
 from dovetail_server.serving.sse import DONE, Chunks
 
@@ -119,10 +126,8 @@ class ChoiceStream:
 
 async def stream(job: ChatJob) -> Chunks:
     """Yield the chunks of a stream, those of one engine step together."""
-    options = job.request.stream_options
-    wants_usage = bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
     generation = job.generation
+    wants_usage, continuous = usage_wishes(generation.state, job.request)
     head = reply_head(generation.state, generation.request_id, job.model)
     chunks = ChatChunks(head, has_usage=wants_usage or continuous, is_legacy=job.is_legacy)
     streams = [ChoiceStream(choice, job, chunks) for choice in generation.choices]

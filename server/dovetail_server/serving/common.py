@@ -65,6 +65,15 @@ def submit_of(
     )
 
 
+def usage_wishes(state: ServerState, request: ServiceFields) -> tuple[bool, bool]:
+    """Return whether a stream ends with its usage, and whether every chunk carries it."""
+    options = request.stream_options
+    wants = None if options is None else options.include_usage
+    if wants is None:
+        wants = state.settings.stream_response_default_include_usage
+    return wants, bool(options and options.continuous_usage_stats)
+
+
 def usage_of(choices: Sequence[Choice]) -> Usage:
     """Sum up; a prompt with several choices counts once."""
     firsts = {choice.prompt_index: choice for choice in reversed(choices)}.values()

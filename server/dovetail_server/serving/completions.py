@@ -29,6 +29,7 @@ from dovetail_server.serving.common import (
     rid_of,
     submit_of,
     usage_of,
+    usage_wishes,
 )
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import grammar_of, plain_constraints
@@ -254,10 +255,8 @@ async def reply(job: CompletionJob) -> bytes:
 
 async def stream(job: CompletionJob) -> Chunks:
     """Yield the chunks of a stream, those of one engine step together."""
-    options = job.request.stream_options
-    wants_usage = bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
     generation = job.generation
+    wants_usage, continuous = usage_wishes(generation.state, job.request)
     folds = [ChoiceFold(choice, job) for choice in generation.choices]
     head = {"object": "text_completion", **reply_head(job.state, generation.request_id, job.model)}
     start = b"data: " + encode(head)[:-1] + b',"choices":['

@@ -11,7 +11,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.engine.messages import EngineInfo
 from dovetail.grammar.front import GrammarFront
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
-from dovetail.text.chat import ChatTemplate
+from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.tokenizer import Tokenizer
 from dovetail_server import errors
 from dovetail_server.serving.params import Limits
@@ -45,6 +45,7 @@ class TextTools:
         self.tools_name = tools_name
         self.grammar = GrammarFront({})
         self._plugins = plugins
+        self._template_defaults: Mapping[str, Any] = {}
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
         self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
@@ -75,17 +76,23 @@ class TextTools:
         """Set the limits of the started engine and return self."""
         context_len = min(info.context_len, info.max_total_tokens)
         default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
+        defaults = dict(self.tokenizer.default_sampling) if settings.sampling_defaults == "model" else {}
         self.limits = Limits(
             vocab_size=info.vocab_size,
             context_len=context_len,
             max_prompt_bytes=settings.max_prompt_bytes or default_bytes,
-            defaults=self.tokenizer.default_sampling if settings.sampling_defaults == "model" else {},
+            defaults=defaults | settings.preferred_sampling_params,
         )
+        self._template_defaults = settings.default_chat_template_kwargs
         if self._plugins is not None:
             self.grammar = GrammarFront.load(
                 self._plugins, self.tokenizer, info.vocab_size, strict_schema=settings.strict_schema
             )
         return self
+
+    def template_kwargs(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the chat template's variables: the server's, over them what a request says of thinking and gives."""
+        return {**self._template_defaults, **template_switches(effort, given)}
 
     def notes(self) -> list[str]:
         """Say in short phrases what was loaded."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from dovetail.errors import RequestError
-from dovetail.text.chat import template_switches
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.serving.chat import tool_wish
@@ -66,6 +65,6 @@ def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
         tools=None if wish is None else wish.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
-        template_kwargs=template_switches(request.reasoning_effort, request.chat_template_kwargs),
+        template_kwargs=text.template_kwargs(request.reasoning_effort, request.chat_template_kwargs),
     )
     return len(text.encode(rendered.text, "messages", add_special_tokens=False))

@@ -1,0 +1,168 @@
+"""Flags of SGLang and vLLM: each is a setting, or known with what it means here; and lines that people paste."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.peers.flags import SHORT, find
+from dovetail_server.settings import ServeSettings, field_aliases
+
+FOLDER = Path(__file__).parent / "peers"
+OWN = {name.replace("_", "-") for name in field_aliases()}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("DOVETAIL_")]:
+        monkeypatch.delenv(name)
+
+
+def read(line: str) -> ServeSettings:
+    flags = parse_flags(shlex.split(line))
+    assert isinstance(flags, dict)
+    return load_settings(flags)
+
+
+@pytest.mark.parametrize("peer", ["sglang", "vllm"])
+def test_every_flag_of_a_peer_is_known(peer: str) -> None:
+    """A flag is a setting of ours, or in the table; a short one stands for a long one."""
+    listed = tomllib.loads((FOLDER / f"{peer}.toml").read_text())["flags"]
+    long = [flag[2:] for flag in listed if flag.startswith("--")]
+    assert [name for name in long if name not in OWN and find(name) is None] == []
+    assert [flag for flag in listed if not flag.startswith("--") and flag not in SHORT] == []
+    assert [name for name in SHORT.values() if find(name) is None] == []
+
+
+FIRST_DAY: dict[str, dict[str, Any]] = {
+    # SGLang
+    "--model-path m --host 0.0.0.0 --port 30000": {"model_path": "m", "host": "0.0.0.0"},
+    "--tp 1 --dp 1": {},
+    "--tp-size 1 --dp-size=1 --ep-size 1 --pp-size 1 --nnodes 1 --node-rank 0": {},
+    "--trust-remote-code": {},
+    "--mem-fraction-static 0.8": {"mem_fraction_static": 0.8},
+    "--context-length 8192 --chunked-prefill-size -1": {"context_length": 8192, "chunked_prefill_size": -1},
+    "--enable-metrics --enable-cache-report": {},
+    "--kv-cache-dtype auto --quantization none": {},
+    "--skip-server-warmup --watchdog-timeout 600": {},
+    "--schedule-conservativeness 0.3 --num-continuous-decode-steps 4": {},
+    "--cuda-graph-max-bs-decode 64 --cuda-graph-bs-decode 1 2 4 --max-running-requests 8": {"max_running_requests": 8},
+    "--log-level-http warning": {"log_level": "warning"},
+    "--default-chat-template-kwargs '{\"enable_thinking\": false}'": {
+        "default_chat_template_kwargs": {"enable_thinking": False}
+    },
+    "--json-model-override-args '{}'": {},
+    "--disable-radix-cache --attention-backend triton --sampling-backend pytorch": {"disable_radix_cache": True},
+    "--enable-torch-compile --disable-custom-all-reduce --enable-mixed-chunk": {},
+    "--served-model-name a": {"served_model_name": ["a"]},
+    "--fastapi-root-path /llm": {"root_path": "/llm"},
+    "--dist-init-addr 127.0.0.1:5000 --random-seed 7": {"random_seed": 7},
+    "--enable-priority-scheduling": {"schedule_policy": "priority"},
+    "--stream-response-default-include-usage": {"stream_response_default_include_usage": True},
+    "--preferred-sampling-params '{\"temperature\": 0.2}'": {"preferred_sampling_params": {"temperature": 0.2}},
+    # vLLM
+    "m --max-model-len 32k --max-num-seqs 4": {"model_path": "m", "context_length": 32768, "max_running_requests": 4},
+    "-tp 1 -pp 1 -dp=1": {},
+    "-O3 -q none": {},
+    "--enable-prefix-caching m": {"model_path": "m", "disable_radix_cache": False},
+    "--no-enable-prefix-caching m": {"model_path": "m", "disable_radix_cache": True},
+    "--enable-chunked-prefill --no-enable-chunked-prefill": {"chunked_prefill_size": -1},
+    "--disable-log-requests --disable-log-stats": {},
+    "--no-enable-log-requests --enforce-eager": {"log_requests": False, "disable_cuda_graph": True},
+    "--no-enforce-eager": {"disable_cuda_graph": False},
+    "--no-enable-lora --no-trust-remote-code": {},
+    "--gpu-memory-utilization 0.9 --swap-space 0": {"gpu_memory_utilization": 0.9},
+    "--generation-config vllm": {"sampling_defaults": "openai"},
+    "--override-generation-config '{\"top_k\": 5}'": {"preferred_sampling_params": {"top_k": 5}},
+    "--allowed-origins '[\"*\"]' --allowed-methods '[\"*\"]'": {"allow_origins": ["*"]},
+    "--uvicorn-log-level warning --disable-uvicorn-access-log": {"log_level": "warning", "disable_access_log": True},
+    "--root-path /llm": {"root_path": "/llm"},
+    "--tokenizer-mode auto --config-format auto --load-format auto": {},
+    "--enable-auto-tool-choice --tool-call-parser hermes": {"tool_call_parser": "hermes"},
+    "--compilation-config '{\"level\": 3}' --compilation-config.mode 3": {},
+    "--scheduling-policy priority --async-scheduling": {"schedule_policy": "priority"},
+    "--no-async-scheduling": {"disable_overlap_schedule": True},
+    "--max_num_seqs 4 --distributed_executor_backend mp": {"max_running_requests": 4},
+    "--api-server-count 1 --max-logprobs 20 --response-role assistant": {},
+    "--limit-mm-per-prompt '{\"image\": 2}'": {},
+}
+
+
+@pytest.mark.parametrize("line", FIRST_DAY)
+def test_lines_of_the_peers_are_taken(line: str) -> None:
+    """A line that somebody has for SGLang or vLLM starts the same server here."""
+    found = read(line)
+    assert {name: getattr(found, name) for name in FIRST_DAY[line]} == FIRST_DAY[line]
+
+
+REFUSED = {
+    "--tp 2": "one device",
+    "-tp 2": "one device",
+    "--tensor-parallel-size=8": "one device",
+    "--nnodes 2": "one device",
+    "--quantization fp8": "as they are",
+    "-q awq": "as they are",
+    "--kv-cache-dtype fp8_e5m2": "the model's dtype",
+    "--speculative-algorithm EAGLE": "drafting",
+    "--speculative-config '{}'": "drafting",
+    "-sc.method ngram": "drafting",
+    "--enable-lora": "merge the adapter",
+    "--lora-modules a=b": "merge the adapter",
+    "--hf-overrides '{\"rope_theta\": 1}'": "copy of the folder",
+    "--enable-deterministic-inference": "float32",
+    "--is-embedding": "no embeddings",
+    "--enable-expert-parallel": "experts",
+    "--disaggregation-mode prefill": "one engine",
+    "--cpu-offload-gb 4": "on the device",
+    "--kv-cache-memory-bytes 1G": "--max-total-tokens",
+    "--tokenizer-mode slow": "tokenizer.json",
+    "--generation-config /x": "auto, vllm",
+    "--ssl-ca-certs x": "proxy",
+    "--hf-token x": "HF_TOKEN",
+    "--no-trust-remote-code --uds /tmp/x": "--host",
+    "--preferred-sampling-params '{\"heat\": 1}'": "temperature",
+    "--default-chat-template-kwargs nope": "JSON",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_would_change_results_is_refused_with_the_reason(line: str) -> None:
+    """One line says what is not done and what to do, and guesses no other flag."""
+    with pytest.raises(ConfigError) as caught:
+        read(line)
+    text = str(caught.value)
+    assert REFUSED[line] in text, text
+    assert "did you mean" not in text
+    assert "\n" not in text
+
+
+def test_what_changes_nothing_is_said_at_the_start() -> None:
+    """A flag that is accepted and changes nothing has a line in the log, with what would."""
+    notes = read("--schedule-conservativeness 0.3 --tp 1 --enable-metrics").auto_notes
+    assert [note.split(" ")[0] for note in notes] == ["--schedule-conservativeness", "--enable-metrics"]
+    assert "--metrics-style" in notes[1]
+
+
+def test_a_flag_that_nobody_knows_gets_the_nearest_name() -> None:
+    """A slip of the pen is told from a peer's flag; a value that is missing is missed."""
+    with pytest.raises(ConfigError, match="did you mean --port"):
+        read("--prot 1")
+    with pytest.raises(ConfigError, match="--tp: expected a value"):
+        read("--tp --port 1")
+
+
+def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
+    """Keys of a file are looked up as flags are."""
+    file = tmp_path / "config.yaml"
+    file.write_text("tensor-parallel-size: 1\nenable-prefix-caching: true\nenable_lora: false\nmax_num_seqs: 4\n")
+    assert read(f"--config {file}").max_running_requests == 4
+    file.write_text("tensor-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=r"'tensor-parallel-size' in the configuration file .* one device"):
+        read(f"--config {file}")
