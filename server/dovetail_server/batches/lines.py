@@ -1,10 +1,13 @@
-"""What the database knows of lines: leases, results, and what to do when a process is gone."""
+"""What the database knows of lines: leases and results.
+
+A lease of a line is the name of the process and the attempt, which grows with every lease. Both are compared in the
+transaction that ends the lease, so that a result counts only if nobody else got the line meanwhile.
+"""
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +15,20 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from dovetail_server.batches.execute import Result
-from dovetail_server.batches.model import OPEN
+from dovetail_server.batches.owners import Owner
+from dovetail_server.batches.processes import Processes
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.tables import batch_lines as lines
 from dovetail_server.storage.tables import batches
 
-LEASE_S = 60.0
 INSERT_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A line that this process may run."""
+    """A line that this process may run; `process` and `attempt` are the lease's token."""
 
+    process: str
     batch_id: str
     owner: str
     endpoint: str
@@ -52,10 +56,11 @@ class Written:
 class LineStore:
     """The table `batch_lines`, as one process uses it."""
 
-    def __init__(self, database: Database, me: str) -> None:
-        """Wrap an open database; `me` is this process."""
+    def __init__(self, database: Database, owner: Owner, processes: Processes) -> None:
+        """Wrap an open database; `owner` is this process."""
         self.database = database
-        self.me = me
+        self.owner = owner
+        self.processes = processes
 
     async def insert(self, db: Any, batch_id: str, found: Sequence[tuple[int, str, int, int]]) -> None:
         """Write down all lines of a batch, in the caller's transaction."""
@@ -77,6 +82,8 @@ class LineStore:
             .with_for_update(skip_locked=True)
         )
         async with self.database.write() as db:
+            await self.processes.check(db)
+            me = self.owner.name
             status = sa.select(batches.c.status).where(batches.c.id == batch["id"])
             if (await db.execute(status)).scalar_one_or_none() != "in_progress":
                 return []
@@ -84,18 +91,18 @@ class LineStore:
             if rows:
                 query = sa.update(lines).where(lines.c.batch_id == batch["id"])
                 query = query.where(lines.c.line_no.in_([row.line_no for row in rows]))
-                values = {"state": "leased", "lease_owner": self.me, "lease_until": time.time() + LEASE_S}
-                await db.execute(query.values(attempt=lines.c.attempt + 1, **values))
+                await db.execute(query.values(attempt=lines.c.attempt + 1, state="leased", lease_owner=me))
         return [
             Leased(
-                batch["id"],
-                batch["owner"],
-                batch["endpoint"],
-                row.line_no,
-                row.custom_id,
-                row[2],
-                row[3],
-                row.attempt + 1,
+                process=me,
+                batch_id=batch["id"],
+                owner=batch["owner"],
+                endpoint=batch["endpoint"],
+                line_no=row.line_no,
+                custom_id=row.custom_id,
+                offset=row[2],
+                length=row[3],
+                attempt=row.attempt + 1,
             )
             for row in rows
         ]
@@ -110,9 +117,9 @@ class LineStore:
         async with self.database.write() as db:
             sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
             for item in written:
-                query = sa.update(lines).where(*self._mine(item.line))
+                query = sa.update(lines).where(*held(item.line))
                 values = {"segment": segment, "result_offset": item.offset, "result_length": len(item.result.text)}
-                values |= {"is_error": item.result.is_error, "state": "done", "lease_owner": None, "lease_until": None}
+                values |= {"is_error": item.result.is_error, "state": "done", "lease_owner": None}
                 if (await db.execute(query.values(values))).rowcount == 1:
                     num += 1
                     add_up(sums[item.line.batch_id], item.result)
@@ -121,75 +128,70 @@ class LineStore:
                 await db.execute(sa.update(batches).where(batches.c.id == batch_id).values(more))
         return num
 
-    def _mine(self, line: Leased) -> tuple[sa.ColumnElement[bool], ...]:
-        return (
-            lines.c.batch_id == line.batch_id,
-            lines.c.line_no == line.line_no,
-            lines.c.state == "leased",
-            lines.c.lease_owner == self.me,
-        )
-
     async def give_back(self, leased: Sequence[Leased], *, has_counted: bool) -> None:
         """Let others, or this process later, run lines; `has_counted` keeps the attempt on record."""
         async with self.database.write() as db:
             for line in leased:
                 attempt = line.attempt if has_counted else line.attempt - 1
-                query = sa.update(lines).where(*self._mine(line))
-                await db.execute(query.values(state="pending", lease_owner=None, lease_until=None, attempt=attempt))
+                query = sa.update(lines).where(*held(line))
+                await db.execute(query.values(state="pending", lease_owner=None, attempt=attempt))
 
-    async def renew(self) -> None:
-        """Keep the leases of this process, and end those that have run out."""
-        now = time.time()
-        leased = sa.update(lines).where(lines.c.state == "leased")
-        async with self.database.write() as db:
-            await db.execute(leased.where(lines.c.lease_owner == self.me).values(lease_until=now + LEASE_S))
-            free = {"state": "pending", "lease_owner": None, "lease_until": None}
-            await db.execute(leased.where(lines.c.lease_until < now).values(free))
-
-    async def owners(self) -> set[str]:
-        """Return the processes that hold leases."""
+    async def free_lost(self, in_hand: Collection[tuple[str, int]]) -> int:
+        """Free what this process holds in the database and no longer knows of, as after an error; return how much."""
+        query = sa.select(lines).where(lines.c.state == "leased", lines.c.lease_owner == self.owner.name)
         async with self.database.read() as db:
-            query = sa.select(lines.c.lease_owner).where(lines.c.state == "leased").distinct()
-            found = {str(row[0]) for row in await db.execute(query)}
-            query = sa.select(batches.c.lease_owner).where(batches.c.lease_owner.is_not(None)).distinct()
-            return found | {str(row[0]) for row in await db.execute(query)}
-
-    async def free_owner(self, owner: str) -> int:
-        """End all leases of a process that is gone, and return how many lines it held."""
-        free = {"lease_owner": None, "lease_until": None}
+            found = (await db.execute(query)).mappings().all()
+        lost = [row for row in found if (row["batch_id"], row["line_no"]) not in in_hand]
+        if not lost:
+            return 0
         async with self.database.write() as db:
-            query = sa.update(lines).where(lines.c.state == "leased", lines.c.lease_owner == owner)
-            num = (await db.execute(query.values(state="pending", **free))).rowcount
-            await db.execute(sa.update(batches).where(batches.c.lease_owner == owner).values(free))
-        return int(num)
+            for row in lost:
+                mine = [
+                    lines.c[name] == row[name] for name in ("batch_id", "line_no", "state", "lease_owner", "attempt")
+                ]
+                await db.execute(sa.update(lines).where(*mine).values(state="pending", lease_owner=None))
+        return len(lost)
 
-    async def segment_lengths(self, segment: str) -> dict[str, int]:
-        """Return for each open batch how many bytes of a process's segment count."""
+    async def segment_end(self, batch_id: str, segment: str) -> int:
+        """Return how many bytes of a process's segment count."""
         end = sa.func.max(lines.c.result_offset + lines.c.result_length)
+        query = sa.select(end).where(lines.c.batch_id == batch_id, lines.c.segment == segment)
         async with self.database.read() as db:
-            open_ids = list((await db.execute(sa.select(batches.c.id).where(batches.c.status.in_(OPEN)))).scalars())
-            query = sa.select(lines.c.batch_id, end).where(lines.c.segment == segment).group_by(lines.c.batch_id)
-            ends = {str(row[0]): int(row[1]) for row in await db.execute(query)}
-        return {batch_id: ends.get(batch_id, 0) for batch_id in open_ids}
+            return int((await db.execute(query)).scalar_one() or 0)
 
-    async def has_open(self, batch_id: str) -> bool:
-        """Tell whether lines of a batch wait or run."""
+    async def is_open(self, batch_id: str) -> bool:
+        """Tell whether results of a batch are still wanted."""
+        async with self.database.read() as db:
+            query = sa.select(batches.c.status).where(batches.c.id == batch_id)
+            return (await db.execute(query)).scalar_one_or_none() == "in_progress"
+
+    async def has_unanswered(self, db: Any, batch_id: str) -> bool:
+        """Tell in the caller's transaction whether lines of a batch have no result, or were dropped without one."""
         query = sa.select(lines.c.line_no).where(lines.c.batch_id == batch_id)
-        async with self.database.read() as db:
-            query = query.where(lines.c.state.in_(["pending", "leased"])).limit(1)
-            return (await db.execute(query)).first() is not None
+        query = query.where(lines.c.state != "done").limit(1)
+        return (await db.execute(query)).first() is not None
 
-    async def drop_rest(self, batch_id: str) -> None:
-        """Mark what has no result yet: it will get none."""
+    async def drop_rest(self, db: Any, batch_id: str) -> None:
+        """Mark what has no result yet, in the caller's transaction: it will get none."""
         query = sa.update(lines).where(lines.c.batch_id == batch_id, lines.c.state.in_(["pending", "leased"]))
-        async with self.database.write() as db:
-            await db.execute(query.values(state="dropped", lease_owner=None, lease_until=None))
+        await db.execute(query.values(state="dropped", lease_owner=None))
 
     async def chunk(self, batch_id: str, after: int, limit: int) -> list[Any]:
         """Return the next lines of a batch in order."""
         query = sa.select(lines).where(lines.c.batch_id == batch_id, lines.c.line_no > after)
         async with self.database.read() as db:
             return list((await db.execute(query.order_by(lines.c.line_no).limit(limit))).mappings())
+
+
+def held(line: Leased) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the condition that a lease is still the present one."""
+    return (
+        lines.c.batch_id == line.batch_id,
+        lines.c.line_no == line.line_no,
+        lines.c.state == "leased",
+        lines.c.lease_owner == line.process,
+        lines.c.attempt == line.attempt,
+    )
 
 
 def add_up(counts: dict[str, int], result: Result) -> None:

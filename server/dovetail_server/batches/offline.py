@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from dovetail_server.run import load_text, make_engine
 from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases
 from dovetail_server.state import ServerState
-from dovetail_server.storage.disk import write_whole
+from dovetail_server.storage.disk import copy, write_whole
 
 if TYPE_CHECKING:
     from dovetail.plugins import PluginPlan
@@ -88,7 +87,7 @@ async def run_batch(service: BatchService, source: Path, endpoint: str, shows_pr
     from tqdm import tqdm
 
     temp = service.layout.new_temp()
-    await asyncio.to_thread(shutil.copyfile, source, temp)
+    await asyncio.to_thread(copy, source, temp)
     size = temp.stat().st_size
     row = await service.files.add(temp, owner="", filename=source.name, purpose="batch", size=size, expires_s=None)
     request = BatchRequest(input_file_id=str(row["id"]), endpoint=endpoint, completion_window="24h")

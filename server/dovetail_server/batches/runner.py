@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from collections import deque
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import RowMapping
 
@@ -17,14 +15,16 @@ from dovetail.errors import EngineDeadError
 from dovetail_server.auth import work_for
 from dovetail_server.batches.execute import Result, lost_line, refusal, run_line
 from dovetail_server.batches.lines import Leased, LineStore
-from dovetail_server.batches.settle import Settler
+from dovetail_server.batches.pause import Pause, UnreadableError
+from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
-from dovetail_server.storage.disk import free_bytes
+from dovetail_server.storage.disk import PASSING, free_bytes, read_at
 from dovetail_server.storage.paths import Layout
 
 if TYPE_CHECKING:
+    from dovetail_server.batches.care import Care
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -39,29 +39,40 @@ MAX_FAULTS = 3
 MAX_LEASES = 20
 """A line that was begun so often without a result is given up: it may be what ends the process."""
 BUSY_WAIT_S = 0.25
+MAX_READS = 10
+"""A request that cannot be read is tried so often, unless the reason is one that passes."""
+LOST_S = 10.0
+"""So often what is leased is compared with what is known here."""
 
 
 class Runner:
     """One per process. The database says what is to do; `wake` says that there is something new."""
 
-    def __init__(
-        self, state: ServerState, store: BatchStore, lines: LineStore, settler: Settler, writer: Writer, layout: Layout
-    ) -> None:
+    def __init__(self, state: ServerState, store: BatchStore, lines: LineStore, writer: Writer, layout: Layout) -> None:
         """Prepare; `run` does the work."""
         self.state = state
         self.store = store
         self.lines = lines
-        self.settler = settler
         self.writer = writer
         self.layout = layout
-        self.problem: str | None = None
+        self.care: Care | None = None
+        """Moves batches on; set by whoever makes both."""
         self.is_closing = False
         self.num_engine = 0
         """Engine requests of batches that run now."""
+        self._problem: str | None = None
+        self._pause = Pause()
         self._wake = asyncio.Event()
-        self._ready: deque[Leased] = deque()
+        self._ready = FairQueue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._unreadable: Counter[tuple[str, int]] = Counter()
+        self._checked = time.monotonic()
         self._last_interactive = 0.0
+
+    @property
+    def problem(self) -> str | None:
+        """Why batches stand still now, or None."""
+        return self._problem or self._pause.reason
 
     def wake(self) -> None:
         """Look at the database again."""
@@ -73,19 +84,19 @@ class Runner:
             try:
                 await self._tick()
                 self._note(None)
-            except ServiceError as error:
+            except (ServiceError, OSError) as error:
                 self._note(str(error))
             except Exception as error:
-                logger.exception("Batches: an unexpected error; they are tried again.")
                 self._note(f"unexpected error: {error}")
+                raise
             await self._wait()
 
     def _note(self, problem: str | None) -> None:
-        if problem is not None and self.problem is None:
+        if problem is not None and self._problem is None:
             logger.warning("Batches pause: %s", problem)
-        elif problem is None and self.problem is not None:
+        elif problem is None and self._problem is not None:
             logger.warning("Batches go on.")
-        self.problem = problem
+        self._problem = problem
 
     async def _wait(self) -> None:
         pause = SHORT_POLL_S if self._ready else POLL_S
@@ -94,12 +105,13 @@ class Runner:
         self._wake.clear()
 
     async def _tick(self) -> None:
+        if time.monotonic() - self._checked >= LOST_S:
+            self._checked = time.monotonic()
+            await self.lines.free_lost({*self._running, *self._ready.keys()})
         rows = await self.store.open()
-        running = {str(row["id"]) for row in rows if row["status"] == "in_progress"}
-        for batch_id in {key[0] for key in self._running} - running:
-            await self._stop_lines(batch_id)  # another server ended it
-        for row in rows:
-            await self._look_after(row)
+        await self._stop_ended()
+        if self.care is not None:
+            await self.care.look(rows)
         if not self._may_run():
             return
         free = await asyncio.to_thread(free_bytes, self.layout.folder)
@@ -108,58 +120,41 @@ class Runner:
             raise ServiceError(f"{free} bytes are left on the disk, below --min-free-disk-bytes", code="disk_full")
         await self._fill(rows)
 
-    async def _look_after(self, row: RowMapping) -> None:
-        """Move a batch on if it is its time."""
-        batch_id, status = str(row["id"]), str(row["status"])
-        if status == "validating":
-            if self.state.has_started and await self.store.lease(batch_id):
-                await self.settler.validate(row)
-                self.wake()
-            return
-        is_over = time.time() >= row["expires_at"]
-        if status == "in_progress":
-            if is_over or not await self.lines.has_open(batch_id):
-                await self.store.move(batch_id, status, "finalizing", {"finalizing_at": int(time.time())})
-                self.wake()
-            return
-        if await self.store.lease(batch_id):
-            await self._finish(row, is_over)
+    async def _stop_ended(self) -> None:
+        """Stop lines of batches that were cancelled, have expired, or that another server ended."""
+        held = {key[0] for key in {*self._running, *self._ready.keys()}}
+        for batch_id in held - (await self.store.running(held) if held else set()):
+            await self.stop_lines(batch_id)
 
-    async def _finish(self, row: RowMapping, is_over: bool) -> None:
-        """End a batch; its lease is taken, and ends with it or here."""
-        batch_id = str(row["id"])
-        ending = "cancelled" if row["status"] == "cancelling" else "completed"
-        if ending == "completed" and is_over and await self.lines.has_open(batch_id):
-            ending = "expired"
-        await self._stop_lines(batch_id)
-        try:
-            if await self.settler.finish(row, ending):
-                self.writer.forget(batch_id)
-                logger.info("Batch %s: %s.", batch_id, ending)
-        except OSError as error:
-            raise ServiceError(f"results cannot be published: {error}", code="disk_full") from error
-        finally:
-            await self.store.unlease(batch_id)
-        self.wake()
-
-    async def _stop_lines(self, batch_id: str) -> None:
-        self._ready = deque(line for line in self._ready if line.batch_id != batch_id)
+    async def stop_lines(self, batch_id: str) -> None:
+        """Give up the lines of a batch."""
+        self._ready.drop(batch_id)
         tasks = [task for key, task in self._running.items() if key[0] == batch_id]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def drop_all(self) -> None:
+        """Give up all lines: they are leased to somebody else by now."""
+        self._ready.clear()
+        for task in self._running.values():
+            task.cancel()
+
     def _may_run(self) -> bool:
         state = self.state
         can = state.has_started and not state.is_draining and state.engine.dead is None
-        return can and not self.is_closing and self.writer.problem is None
+        return can and not self.is_closing and self.writer.problem is None and not self._pause.is_on
+
+    @property
+    def full_limit(self) -> int:
+        """How many lines may run while nothing else does."""
+        settings = self.state.settings
+        return settings.max_batch_requests or max(1, settings.max_running_requests // 4)
 
     @property
     def limit(self) -> int:
         """How many lines may run now."""
-        settings = self.state.settings
-        limit = settings.max_batch_requests or max(1, settings.max_running_requests // 4)
-        now = time.monotonic()
+        limit, now = self.full_limit, time.monotonic()
         if self.state.num_live - self.num_engine > 0:
             self._last_interactive = now
         is_held_back = now - self._last_interactive < YIELD_S and self._last_interactive > 0
@@ -169,12 +164,17 @@ class Runner:
         """Start what may run, and lease what comes next."""
         self._start_ready()
         limit = self.limit
-        for row in rows:
-            want = 2 * limit - len(self._ready) - len(self._running)
-            if row["status"] != "in_progress" or want < max(1, limit // 2):
-                continue
-            self._ready.extend(await self.lines.claim(row, want))
+        held = Counter(key[0] for key in [*self._running, *self._ready.keys()])
+        room = 2 * limit - held.total()
+        first = 2 * self.full_limit - held.total()
+        waiting: list[Any] = [row for row in rows if row["status"] == "in_progress" and row["has_pending"]]
+        wanted = quotas(waiting, held, room if room >= max(1, limit // 2) else 0, first)
+        by_id = {row["id"]: row for row in waiting}
+        for batch_id, num in wanted.items():
+            self._ready.extend(await self.lines.claim(by_id[batch_id], num))
             self._start_ready()
+        if not self._running and not self._ready:
+            self._pause.end()  # what could not be read is no longer wanted
 
     def _start_ready(self) -> None:
         while self._ready and len(self._running) < self.limit and self._may_run():
@@ -187,28 +187,63 @@ class Runner:
         try:
             result = await self._result(line)
             await self.writer.save(line, result)
+            self._unreadable.pop(line.key, None)
+        except OSError as error:
+            self._pause.begin(f"requests cannot be read: {error}")
+            await self._give_back(line, has_counted=False)
         except (ServiceError, EngineDeadError) as error:
-            has_counted = isinstance(error, EngineDeadError)
-            with contextlib.suppress(ServiceError):  # the lease runs out by itself
-                await self.lines.give_back([line], has_counted=has_counted)
+            await self._give_back(line, has_counted=isinstance(error, EngineDeadError))
+        except Exception as error:
+            self._pause.begin(f"unexpected error: {type(error).__name__}")
+            await self._give_back(line, has_counted=True)
+            raise
         finally:
             self._running.pop(line.key, None)
             self._start_ready()
             if len(self._ready) < self.limit:
                 self.wake()
 
+    async def _give_back(self, line: Leased, *, has_counted: bool) -> None:
+        try:
+            await self.lines.give_back([line], has_counted=has_counted)
+        except Exception as error:
+            logger.warning("Batches: a request could not be given back and is freed later: %s", error)
+
     async def _result(self, line: Leased) -> Result:
         if line.attempt > MAX_LEASES:
             text = f"the request was begun {MAX_LEASES} times and the server ended each time"
             return refusal(line.custom_id, ServiceError(text, code="request_failed", status=500))
-        path = self.layout.batch(line.batch_id) / "input.jsonl"
-        raw = await asyncio.to_thread(read_at, path, line.offset, line.length)
+        try:
+            raw = await self._read(line)
+        except UnreadableError as error:
+            return refusal(line.custom_id, ServiceError(str(error), code="request_unreadable", status=500))
         try:
             async with asyncio.timeout(LINE_TIMEOUT_S):
                 return await self._attempts(line, raw)
         except TimeoutError:
             text = f"no reply within {LINE_TIMEOUT_S:g} s"
             return Result(lost_line(line.custom_id, "request_timeout", text), True)
+
+    async def _read(self, line: Leased) -> bytes:
+        """Read a request.
+
+        Raises:
+            OSError: Not now: all requests wait a while, each time longer.
+            UnreadableError: It failed too often for a reason that does not pass.
+        """
+        path = self.layout.batch(line.batch_id) / "input.jsonl"
+        try:
+            raw = await asyncio.to_thread(read_at, path, line.offset, line.length)
+        except OSError as error:
+            if error.errno not in PASSING:
+                self._unreadable[line.key] += 1
+            if self._unreadable[line.key] < MAX_READS:
+                raise
+            logger.error("Batch %s: request %s cannot be read: %s", line.batch_id, line.custom_id, error)
+            del self._unreadable[line.key]
+            raise UnreadableError(f"the request could not be read from the input file: {error.strerror}") from error
+        self._pause.end()
+        return raw
 
     async def _attempts(self, line: Leased, raw: bytes) -> Result:
         """Run a line until it has a result; faults of ours are tried again, a few times.
@@ -242,21 +277,10 @@ class Runner:
     async def close(self) -> None:
         """Stop; what has no durable result is given back."""
         self.is_closing = True
-        held = list(self._ready)
-        self._ready.clear()
+        held = self._ready.clear()
         tasks = dict(self._running)
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        await self.lines.free_owner(self.lines.me)
         if held or tasks:
             logger.info("Batches: %d requests wait for the next start.", len(held) + len(tasks))
-
-
-def read_at(path: Path, offset: int, length: int) -> bytes:
-    """Read a piece of a file."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(handle, length, offset)
-    finally:
-        os.close(handle)

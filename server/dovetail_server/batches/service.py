@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
+from dovetail_server.batches import processes
+from dovetail_server.batches.care import Care
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
 from dovetail_server.batches.owners import Owner
+from dovetail_server.batches.processes import Processes
 from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.settle import Settler
 from dovetail_server.batches.store import BatchStore
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
-TEND_S = 5.0
 SWEEP_S = 60.0
 
 
@@ -45,18 +46,20 @@ class BatchService:
         self.database = database
         self.owner = Owner(layout)
         self.files = FileStore(settings, layout, database)
-        self.batches = BatchStore(database, self.owner.name, state.served_names)
-        self.lines = LineStore(database, self.owner.name)
+        self.processes = Processes(database, self.owner)
+        self.batches = BatchStore(database, self.processes, state.served_names)
+        self.lines = LineStore(database, self.owner, self.processes)
         self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.settler = Settler(
             self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
         )
-        self.runner = Runner(state, self.batches, self.lines, self.settler, self.writer, layout)
-        self.responses = ResponseStore(settings, database, self.owner.name, state.tasks)
+        self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
+        self.care = self.runner.care = Care(state, self.batches, self.settler, self.runner)
+        self.responses = ResponseStore(settings, database, self.owner, state.tasks)
         self.background = Background(state.tasks)
         self._tasks = state.tasks
         self._services: list[Service] = []
-        self._tend_problem: str | None = None
+        self._problems: dict[str, str] = {}
 
     @classmethod
     def prepare(cls, state: ServerState) -> BatchService:
@@ -71,24 +74,30 @@ class BatchService:
         try:
             layout.create()
         except OSError as error:
-            text = f"the folder of files and batches (--file-storage-path) cannot be used: {error.strerror}"
+            text = f"the folder of files and batches (--file-storage-path) cannot be used: {error.strerror or error}"
             raise ServiceError(text, code="storage_unavailable", retry_after_s=5) from error
         given = settings.database_url
         url = database_url(None if given is None else given.get_secret_value(), layout.folder)
-        migrate(url, layout.folder)
+        migrate(url, layout)
         return cls(state, layout, Database(connect(url)))
 
     async def start(self) -> None:
         """Take over what processes that are gone have left, and begin."""
+        await self.processes.join()
         await self._recover()
-        await self.settler.remove_left()
-        work = {"batch writer": self.writer.run, "batch runner": self.runner.run, "batch keeper": self._tend}
+        work = {
+            "batch writer": self.writer.run,
+            "batch runner": self.runner.run,
+            "heartbeat": lambda: self._repeat("heartbeat", self._beat, processes.BEAT_S),
+            "storage sweep": lambda: self._repeat("storage sweep", self._sweep, SWEEP_S),
+        }
         self._services = [self._tasks.keep(name, run) for name, run in work.items()]
 
     @property
     def problem(self) -> str | None:
         """Why files and batches do not work now, or None."""
-        return self.writer.problem or self.runner.problem or self._tend_problem
+        found = (self.writer.problem, self.runner.problem, self.care.problem, *self._problems.values())
+        return next((problem for problem in found if problem is not None), None)
 
     def _on_saved(self) -> None:
         self.runner.wake()
@@ -119,57 +128,79 @@ class BatchService:
         self.runner.wake()
         return to_batch(row)
 
-    async def _tend(self) -> None:
-        """Keep leases, take over from the dead, sweep out what has expired."""
-        swept = 0.0
+    async def _repeat(self, name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        """Do something again and again; what the disk or the database refuses is a problem until it works."""
         while True:
             try:
-                await self.lines.renew()
-                await self.responses.renew()
-                await self._recover()
-                if time.monotonic() - swept >= SWEEP_S:
-                    swept = time.monotonic()
-                    await self.files.sweep()
-                    await self.responses.trim()
-                self._tend_problem = None
+                await work()
+                self._problems.pop(name, None)
             except (ServiceError, OSError) as error:
-                self._tend_problem = str(error)
-            await asyncio.sleep(TEND_S)
+                self._problems[name] = str(error)
+            except Exception as error:
+                self._problems[name] = f"unexpected error: {error}"
+                raise
+            await asyncio.sleep(pause_s)
+
+    async def _beat(self) -> None:
+        """Tell that this process lives, and take over from those that do not."""
+        if not await self.processes.beat():
+            logger.warning("This server was taken for gone, after a pause or without the database; it begins again.")
+            await asyncio.to_thread(self.owner.rename)
+            self.runner.drop_all()
+            self.writer.forget()
+            await self.processes.join()
+        await self._recover()
+
+    async def _sweep(self) -> None:
+        """Remove what has expired, what is too much, and what others left."""
+        await self.files.sweep()
+        await self.responses.trim()
+        await self.settler.remove_left()
+        await self.responses.end_lost(self.background.ids())
 
     async def _recover(self) -> None:
-        """Free what processes of this machine held that are gone, and cut their segments to what counts."""
-        for other in await self.lines.owners() | await self.responses.processes():
+        """Free what processes held that are gone: those of this machine at once, others when they are silent."""
+        found = await self.processes.others()
+        silent = set(self.processes.silent(found))
+        for other, beat in found.items():
             lock = await asyncio.to_thread(self.owner.bury, other)
-            if lock is None:
-                continue
-            with contextlib.closing(lock):
-                lengths = await self.lines.segment_lengths(other)
-                await asyncio.to_thread(self._truncate, other, lengths)
-                num = await self.lines.free_owner(other)
+            with contextlib.closing(lock) if lock is not None else contextlib.nullcontext():
+                if lock is None and other not in silent:
+                    continue
+                num = await self.processes.evict(other, beat)
+                if num is None:
+                    continue
                 await self.responses.end_of(other)
-                await asyncio.to_thread(self.owner.forget, other)
-                logger.info("Batches: %d requests of a server that is gone are run again.", num)
-                self.runner.wake()
-
-    def _truncate(self, other: str, lengths: dict[str, int]) -> None:
-        for batch_id, length in lengths.items():
-            path = self.layout.batch(batch_id) / f"{other}.seg"
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size > length:
-                    os.truncate(path, length)
+                if lock is not None:
+                    await asyncio.to_thread(self.owner.forget, other)
+            logger.info("Batches: %d requests of a server that is gone are run again.", num)
+            self.runner.wake()
 
     async def close(self) -> None:
         """Stop everything, in the order in which it depends."""
         await self.background.close()
         for service in self._services[1:]:
             await service.stop()
-        with contextlib.suppress(ServiceError):
-            await self.writer.flush()
-            await self.runner.close()
+        await self.writer.flush()
+        await self.care.close()
+        await self.runner.close()
         for writer in self._services[:1]:
             await writer.stop()
+        await self._leave()
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Close what is open, and give the name up."""
         await self.database.close()
         self.owner.close()
+
+    async def _leave(self) -> None:
+        """Give everything back at once, so that nobody waits until this process is found to be gone."""
+        try:
+            await self.processes.evict(self.owner.name, await self.processes.own_beat())
+            await self.responses.end_of(self.owner.name)
+        except Exception as error:
+            logger.warning("What this server held is free once others see that it is gone: %s", error)
 
 
 def check_endpoint(endpoint: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import time
+import contextlib
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -14,15 +14,27 @@ from sqlalchemy.engine import RowMapping
 
 from dovetail_server.batches.execute import lost_line
 from dovetail_server.batches.lines import LineStore
-from dovetail_server.batches.store import BatchStore
+from dovetail_server.batches.store import BatchStore, Lease, LeaseLostError
 from dovetail_server.batches.validate import Found, Validator
 from dovetail_server.openai.batches import BatchError
-from dovetail_server.storage.disk import link_or_copy, publish, sync_folder
+from dovetail_server.storage.disk import (
+    create,
+    exists,
+    link_or_copy,
+    make_folder,
+    names_in,
+    open_to_read,
+    publish,
+    remove,
+    remove_folder,
+    sync_folder,
+)
 from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import Layout, result_file_id
 from dovetail_server.storage.tables import batch_lines, batches, files
 
 CHUNK_LINES = 1000
+KINDS = ("output", "error")
 LOST = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request had a reply"),
     "expired": ("batch_expired", "the batch expired before this request had a reply"),
@@ -30,7 +42,7 @@ LOST = {
 
 
 class Settler:
-    """Does what happens once per batch. The caller holds the batch's lease."""
+    """Does what happens once per batch. The caller holds the batch's lease, which every transaction here compares."""
 
     def __init__(
         self, store: BatchStore, lines: LineStore, file_store: FileStore, layout: Layout, max_lines: int, max_line: int
@@ -43,26 +55,35 @@ class Settler:
         self.max_lines = max_lines
         self.max_line_bytes = max_line
 
-    async def validate(self, row: RowMapping) -> None:
-        """Look through a batch's input: it begins, or fails with what is wrong."""
+    async def validate(self, row: RowMapping, lease: Lease) -> None:
+        """Look through a batch's input: it begins, or fails with what is wrong.
+
+        Raises:
+            LeaseLostError: It was cancelled, or somebody else does so now.
+            OSError: The input cannot be read now.
+        """
         batch_id = str(row["id"])
         problem = await self._take_input(row)
         if problem is None:
             found = await asyncio.to_thread(self._read, batch_id, str(row["endpoint"]))
             if not found.errors:
-                await self._begin(batch_id, found)
+                await self._begin(lease, found)
                 return
             errors: Sequence[BatchError] = found.errors
         else:
             errors = [problem]
-        if await self.store.fail(batch_id, errors):
-            await asyncio.to_thread(self._remove, batch_id)
+        await self.fail(lease, errors)
+
+    async def fail(self, lease: Lease, errors: Sequence[BatchError]) -> None:
+        """End a batch whose input is bad; see `validate`."""
+        await self.store.fail(lease, errors)
+        await asyncio.to_thread(self._remove, lease.batch_id)
 
     async def _take_input(self, row: RowMapping) -> BatchError | None:
         """Keep hold of the input file, or say why there is none."""
         file_id, batch_id = str(row["input_file_id"]), str(row["id"])
         folder = self.layout.batch(batch_id)
-        if await asyncio.to_thread((folder / "input.jsonl").exists):
+        if await asyncio.to_thread(exists, folder / "input.jsonl"):
             return None
         source = await self.file_store.find(file_id, str(row["owner"]))
         if source is None:
@@ -79,7 +100,7 @@ class Settler:
         return None
 
     def _link(self, file_id: str, folder: Path) -> None:
-        folder.mkdir(exist_ok=True, mode=0o700)
+        make_folder(folder)
         link_or_copy(self.layout.file(file_id), folder / "input.jsonl", self.layout.new_temp())
         sync_folder(folder)
         sync_folder(folder.parent)
@@ -88,42 +109,71 @@ class Settler:
         validator = Validator(endpoint, self.store.served, max_lines=self.max_lines, max_line_bytes=self.max_line_bytes)
         return validator.read(self.layout.batch(batch_id) / "input.jsonl")
 
-    async def _begin(self, batch_id: str, found: Found) -> None:
-        values = {"in_progress_at": int(time.time()), "num_total": len(found.lines), "model": found.model}
+    async def _begin(self, lease: Lease, found: Found) -> None:
+        now = self.store.database.stamp()
+        values = {"in_progress_at": now, "num_total": len(found.lines), "model": found.model}
         async with self.store.database.write() as db:
-            if await self.store.move_in(db, batch_id, "validating", "in_progress", values):
-                await self.lines.insert(db, batch_id, found.lines)
+            await self.store.move(db, lease, "validating", "in_progress", values)
+            await self.lines.insert(db, lease.batch_id, found.lines)
 
-    async def finish(self, row: RowMapping, status: str) -> bool:
+    async def finish(self, row: RowMapping, lease: Lease) -> str:
         """Publish a batch's results and end it.
+
+        The files are named after the lease, so that two who finish one batch never touch each other's; those of earlier
+        attempts, which can count no more, are removed.
 
         Args:
             row: The batch, `finalizing` or `cancelling`.
-            status: `completed`, `expired` or `cancelled`.
+            lease: Its.
 
         Returns:
-            Whether it ended so; False where it was cancelled meanwhile.
+            How it ended: `completed`, `expired` or `cancelled`.
+
+        Raises:
+            LeaseLostError: It was cancelled, or somebody else does so now.
+            OSError: Something cannot be read or written now.
         """
-        batch_id = str(row["id"])
-        if status != "completed":
-            await self.lines.drop_rest(batch_id)
-        results = Results(self.layout, batch_id, status)
+        status = await self._settle(row, lease)
+        published: dict[str, tuple[str, int]] = {}
+        try:
+            published = await self._publish(lease, status)
+            await self._end(row, lease, status, published)
+        except LeaseLostError:
+            await asyncio.to_thread(self._remove_files, [file_id for file_id, _ in published.values()])
+            raise
+        # After any other error the files stay: the transaction may have counted. The next attempt removes them if not.
+        earlier = [result_file_id(lease.batch_id, kind, n) for n in range(1, lease.epoch) for kind in KINDS]
+        await asyncio.to_thread(self._remove_files, earlier)
+        await asyncio.to_thread(self._remove, lease.batch_id)
+        return status
+
+    async def _settle(self, row: RowMapping, lease: Lease) -> str:
+        """Decide how a batch ends; from then on no line of it changes."""
+        async with self.store.database.write() as db:
+            await self.store.check(db, lease)
+            if row["status"] == "cancelling":
+                status = "cancelled"
+            else:
+                status = "expired" if await self.lines.has_unanswered(db, lease.batch_id) else "completed"
+            await self.lines.drop_rest(db, lease.batch_id)
+        return status
+
+    async def _publish(self, lease: Lease, status: str) -> dict[str, tuple[str, int]]:
+        """Put the files together; return id and size of each by kind."""
+        batch_id = lease.batch_id
+        results = Results(self.layout, lease, status)
         try:
             after = -1
             while chunk := await self.lines.chunk(batch_id, after, CHUNK_LINES):
                 await asyncio.to_thread(results.add, chunk)
                 after = int(chunk[-1]["line_no"])
-            published = await asyncio.to_thread(results.publish)
+            return await asyncio.to_thread(results.publish)
         finally:
             await asyncio.to_thread(results.close)
-        if not await self._end(row, status, published):
-            return False
-        await asyncio.to_thread(self._remove, batch_id)
-        return True
 
-    async def _end(self, row: RowMapping, status: str, published: dict[str, tuple[str, int]]) -> bool:
-        now = int(time.time())
-        expiry = row["output_expires_s"]
+    async def _end(self, row: RowMapping, lease: Lease, status: str, published: dict[str, tuple[str, int]]) -> None:
+        """Add the files and end the batch, in one transaction."""
+        now, expiry = self.store.database.stamp(), row["output_expires_s"]
         values: dict[str, Any] = {f"{status}_at": now}
         async with self.store.database.write() as db:
             for kind, (file_id, size) in published.items():
@@ -137,34 +187,36 @@ class Settler:
                     "created_at": now,
                     "expires_at": None if expiry is None else now + expiry,
                 }
-                await db.execute(sa.delete(files).where(files.c.id == file_id))
                 await db.execute(sa.insert(files).values(file_row))
-            if not await self.store.move_in(db, str(row["id"]), str(row["status"]), status, values):
-                await db.execute(sa.delete(files).where(files.c.id.in_([f for f, _ in published.values()])))
-                return False
+            await self.store.move(db, lease, str(row["status"]), status, values)
             await db.execute(sa.delete(batch_lines).where(batch_lines.c.batch_id == row["id"]))
-        return True
 
     def _remove(self, batch_id: str) -> None:
-        shutil.rmtree(self.layout.batch(batch_id), ignore_errors=True)
+        remove_folder(self.layout.batch(batch_id))
+
+    def _remove_files(self, file_ids: Sequence[str]) -> None:
+        for file_id in file_ids:
+            remove(self.layout.file(file_id))
 
     async def remove_left(self) -> None:
-        """Remove the folders of batches that ended while a process was killed."""
-        names = await asyncio.to_thread(lambda: [p.name for p in self.layout.batches.iterdir()])
-        async with self.store.database.read() as db:
-            for name in names:
+        """Remove the folders of batches that ended while a process was killed or paused."""
+        names = await asyncio.to_thread(names_in, self.layout.batches)
+        for name in names:
+            async with self.store.database.read() as db:
                 query = sa.select(batches.c.status).where(batches.c.id == name)
-                if (await db.execute(query)).scalar_one_or_none() in ("completed", "failed", "expired", "cancelled"):
-                    await asyncio.to_thread(self._remove, name)
+                status = (await db.execute(query)).scalar_one_or_none()
+            if status in ("completed", "failed", "expired", "cancelled"):
+                await asyncio.to_thread(self._remove, name)
 
 
 class Results:
     """Puts the output and error file of a batch together from its segments, in the order of the input."""
 
-    def __init__(self, layout: Layout, batch_id: str, status: str) -> None:
+    def __init__(self, layout: Layout, lease: Lease, status: str) -> None:
         """Write nothing yet."""
         self.layout = layout
-        self.batch_id = batch_id
+        self.lease = lease
+        self.batch_id = lease.batch_id
         self.status = status
         self._segments: dict[str, IO[bytes]] = {}
         self._open: dict[str, tuple[Path, IO[bytes]]] = {}
@@ -181,15 +233,18 @@ class Results:
     def _result(self, line: RowMapping) -> bytes:
         name = str(line["segment"])
         if name not in self._segments:
-            self._segments[name] = (self.layout.batch(self.batch_id) / f"{name}.seg").open("rb")
+            self._segments[name] = open_to_read(self.layout.batch(self.batch_id) / f"{name}.seg")
         segment = self._segments[name]
         segment.seek(line["result_offset"])
-        return segment.read(line["result_length"])
+        found = segment.read(line["result_length"])
+        if len(found) != line["result_length"]:
+            raise OSError(errno.ENODATA, f"the segment {name} ends before the result of line {line['line_no']}")
+        return found
 
     def _file(self, kind: str) -> IO[bytes]:
         if kind not in self._open:
             temp = self.layout.new_temp()
-            self._open[kind] = (temp, temp.open("wb"))
+            self._open[kind] = (temp, create(temp))
         return self._open[kind][1]
 
     def publish(self) -> dict[str, tuple[str, int]]:
@@ -199,7 +254,7 @@ class Results:
             file.flush()
             size = file.tell()
             file.close()
-            file_id = result_file_id(self.batch_id, kind)
+            file_id = result_file_id(self.batch_id, kind, self.lease.epoch)
             publish(temp, self.layout.file(file_id))
             published[kind] = (file_id, size)
         return published
@@ -207,7 +262,8 @@ class Results:
     def close(self) -> None:
         """Close everything; what was not published is removed."""
         for temp, file in self._open.values():
-            file.close()
-            temp.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what it still held is not wanted
+                file.close()
+            remove(temp)
         for segment in self._segments.values():
             segment.close()

@@ -12,6 +12,7 @@ import msgspec
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
 from dovetail_server.openai.batches import BatchError
 from dovetail_server.openai.models import DEFAULT_MODEL
+from dovetail_server.storage.disk import open_to_read
 
 MAX_CUSTOM_ID = 512
 
@@ -59,7 +60,7 @@ class Validator:
 
     def read(self, path: Path) -> Found:
         """Check every line, up to the first `MAX_ERRORS` mistakes."""
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             for line_no, offset, raw in self._split(file):
                 if len(self.found.lines) >= self.max_lines:
                     self.found.errors = [self._too_many()]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from dovetail_server.batches.execute import Result
 from dovetail_server.batches.lines import Leased, LineStore, Written
 from dovetail_server.errors import ServiceError
-from dovetail_server.storage.disk import append, free_bytes
+from dovetail_server.storage.disk import append, exists, free_bytes, make_folder
 from dovetail_server.storage.paths import Layout
 
 logger = logging.getLogger("dovetail.server")
@@ -35,7 +37,8 @@ class Writer:
         self._queue: asyncio.Queue[Item] = asyncio.Queue()
         self._group: list[Item] = []
         """What is being saved; it stays here until it is, whatever ends the task meanwhile."""
-        self._lengths: dict[str, int] = {}
+        self._lengths: dict[tuple[str, str], int] = {}
+        """By batch and segment, the bytes that count; absent where only the database knows."""
 
     async def save(self, line: Leased, result: Result) -> None:
         """Return when the result is durable."""
@@ -71,10 +74,12 @@ class Writer:
         while True:
             try:
                 await self._save(batch_id, items)
-            except (OSError, ServiceError) as error:
+            except Exception as error:
                 if self.problem is None:
                     logger.warning("Batches pause: results cannot be written: %s", error)
                 self.problem = str(error)
+                if not isinstance(error, OSError | ServiceError):
+                    raise  # a death, which is logged and counted; the group is still there for the next life
                 await asyncio.sleep(RETRY_S)
                 continue
             if self.problem is not None:
@@ -86,26 +91,40 @@ class Writer:
             return
 
     async def _save(self, batch_id: str, items: Sequence[Item]) -> None:
-        at = self._lengths.get(batch_id, 0)
-        folder = self.layout.batch(batch_id)
-        end = await asyncio.to_thread(self._append, folder.is_dir(), batch_id, [i[1].text for i in items], at)
-        if end is None:
-            return  # the batch has ended meanwhile
+        me = self.lines.owner.name
+        items = [item for item in items if item[0].process == me]  # others are lost: this process was taken for gone
+        if not items or not await self._folder_of(batch_id):
+            return
+        # Forgotten until all has gone well: after an error nobody knows whether the transaction counted, and what
+        # counts is never written again. Somebody may be reading it.
+        at = self._lengths.pop((batch_id, me), None)
+        if at is None:
+            at = await self.lines.segment_end(batch_id, me)
+        path = self.layout.batch(batch_id) / f"{me}.seg"
+        end = await asyncio.to_thread(self._append, path, [result.text for _, result, _ in items], at)
         written, offset = [], at
         for line, result, _ in items:
             written.append(Written(line, result, offset))
             offset += len(result.text)
-        await self.lines.commit(self.lines.me, written)
-        self._lengths[batch_id] = end
+        await self.lines.commit(me, written)
+        self._lengths[batch_id, me] = end
 
-    def _append(self, is_there: bool, batch_id: str, pieces: list[bytes], at: int) -> int | None:
-        if not is_there:
-            return None
+    async def _folder_of(self, batch_id: str) -> bool:
+        """Make sure that there is a folder to write to; False where the batch has ended meanwhile."""
+        folder = self.layout.batch(batch_id)
+        if await asyncio.to_thread(exists, folder):
+            return True
+        if not await self.lines.is_open(batch_id):
+            return False
+        await asyncio.to_thread(make_folder, folder)
+        return True
+
+    def _append(self, path: Path, pieces: list[bytes], at: int) -> int:
         free = free_bytes(self.layout.folder)
         if free - sum(map(len, pieces)) < min(self.min_free, 1 << 20):
-            raise OSError(f"{free} bytes are left on the disk")
-        return append(self.layout.batch(batch_id) / f"{self.lines.me}.seg", pieces, at)
+            raise OSError(errno.ENOSPC, f"{free} bytes are left on the disk")
+        return append(path, pieces, at)
 
-    def forget(self, batch_id: str) -> None:
-        """Drop what is known of a batch that has ended."""
-        self._lengths.pop(batch_id, None)
+    def forget(self, batch_id: str | None = None) -> None:
+        """Drop what is known of a batch that has ended, or of all."""
+        self._lengths = {key: n for key, n in self._lengths.items() if batch_id not in (None, key[0])}

@@ -111,6 +111,10 @@ class Background:
             response = replace(job.head, status="failed", error=error)
         return ro.Failed(response=await kept(job, response))
 
+    def ids(self) -> set[str]:
+        """Return the responses that run or ended a short while ago."""
+        return set(self._live)
+
     def get(self, owner: str, response_id: str) -> Live | None:
         """Return a response that runs, or that ended a short while ago."""
         live = self._live.get(response_id)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +16,17 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
+from dovetail_server.batches.owners import Owner
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import Item, response_of_item
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.tables import responses as table
 
-LEASE_S = 60.0
 MAX_TURNS = 10_000
 """Longest chain of `previous_response_id`."""
 OPEN = ("queued", "in_progress")
-FIXED = ("id", "owner", "created_at", "expires_at")
+FIXED = ("id", "owner")
 """Columns that stay as they were first written."""
 MAX_GROUP = 64
 """Responses written in one transaction."""
@@ -51,10 +50,10 @@ class Held:
 class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
-    def __init__(self, settings: ServeSettings, database: Database, me: str, tasks: Supervisor) -> None:
-        """Wrap an open database; `me` is this process."""
+    def __init__(self, settings: ServeSettings, database: Database, owner: Owner, tasks: Supervisor) -> None:
+        """Wrap an open database; `owner` is this process."""
         self.database = database
-        self.me = me
+        self.process = owner
         self._tasks = tasks
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
@@ -62,6 +61,7 @@ class ResponseStore:
         self._held: dict[str, Held] = defaultdict(Held)
         self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
+        self._missing: set[str] = set()
 
     async def put(self, owner: str, response: ro.ResponseObject, items: Sequence[Item]) -> None:
         """Write a response, or what has become of one in the background; one that was deleted stays deleted.
@@ -71,17 +71,13 @@ class ResponseStore:
         """
         body, own = encode(response), encode(items)
         is_open = response.status in OPEN
-        now = time.time()
         row: Row = {
             "id": response.id,
             "owner": owner,
             "previous_id": response.previous_response_id,
             "status": response.status,
             "is_background": response.background,
-            "created_at": now,
-            "expires_at": now + self.ttl_s,
-            "process": self.me if is_open else None,
-            "lease_until": now + LEASE_S if is_open else None,
+            "process": self.process.name if is_open else None,
             "bytes": len(body) + len(own),
             "body": body,
             "items": own,
@@ -113,11 +109,13 @@ class ResponseStore:
         new = [row for row in rows if is_first(row)]
         async with self.database.write() as db:
             if new:
-                await db.execute(sa.insert(table), new)
+                now = self.database.now()
+                await db.execute(sa.insert(table).values(created_at=now, expires_at=now + self.ttl_s), new)
             for row in rows:
                 if not is_first(row):
                     values = {name: value for name, value in row.items() if name not in FIXED}
-                    await db.execute(sa.update(table).where(table.c.id == row["id"]).values(values))
+                    is_ours = table.c.process == self.process.name  # not, where others took this process for gone
+                    await db.execute(sa.update(table).where(table.c.id == row["id"], is_ours).values(values))
         for row in rows:
             self._held[row["owner"]].num += is_first(row)
             self._held[row["owner"]].num_bytes += row["bytes"]
@@ -204,7 +202,7 @@ class ResponseStore:
         total = sa.func.sum(table.c.bytes).over(**newest).label("total")
         ranked = sa.select(table.c.id, rank, total).subquery()
         beyond = sa.select(ranked.c.id).where(sa.or_(ranked.c.rank > self.max_num, ranked.c.total > self.max_bytes))
-        expired = table.c.expires_at <= time.time()
+        expired = table.c.expires_at <= self.database.now()
         count = sa.select(table.c.owner, sa.func.count(), sa.func.sum(table.c.bytes)).group_by(table.c.owner)
         async with self.database.write() as db:
             query = sa.delete(table).where(sa.or_(expired, table.c.id.in_(beyond)))
@@ -213,24 +211,6 @@ class ResponseStore:
         self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 
-    async def renew(self) -> None:
-        """Keep what this process generates, and end what nobody generates any more."""
-        now = time.time()
-        mine = sa.update(table).where(table.c.process == self.me)
-        async with self.database.read() as db:
-            query = sa.select(table.c.process).where(table.c.process.is_not(None)).limit(1)
-            if (await db.execute(query)).first() is None:
-                return
-        async with self.database.write() as db:
-            await db.execute(mine.values(lease_until=now + LEASE_S))
-        await self._end(table.c.lease_until < now)
-
-    async def processes(self) -> set[str]:
-        """Return the processes that are on record as generating."""
-        async with self.database.read() as db:
-            query = sa.select(table.c.process).where(table.c.process.is_not(None)).distinct()
-            return {str(row[0]) for row in await db.execute(query)}
-
     async def end_of(self, process: str) -> None:
         """End the responses of a process that is gone."""
         await self._end(table.c.process == process)
@@ -238,15 +218,26 @@ class ResponseStore:
     async def _end(self, which: sa.ColumnElement[bool]) -> None:
         error = ro.ResponseError(code="server_error", message="the server stopped before the response was complete")
         async with self.database.write() as db:
-            query = sa.select(table.c.id, table.c.body).where(table.c.process.is_not(None), which)
+            query = sa.select(table.c.id, table.c.body).where(table.c.process.is_not(None), which).with_for_update()
             for row in (await db.execute(query)).all():
                 body = encode(replace(decode_response(row.body), status="failed", error=error))
-                values = {"body": body, "status": "failed", "process": None, "lease_until": None}
+                values = {"body": body, "status": "failed", "process": None}
                 await db.execute(sa.update(table).where(table.c.id == row.id).values(values))
 
-    @staticmethod
-    def _visible(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return table.c.owner == owner, table.c.expires_at > time.time()
+    async def end_lost(self, known: Collection[str]) -> None:
+        """End what is on record as generated here and is not, as after an error while it was written down.
+
+        Args:
+            known: What is generated here. One that is missing twice in a row is lost.
+        """
+        async with self.database.read() as db:
+            query = sa.select(table.c.id).where(table.c.process == self.process.name)
+            found = {str(row[0]) for row in await db.execute(query)} - set(known)
+        await self._end(table.c.id.in_(found & self._missing))
+        self._missing = found
+
+    def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
 def fail(group: Sequence[tuple[Row, asyncio.Future[None]]], error: Exception) -> None:

@@ -46,6 +46,7 @@ def to_file(row: Any) -> FileObject:
 @json_route(router, "/v1/files", form=FileUpload, reply=FileObject)
 async def upload_file(request: Request, state: State) -> Response:
     """Store a file."""
+    from dovetail_server.storage.disk import remove
     from dovetail_server.storage.upload import FormReader, receive_file
 
     reader = FormReader(request.headers.get("content-type", ""), state.settings.max_file_bytes)
@@ -66,7 +67,7 @@ async def upload_file(request: Request, state: State) -> Response:
     except ClientDisconnect:
         raise ClientGoneError("the client left while sending its file") from None
     finally:
-        await asyncio.to_thread(temp.unlink, missing_ok=True)
+        await asyncio.to_thread(remove, temp)
     return json_reply(to_file(row))
 
 

@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from dovetail.errors import ConfigError
 from dovetail_server.errors import ServiceError
-from dovetail_server.storage.disk import waiting_lock
+from dovetail_server.storage.disk import touch, waiting_lock
+from dovetail_server.storage.paths import DATABASE, Layout
+from dovetail_server.storage.paths import MIGRATION_LOCK as MIGRATION_LOCK_FILE
 
 BUSY_S = 5.0
 MIGRATIONS = Path(__file__).parent / "migrations"
+UNIX_DAY = 2440587.5
+"""1970-01-01, as Julian days count."""
+PG_OPTIONS = "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
+"""Nobody waits without end for a server that stands still in the middle of a transaction."""
 MIGRATION_LOCK = 0x646F7665
 
 
@@ -40,6 +48,16 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         self._writer = asyncio.Lock()
+
+    def now(self) -> sa.ColumnElement[float]:
+        """Return the time as the database has it, in seconds: the clocks of servers may differ and jump."""
+        if self.is_sqlite:
+            return (sa.func.julianday("now", type_=sa.Float) - UNIX_DAY) * 86400.0
+        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Float)
+
+    def stamp(self, later_s: int = 0) -> sa.ColumnElement[int]:
+        """Return `now`, or so much later, in whole seconds."""
+        return sa.cast(sa.func.round(self.now() - 0.5), sa.BigInteger) + later_s
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -92,7 +110,7 @@ def database_url(url: str | None, folder: Path) -> str:
         ConfigError: Another kind of database, or one whose driver is not installed.
     """
     if url is None:
-        return f"sqlite+aiosqlite:///{folder / 'dovetail.db'}"
+        return f"sqlite+aiosqlite:///{folder / DATABASE}"
     if not url.startswith("postgresql+psycopg://"):
         kind = url.split(":", 1)[0]
         raise ConfigError(f"--database-url: {kind!r} is not supported; give postgresql+psycopg://user@host/name")
@@ -106,7 +124,9 @@ def database_url(url: str | None, folder: Path) -> str:
 def connect(url: str) -> AsyncEngine:
     """Make the engine of a database."""
     if url.startswith("postgresql"):
-        return create_async_engine(url, pool_pre_ping=True, pool_size=8, pool_timeout=BUSY_S)
+        return create_async_engine(
+            url, pool_pre_ping=True, pool_size=8, pool_timeout=BUSY_S, connect_args={"options": PG_OPTIONS}
+        )
     engine = create_async_engine(url, connect_args={"timeout": BUSY_S}, pool_size=8, pool_timeout=BUSY_S * 2)
     sa.event.listen(engine.sync_engine, "connect", set_up_sqlite)
     sa.event.listen(engine.sync_engine, "begin", begin_sqlite)
@@ -128,25 +148,30 @@ def begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
 
 
-def migrate(url: str, folder: Path) -> None:
+def migrate(url: str, layout: Layout) -> None:
     """Bring the tables up to date; called in a worker thread.
 
     Raises:
         ServiceError: The database cannot be used.
     """
-    from alembic import command
-    from alembic.config import Config
-
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     engine = sa.create_engine(url.replace("sqlite+aiosqlite:", "sqlite:"))
     try:
-        with waiting_lock(folder / "migrate.lock"), engine.begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+        with waiting_lock(layout.folder / MIGRATION_LOCK_FILE):
+            if engine.dialect.name == "sqlite":
+                touch(layout.database)  # SQLite's own mode would follow the umask; its journals take that of the file
+            run_migrations(engine, config)
     except (SQLAlchemyError, OSError) as error:
         raise unavailable(error) from error
     finally:
         engine.dispose()
+
+
+def run_migrations(engine: sa.Engine, config: Config) -> None:
+    """Bring the tables up to date in one transaction."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")

@@ -1,4 +1,8 @@
-"""Bytes on disk: free space, durable writes, and publishing a file so that it is there whole or not at all."""
+"""Bytes on disk: free space, durable writes, and publishing a file so that it is there whole or not at all.
+
+All that storage does to the disk goes through `os` here. What is created is for this user alone, from its first moment:
+the mode is given with the creation, so that no umask and no later `chmod` leaves a gap.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,12 @@ from typing import IO
 from dovetail_server.errors import ServiceError
 
 COPY_BYTES = 1 << 20
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+PASSING = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, *FULL}
+)
+"""Errors that say nothing of the file: they pass when there is more of something."""
 
 
 def disk_full(free: int, floor: int) -> ServiceError:
@@ -28,12 +37,90 @@ def disk_full(free: int, floor: int) -> ServiceError:
 
 def free_bytes(folder: Path) -> int:
     """Return what may still be written under `folder`."""
-    return shutil.disk_usage(folder).free
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for this user alone, if it is not there."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, FOLDER_MODE)
+
+
+def create(path: Path) -> IO[bytes]:
+    """Make a file for this user alone, or empty the one that is there, and open it for writing."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
+
+
+def touch(path: Path) -> None:
+    """Make an empty file for this user alone, if it is not there."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """Open a file."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
+
+
+def read_at(path: Path, offset: int, length: int) -> bytes:
+    """Read a piece of a file.
+
+    Raises:
+        OSError: It cannot be read, or ends too soon.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.pread(handle, length, offset)
+    finally:
+        os.close(handle)
+    if len(found) != length:
+        raise OSError(errno.ENODATA, f"the file has {offset + len(found)} bytes, {offset + length} are needed")
+    return found
+
+
+def exists(path: Path) -> bool:
+    """Tell whether something is there.
+
+    Raises:
+        OSError: That cannot be told.
+    """
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return what is in a folder."""
+    return os.listdir(folder)
+
+
+def age_of(path: Path, now: float) -> float:
+    """Return how long ago a file was last written, in seconds; 0 where it is gone."""
+    try:
+        return now - os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of files, as far as that goes now: what is left is removed by a later sweep."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            remove(path / name)
+        os.rmdir(path)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
@@ -42,14 +129,17 @@ def sync_folder(folder: Path) -> None:
 
 def publish(temp: Path, target: Path) -> None:
     """Give a finished file its name; its bytes are durable before the name is."""
-    with temp.open("rb") as file:
-        os.fsync(file.fileno())
+    handle = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
     os.replace(temp, target)
     sync_folder(target.parent)
 
 
 def write_whole(target: Path, temp: Path, pieces: Iterable[bytes]) -> int:
-    """Write a file and publish it.
+    """Write a file of the user's own, with the mode that files of this user have, and publish it.
 
     Returns:
         Its length in bytes.
@@ -76,21 +166,29 @@ def append(path: Path, pieces: list[bytes], at: int) -> int:
     Returns:
         The new length.
     """
-    is_new = not path.exists()
-    with path.open("ab") as file:
-        file.truncate(at)
+    is_new = not exists(path)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(handle, "wb") as file:
+        os.ftruncate(handle, at)
+        file.seek(at)
         try:
             file.write(b"".join(pieces))
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(handle)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), at)
+                os.ftruncate(handle, at)
             raise
         end = file.tell()
     if is_new:
         sync_folder(path.parent)
     return end
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file to one for this user alone."""
+    with open_to_read(source) as read, create(target) as written:
+        shutil.copyfileobj(read, written, COPY_BYTES)
 
 
 def link_or_copy(source: Path, target: Path, temp: Path) -> None:
@@ -105,25 +203,33 @@ def link_or_copy(source: Path, target: Path, temp: Path) -> None:
         return
     except FileNotFoundError:
         raise
-    except OSError:
-        shutil.copyfile(source, temp)
-        publish(temp, target)
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        try:
+            copy(source, temp)
+            publish(temp, target)
+        finally:
+            remove(temp)
 
 
 def lock_file(path: Path) -> IO[bytes] | None:
     """Take a lock that ends with this process, or return None if somebody holds it."""
-    file = path.open("ab")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         return None
+    except BaseException:
+        file.close()
+        raise
     return file
 
 
 @contextlib.contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
     """Hold a lock for a block, after waiting for it."""
-    with path.open("ab") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

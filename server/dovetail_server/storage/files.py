@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from dovetail.errors import RequestError
 from dovetail_server.errors import ServiceError
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
-from dovetail_server.storage.disk import FULL, disk_full, free_bytes, publish
+from dovetail_server.storage.disk import FULL, age_of, disk_full, free_bytes, names_in, publish, remove
 from dovetail_server.storage.paths import Layout, new_id
 from dovetail_server.storage.tables import files
 
 TEMP_AGE_S = 24 * 3600.0
-"""An unfinished upload older than this was left by a process that is gone."""
+"""What is older than this and unfinished was left by a process that is gone."""
+CHUNK = 500
 
 
 class FileStore:
@@ -63,15 +64,15 @@ class FileStore:
             ServiceError: 507 or 503; the temporary file is still there.
         """
         await self.check_room(size, is_written=True)
-        file_id, now = new_id("file-"), int(time.time())
+        file_id = new_id("file-")
         row = {
             "id": file_id,
             "owner": owner,
             "filename": filename,
             "purpose": purpose,
             "bytes": size,
-            "created_at": now,
-            "expires_at": None if expires_s is None else now + expires_s,
+            "created_at": self.database.stamp(),
+            "expires_at": None if expires_s is None else self.database.stamp(expires_s),
         }
         try:
             await asyncio.to_thread(publish, temp, self.layout.file(file_id))
@@ -79,12 +80,9 @@ class FileStore:
             if error.errno in FULL:
                 raise disk_full(0, self.settings.min_free_disk_bytes) from error
             raise
-        try:
-            async with self.database.write() as db:
-                await db.execute(sa.insert(files).values(row))
-        except BaseException:
-            self.layout.file(file_id).unlink(missing_ok=True)
-            raise
+        # Where this fails the file stays: the row may be there all the same. If it is not, a sweep removes the file.
+        async with self.database.write() as db:
+            await db.execute(sa.insert(files).values(row))
         return await self.get(file_id, owner)
 
     async def find(self, file_id: str, owner: str) -> RowMapping | None:
@@ -128,10 +126,10 @@ class FileStore:
             query = sa.delete(files).where(files.c.id == file_id, files.c.owner == owner, self._is_alive())
             if (await db.execute(query)).rowcount != 1:
                 raise self.missing(file_id)
-        await asyncio.to_thread(self.layout.file(file_id).unlink, missing_ok=True)
+        await asyncio.to_thread(self._remove, [file_id])
 
     async def sweep(self) -> int:
-        """Delete what has expired, and uploads that nobody finished.
+        """Delete what has expired, uploads that nobody finished, and what was left without a row.
 
         Returns:
             How many files expired.
@@ -140,16 +138,31 @@ class FileStore:
             query = sa.delete(files).where(~self._is_alive()).returning(files.c.id)
             gone = [str(row[0]) for row in await db.execute(query)]
         await asyncio.to_thread(self._remove, gone)
+        await asyncio.to_thread(self._remove_old, self.layout.temp)
+        await self._remove_orphans(await asyncio.to_thread(self._old_files))
         return len(gone)
 
-    def _remove(self, gone: list[str]) -> None:
+    def _remove(self, gone: Sequence[str]) -> None:
         for file_id in gone:
-            self.layout.file(file_id).unlink(missing_ok=True)
-        oldest = time.time() - TEMP_AGE_S
-        for path in self.layout.temp.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
+            remove(self.layout.file(file_id))
+
+    @staticmethod
+    def _remove_old(folder: Path) -> None:
+        for name in names_in(folder):
+            if age_of(folder / name, time.time()) > TEMP_AGE_S:
+                remove(folder / name)
+
+    def _old_files(self) -> list[str]:
+        now, folder = time.time(), self.layout.files
+        return [name for name in names_in(folder) if age_of(folder / name, now) > TEMP_AGE_S]
+
+    async def _remove_orphans(self, names: Sequence[str]) -> None:
+        """Remove files whose row was never written, or is gone: a process ended in between."""
+        for start in range(0, len(names), CHUNK):
+            chunk = names[start : start + CHUNK]
+            async with self.database.read() as db:
+                found = set((await db.execute(sa.select(files.c.id).where(files.c.id.in_(chunk)))).scalars())
+            await asyncio.to_thread(self._remove, [name for name in chunk if name not in found])
 
     @staticmethod
     def missing(file_id: str) -> RequestError:
@@ -157,9 +170,8 @@ class FileStore:
         text = f"no file {file_id!r} here; GET /v1/files lists them"
         return RequestError(text, param="file_id", code="file_not_found", status=404)
 
-    @staticmethod
-    def _is_alive() -> sa.ColumnElement[bool]:
-        return sa.or_(files.c.expires_at.is_(None), files.c.expires_at > int(time.time()))
+    def _is_alive(self) -> sa.ColumnElement[bool]:
+        return sa.or_(files.c.expires_at.is_(None), files.c.expires_at > self.database.now())
 
 
 async def read_page(

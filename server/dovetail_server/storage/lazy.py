@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from dovetail_server.storage.paths import storage_folder
+from dovetail_server.storage.paths import Layout, storage_folder
 
 if TYPE_CHECKING:
     from dovetail_server.batches.service import BatchService
@@ -39,7 +39,7 @@ class LazyStorage:
     def is_in_use(self) -> bool:
         """Tell whether an earlier run may have left work."""
         settings = self._state.settings
-        return settings.database_url is not None or (storage_folder(settings) / "dovetail.db").exists()
+        return settings.database_url is not None or Layout(storage_folder(settings)).database.exists()
 
     async def get(self) -> BatchService:
         """Return the open service.
@@ -65,7 +65,11 @@ class LazyStorage:
         if self._is_closed:
             raise errors.draining()
         service = await asyncio.to_thread(self._prepare)
-        await service.start()
+        try:
+            await service.start()
+        except BaseException:
+            await service.abandon()
+            raise
         return service
 
     def _prepare(self) -> BatchService:
@@ -102,6 +106,8 @@ class LazyStorage:
         if late:
             logger.error("Files and batches could not be closed within %g s; the next server takes over.", CLOSE_S)
             await self._state.tasks.stop([closing])
+            if self._service is not None:
+                await asyncio.wait({self._state.tasks.start("storage end", self._service.abandon())}, timeout=CLOSE_S)
 
     async def _close(self) -> None:
         async with self._lock:

@@ -9,6 +9,10 @@ import time
 from pathlib import Path
 
 from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.private import make_private
+
+DATABASE = "dovetail.db"
+MIGRATION_LOCK = "migrate.lock"
 
 
 def storage_folder(settings: ServeSettings) -> Path:
@@ -24,9 +28,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(12)}"
 
 
-def result_file_id(batch_id: str, kind: str) -> str:
-    """Return the identifier of a batch's output or error file: the same however often it is published."""
-    return "file-" + hashlib.sha256(f"{batch_id}:{kind}".encode()).hexdigest()[:40]
+def result_file_id(batch_id: str, kind: str, epoch: int) -> str:
+    """Return the identifier of a batch's output or error file, as the attempt with this token publishes it."""
+    return "file-" + hashlib.sha256(f"{batch_id}:{kind}:{epoch}".encode()).hexdigest()[:40]
 
 
 class Layout:
@@ -41,10 +45,17 @@ class Layout:
         self.owners = folder / "owners"
 
     def create(self) -> None:
-        """Create what is missing, for this user alone."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for part in (self.files, self.temp, self.batches, self.owners):
-            part.mkdir(exist_ok=True, mode=0o700)
+        """Create what is missing, for this user alone; see `make_private`.
+
+        Raises:
+            OSError: It cannot be.
+        """
+        make_private(self.folder, (self.files, self.temp, self.batches, self.owners), (DATABASE, MIGRATION_LOCK))
+
+    @property
+    def database(self) -> Path:
+        """The SQLite database; its journals are beside it and have its mode."""
+        return self.folder / DATABASE
 
     def file(self, file_id: str) -> Path:
         """Return where a file's bytes are; the id is one that was read from the database."""

@@ -12,7 +12,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from dovetail.errors import RequestError
-from dovetail_server.storage.disk import FULL, disk_full, free_bytes
+from dovetail_server.storage.disk import FULL, create, disk_full, free_bytes
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
@@ -169,7 +169,7 @@ async def receive_file(reader: FormReader, body: AsyncIterator[bytes], temp: Pat
         RequestError: The form is broken, cut off, or without a file.
         ServiceError: The disk is full.
     """
-    file = await asyncio.to_thread(temp.open, "wb")
+    file = await asyncio.to_thread(create, temp)
     try:
         await _copy(reader, body, file, temp, min_free)
         await asyncio.to_thread(file.flush)
