@@ -13,7 +13,6 @@ from torch import Tensor
 from dovetail.engine.messages import SamplingParams
 from dovetail.runtime import draw, draw_triton
 from dovetail.runtime.draw import DrawParams
-from dovetail.runtime.seeds import row_key
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -40,7 +39,7 @@ FILTERS = [
 
 def params(rows: list[SamplingParams], seed: int) -> DrawParams:
     """Parameters of rows, each with a seed of its own."""
-    return DrawParams.of(rows, [row_key(seed + i, 3) for i in range(len(rows))], DEVICE)
+    return DrawParams.of(rows, [seed + i for i in range(len(rows))], [3] * len(rows), DEVICE)
 
 
 def by_sorting(logits: Tensor, p: DrawParams) -> Tensor:
@@ -74,7 +73,7 @@ def test_the_kernel_draws_as_a_sort_would(shape: str, vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = SHAPES[shape](torch.randn(len(rows), vocab, generator=generator).to(DEVICE) * 2)
     p = params(rows, seed=vocab)
-    assert draw_triton.draw(logits, p, block=128).tolist() == by_sorting(logits, p).tolist()
+    assert draw_triton.draw(logits, p, race=64, block=128).tolist() == by_sorting(logits, p).tolist()
 
 
 @pytest.mark.gpu
@@ -84,7 +83,7 @@ def test_the_kernel_draws_by_the_probabilities(row: SamplingParams) -> None:
     num = 20_000
     logits = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 1.5).to(DEVICE).expand(num, 12)
     p = params([row] * num, seed=0)
-    counts = torch.bincount(draw_triton.draw(logits, p, block=16), minlength=12).double().cpu()
+    counts = torch.bincount(draw_triton.draw(logits, p, race=16, block=16), minlength=12).double().cpu()
     probs = (logits[:1].double() / row.temperature).softmax(-1)
     best, order = probs.float().sort(descending=True, stable=True)
     kept = torch.zeros(12, dtype=torch.bool).to(DEVICE)
@@ -101,10 +100,10 @@ def test_rows_that_are_not_finite_end() -> None:
     """Rows of NaN and of infinities give some token of the vocabulary and leave their neighbours alone."""
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     p = params([sampling(temperature=1.0, top_p=0.7331, top_k=20)] * 4, seed=9)
-    want = draw_triton.draw(logits, p, block=64)[3]
+    want = draw_triton.draw(logits, p, race=32, block=64)[3]
     logits[0], logits[1], logits[2, 7] = float("nan"), float("-inf"), float("inf")
     with np.errstate(invalid="ignore"):  # the interpreter computes in numpy
-        found = draw_triton.draw(logits, p, block=64)
+        found = draw_triton.draw(logits, p, race=32, block=64)
     assert ((found >= 0) & (found < 50)).all()
     assert found[3] == want
 
@@ -115,7 +114,7 @@ def test_equal_tokens_on_the_edge_are_kept_by_id(filters: dict[str, float]) -> N
     logits = torch.zeros(40, 30)
     logits[:, 20:] = 1.0
     rows = [sampling(temperature=1.0, **filters)] * 40
-    p = DrawParams.of(rows, [row_key(i, 1) for i in range(40)], torch.device("cpu"))
+    p = DrawParams.of(rows, list(range(40)), [1] * 40, torch.device("cpu"))
     scores = draw.scaled(logits, p.temperature)
     want = draw.draw_filtered(scores, p, 30)[0]
     assert torch.equal(draw.draw_short(scores, p, 7), want)

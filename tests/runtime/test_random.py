@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from dovetail.runtime.random import exponentials
-from dovetail.runtime.seeds import derive_seed, row_key
+from dovetail.runtime.random import exponentials, row_keys
+from dovetail.runtime.seeds import derive_seed, row_key, signed64
 
 
 def keys(*pairs: tuple[int, int]) -> torch.Tensor:
@@ -60,3 +60,11 @@ def test_derived_seeds_differ_and_the_first_is_the_request_s_own() -> None:
     assert seeds[0] == 123
     assert len(set(seeds)) == 128
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_keys_are_the_same_on_the_host_and_on_the_device() -> None:
+    """Keys of rows, computed in wrapping 64-bit integers, are those of the host for any seed and position."""
+    seeds = [0, 1, 42, 2**31, 2**62 + 12345, 2**63 - 1, -1, -(2**63), 2**64 - 3]
+    positions = [0, 7, 1, 131_071, 2, 3, 5, 1_000_000, 4]
+    found = row_keys(torch.tensor([signed64(seed) for seed in seeds]), torch.tensor(positions))
+    assert [tuple(row) for row in found.tolist()] == [row_key(*pair) for pair in zip(seeds, positions, strict=True)]

@@ -307,8 +307,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         noted.run(kernel, *args, **kwargs)
 
-    def drawn(logits: torch.Tensor, p: draw.DrawParams, *, filtered: bool = True) -> torch.Tensor:
-        return draw_triton.draw(logits, p).zero_()
+    def drawn(
+        logits: torch.Tensor, p: draw.DrawParams, greedy: torch.Tensor | None = None, *, filtered: bool = True
+    ) -> torch.Tensor:
+        return draw_triton.draw(logits, p, greedy).zero_()
 
     caps = replace(TritonBackend.caps, devices=frozenset({"cpu"}))
     monkeypatch.setattr(TritonBackend, "caps", caps)
@@ -354,4 +356,4 @@ def test_real_steps_find_their_kernels_compiled(
             core.step()
         finish(core)
     assert launches.keys <= warmed
-    assert {"_extend_kernel", "_decode_kernel", "_gemv_kernel", "_skinny_kernel", "_draw_kernel"} <= launches.names()
+    assert {"_extend_kernel", "_decode_kernel", "_gemv_kernel", "_skinny_kernel", "_race_kernel"} <= launches.names()

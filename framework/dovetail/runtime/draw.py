@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from dovetail.engine.messages import SamplingParams
-from dovetail.runtime.random import exponentials
-from dovetail.runtime.upload import to_device, upload
+from dovetail.runtime.random import exponentials, row_keys
+from dovetail.runtime.seeds import signed64
+from dovetail.runtime.upload import to_device
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""
@@ -28,49 +29,43 @@ class DrawParams:
     """Parameters by row.
 
     `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off),
-    `keys` is `[R, 2]` int32: those of this step.
+    `seeds` and `positions` are `[R]` int64: what the draws of this step are keyed by.
     """
 
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
     top_k: Tensor
-    keys: Tensor
+    seeds: Tensor
+    positions: Tensor
 
     @classmethod
     def empty(cls, num: int, device: torch.device) -> DrawParams:
         """Greedy rows, to be overwritten."""
         temperature, top_p, min_p = torch.zeros(3, num, device=device)
-        top_k = torch.zeros(num, dtype=torch.int64, device=device)
-        return cls(temperature, top_p, min_p, top_k, torch.zeros(num, 2, dtype=torch.int32, device=device))
+        return cls(temperature, top_p, min_p, *torch.zeros(3, num, dtype=torch.int64, device=device))
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]], device: torch.device) -> DrawParams:
-        """From the parameters of each row and its keys (`seeds.row_key`)."""
+    def of(
+        cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int], device: torch.device
+    ) -> DrawParams:
+        """From the parameters of each row, its seed, and the place of its next token among those it generates."""
         floats = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]])
-        temperature, top_p, min_p = to_device(floats, device)
-        top_k = upload([p.top_k for p in params], torch.int64, device)
-        return cls(temperature, top_p, min_p, top_k, to_device(keys_tensor(keys), device))
+        numbers = torch.tensor([[p.top_k for p in params], [signed64(seed) for seed in seeds], list(positions)])
+        return cls(*to_device(floats, device), *to_device(numbers, device))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order of the constructor."""
-        return self.temperature, self.top_p, self.min_p, self.top_k, self.keys
+        return self.temperature, self.top_p, self.min_p, self.top_k, self.seeds, self.positions
 
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
-        return DrawParams(
-            self.temperature[index], self.top_p[index], self.min_p[index], self.top_k[index], self.keys[index]
-        )
+        return DrawParams(*(tensor[index] for tensor in self.tensors()))
 
     def copy_from(self, other: DrawParams) -> None:
         """Overwrite the first rows with all of `other`."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine[: theirs.shape[0]].copy_(theirs, non_blocking=True)
-
-
-def keys_tensor(keys: Sequence[tuple[int, int]]) -> Tensor:
-    """Row keys as `[R, 2]` int32 on the host."""
-    return torch.tensor(keys, dtype=torch.int32).view(-1, 2)
 
 
 def is_filtered(p: SamplingParams) -> bool:
@@ -84,18 +79,19 @@ def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits - logits.max(dim=-1, keepdim=True).values) / safe[:, None]
 
 
-def draw(logits: Tensor, p: DrawParams, *, filtered: bool = True) -> Tensor:
-    """Draw one token per row, `[R, V]` to `[R]` int64: on CUDA in one kernel, fit for a graph, else in torch.
+def draw(logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, filtered: bool = True) -> Tensor:
+    """Draw one token per row, `[R, V]` to `[R]` int64: on CUDA in two kernels, fit for a graph, else in torch.
 
     Args:
         logits: Any float dtype; not changed.
         p: Parameters by row; rows with temperature 0 take their best token.
+        greedy: `[R]` int64, the best token of each row, where it is known.
         filtered: Whether any row has a filter on. The kernel finds out by itself.
     """
     if logits.is_cuda:
         from dovetail.runtime import draw_triton  # imports Triton, which only CUDA tensors need
 
-        return draw_triton.draw(logits, p)
+        return draw_triton.draw(logits, p, greedy)
     rows = max(1, BLOCK // logits.shape[-1])
     if logits.device.type != "cpu" or logits.shape[0] <= rows:
         return _draw_block(logits, p, filtered=filtered)
@@ -131,7 +127,7 @@ def _is_filtered(p: DrawParams) -> Tensor:
 def draw_any(scores: Tensor, p: DrawParams) -> Tensor:
     """Draw from all tokens; `[R, V]` scaled logits to `[R]` int64."""
     tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
-    return (scores - exponentials(p.keys, tokens).log()).argmax(dim=-1)
+    return (scores - exponentials(row_keys(p.seeds, p.positions), tokens).log()).argmax(dim=-1)
 
 
 def draw_filtered(scores: Tensor, p: DrawParams, width: int) -> tuple[Tensor, Tensor]:
@@ -144,7 +140,7 @@ def draw_filtered(scores: Tensor, p: DrawParams, width: int) -> tuple[Tensor, Te
     vocab = scores.shape[-1]
     best, tokens = _ordered(scores, width)
     probs = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()
-    races = best - exponentials(p.keys, tokens.to(torch.int32)).log()
+    races = best - exponentials(row_keys(p.seeds, p.positions), tokens.to(torch.int32)).log()
     kept = keep_mask(probs, p)
     chosen = torch.where(kept, races, float("-inf")).argmax(dim=-1, keepdim=True)
     # Where the last candidate's equals are kept, some of them may be missing from the list.

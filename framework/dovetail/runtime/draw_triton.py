@@ -1,11 +1,15 @@
-"""Draws tokens on CUDA in one kernel, one program per row, without sorting and without a list of candidates.
+"""Draws tokens on CUDA in two kernels, without sorting and without a list of candidates.
 
-The filters keep the first tokens of one order: by logit, then by id. So all that is sought is where that order is cut:
-the least logit that is kept, and how many of the tokens that have exactly this one. It is found by bisection between
-values that occur, a pass over the row a step: about as many as the binary logarithm of the number of different logits.
-Sums are taken in a fixed order, so a row's token does not depend on its batch.
+The filters keep the first tokens of one order: by logit, then by id. The first kernel runs the race of a draw among all
+tokens of a row, in blocks. Whoever wins it has won among those that are kept, too, if it is one of them; and that takes
+one pass over the row: how many stand before it, and with what mass. If it is not, the race is between those before it.
+So a row takes two or three passes, where seeking the place at which the order is cut would take twenty.
 
-`draw.draw_filtered` over the whole vocabulary is the reference. V vocabulary size.
+Where top-k and top-p are both given, the mass of what top-k leaves has to be known first: then that place is found, by
+bisection between values that occur.
+
+Sums are taken in a fixed order, so a row's token does not depend on its batch. `draw.draw_filtered` over the whole
+vocabulary is the reference. V vocabulary size.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from dovetail.runtime.draw import DrawParams
 
+RACE = 4096
 BLOCK = 8192
 
 
@@ -89,56 +94,157 @@ def _limits(logits, top, rate, top_p, top_k, V, BLOCK: tl.constexpr):
     return cut, allowed, ties
 
 
+@triton.jit
+def _keys(seeds, positions, row):
+    """As `seeds.row_key`, in 64-bit integers that wrap around."""
+    one = tl.arange(0, 1)
+    z = tl.load(seeds + row + one) * -7046029254386353131 + tl.load(positions + row + one) * -3335678366873096957
+    z += -8306560040656073257
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    z ^= (z >> 31) & 0x1FFFFFFFF
+    return z.to(tl.int32), (z >> 32).to(tl.int32)
+
+
+@triton.jit
+def _race(scores, at, key_a, key_b):
+    """Add to scores what makes the largest a draw from their distribution."""
+    h = _mix(_mix(at ^ key_a) ^ key_b)
+    uniform = (((h >> 9) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return scores - tl.log(-tl.log(uniform))
+
+
 # The parameters share a tensor, so the number of rows decides which of them is aligned: no matter for single numbers.
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "keys"])
-def _draw_kernel(
-    logits, temperatures, top_ps, min_ps, top_ks, keys, out, stride, V, BLOCK: tl.constexpr
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
+)
+def _race_kernel(
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, stride, V,
+    num_blocks, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    """The race within a block of logits: best score and its token, and the mass of the block."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    out = row * num_blocks + block
     logits += row.to(tl.int64) * stride
-    temperature = tl.load(temperatures + row)
-    top_p, min_p, top_k = tl.load(top_ps + row), tl.load(min_ps + row), tl.load(top_ks + row)
-    peaks = tl.full([BLOCK], float("-inf"), tl.float32)
-    values = _load(logits, 0, V, BLOCK)
-    for start in range(0, V, BLOCK):
-        following = _load(logits, start + BLOCK, V, BLOCK)
-        peaks = tl.maximum(peaks, values)
-        values = following
-    top = tl.max(peaks, 0)
+    top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
+    if (top_p < 1.0) & (top_k > 0) & (top_k < V):
+        return  # this row's race begins once it is known where the order is cut
+    top = tl.load(logits + tl.load(greedy + row)).to(tl.float32)
+    temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
     is_drawn = temperature > 0
     temperature = tl.where(is_drawn, temperature, 1.0)
-    cut, allowed, ties = -3.4028234663852886e38, V, 0
-    if is_drawn & ((top_p < 1.0) | ((top_k > 0) & (top_k < V))):
+    values = _load(logits, block * BLOCK, V, BLOCK)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    found = tl.div_rn(values - top, temperature)
+    if min_p > 0:
+        found = tl.where((found == 0.0) | (tl.exp(found) >= min_p), found, float("-inf"))
+    furthest = tl.max(found, 0)
+    # The best token's score is at least -2.9 and the luck of a token less than 16.7: a block further behind has lost.
+    if is_drawn & (furthest >= -19.7):
+        key_a, key_b = _keys(seeds, positions, row)
+        found = _race(found, at, key_a, key_b)
+    best = tl.max(found, 0)
+    tl.store(scores + out, best)
+    tl.store(places + out, tl.min(tl.where((found == best) & (found > float("-inf")), at, V), 0))
+    if top_p < 1.0:
         rate = tl.minimum(tl.div_rn(1.4426950408889634, temperature), 1e37)
-        cut, allowed, ties = _limits(logits, top, rate, top_p, top_k, V, BLOCK)
-    key_a, key_b = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
+        tl.store(masses + out, tl.sum(tl.where(values > float("-inf"), tl.exp2((values - top) * rate), 0.0), 0))
+
+
+@triton.jit
+def _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK: tl.constexpr):
+    """Number and mass of the tokens that stand before `place` in the order, and who wins the race among them."""
+    limit = tl.load(logits + place).to(tl.float32)
+    count, mass = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     chosen = tl.zeros([BLOCK], tl.int32) + V
-    seen, record = 0, float("-inf")
     values = _load(logits, 0, V, BLOCK)
     for start in range(0, V, BLOCK):
         following = _load(logits, start + BLOCK, V, BLOCK)
         at = start + tl.arange(0, BLOCK)
-        scores = tl.div_rn(values - top, temperature)
-        kept = (values >= cut) & ((scores == 0.0) | (tl.exp(scores) >= min_p))
-        if allowed < ties:
-            tied = (values == cut).to(tl.int32)
-            kept = kept & ((tied == 0) | (seen + tl.cumsum(tied, 0) <= allowed))
-            seen += tl.sum(tied, 0)
-        scores = tl.where(kept, scores, float("-inf"))
-        # The luck of a token is less than 16.7: a block whose best score is further behind need not be drawn.
-        if tl.max(scores, 0) + 16.7 >= record:
-            if is_drawn:
-                h = _mix(_mix(at ^ key_a) ^ key_b)
-                uniform = (((h >> 9) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-                scores -= tl.log(-tl.log(uniform))
+        inside = (values > limit) | ((values == limit) & (at < place))
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            count += inside.to(tl.int32)
+            mass += tl.where(inside, tl.exp2((values - top) * rate), 0.0)
+            scores = tl.div_rn(values - top, temperature)
+            scores = tl.where(inside & ((scores == 0.0) | (tl.exp(scores) >= min_p)), scores, float("-inf"))
+            scores = _race(scores, at, key_a, key_b)
             better = scores > best
             best = tl.where(better, scores, best)
             chosen = tl.where(better, at, chosen)
-            record = tl.max(best, 0)
         values = following
-    winner = tl.min(tl.where(best == record, chosen, V), 0)
-    tl.store(out + row, tl.where(winner < V, winner, 0).to(tl.int64))
+    record = tl.max(best, 0)
+    return tl.sum(count, 0), tl.sum(mass, 0), tl.min(tl.where(best == record, chosen, V), 0)
+
+
+@triton.jit
+def _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, key_b, V, BLOCK: tl.constexpr):
+    """Who wins the race among the tokens above `cut` and the first `allowed` of the `ties` that have this logit."""
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    chosen = tl.zeros([BLOCK], tl.int32) + V
+    seen = 0
+    values = _load(logits, 0, V, BLOCK)
+    for start in range(0, V, BLOCK):
+        following = _load(logits, start + BLOCK, V, BLOCK)
+        at = start + tl.arange(0, BLOCK)
+        kept = values >= cut
+        if tl.max(kept.to(tl.int32), 0) > 0:
+            if allowed < ties:
+                tied = (values == cut).to(tl.int32)
+                kept = kept & ((tied == 0) | (seen + tl.cumsum(tied, 0) <= allowed))
+                seen += tl.sum(tied, 0)
+            scores = tl.div_rn(values - top, temperature)
+            kept = kept & ((scores == 0.0) | (tl.exp(scores) >= min_p))
+            scores = _race(tl.where(kept, scores, float("-inf")), at, key_a, key_b)
+            better = scores > best
+            best = tl.where(better, scores, best)
+            chosen = tl.where(better, at, chosen)
+        values = following
+    record = tl.max(best, 0)
+    return tl.min(tl.where(best == record, chosen, V), 0)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
+)
+def _settle_kernel(
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, out, stride, V,
+    num_blocks, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The winner of a row's race, if the filters keep it; else the best of those before it, and so on."""
+    row = tl.program_id(0)
+    temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
+    top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
+    by_p, by_k = top_p < 1.0, (top_k > 0) & (top_k < V)
+    is_drawn = temperature > 0
+    temperature = tl.where(is_drawn, temperature, 1.0)
+    logits += row.to(tl.int64) * stride
+    best = tl.load(greedy + row).to(tl.int32)
+    top = tl.load(logits + best).to(tl.float32)
+    rate = tl.minimum(tl.div_rn(1.4426950408889634, temperature), 1e37)
+    key_a, key_b = _keys(seeds, positions, row)
+    place = best
+    if by_p & by_k:
+        if is_drawn:
+            cut, allowed, ties = _limits(logits, top, rate, top_p, top_k, V, BLOCK)
+            place = _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, key_b, V, BLOCK)
+    else:
+        blocks = row * num_blocks + tl.arange(0, BLOCKS)
+        inside = tl.arange(0, BLOCKS) < num_blocks
+        found = tl.load(scores + blocks, mask=inside, other=float("-inf"))
+        tokens = tl.load(places + blocks, mask=inside, other=V)
+        place = tl.min(tl.where(found == tl.max(found, 0), tokens, V), 0)
+        target = float("inf")
+        if by_p:
+            target = top_p * tl.sum(tl.load(masses + blocks, mask=inside, other=0.0), 0)
+        wanted = tl.where(by_k, top_k, V).to(tl.int32)
+        searching = (is_drawn & (by_p | by_k) & (place < V)).to(tl.int32)
+        while searching > 0:
+            num, mass, following = _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK)
+            is_kept = (num == 0) | ((num < wanted) & (mass < target))
+            searching = tl.where(is_kept | (following >= V), 0, 1)
+            place = tl.where(is_kept, place, following)
+    tl.store(out + row, tl.where(place < V, place, 0).to(tl.int64))
 
 
 @triton.jit
@@ -149,15 +255,34 @@ def _mix(h):
     return h ^ ((h >> 16) & 0xFFFF)
 
 
-def draw(logits: Tensor, p: DrawParams, block: int = BLOCK) -> Tensor:
+def draw(
+    logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, race: int = RACE, block: int = BLOCK
+) -> Tensor:
     """Draw one token per row of `[R, V]` logits: `[R]` int64. Fit for a CUDA graph; rows may be strided.
 
-    Rows whose temperature is 0 take the best token. Of a row without any finite logit, token 0 comes back.
+    Args:
+        logits: Any float dtype.
+        p: Parameters by row; rows whose temperature is 0 take the best token.
+        greedy: `[R]` int64, the best token of each row, where it is known.
+        race: Logits of one program of the first kernel.
+        block: Logits that the second works on at once.
+
+    Of a row without any finite logit, token 0 comes back.
     """
     rows, vocab = logits.shape
+    greedy = logits.argmax(dim=-1) if greedy is None else greedy
+    num_blocks = triton.cdiv(vocab, race)
+    masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
+    places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _draw_kernel[(rows,)](
-        logits, p.temperature, p.top_p, p.min_p, p.top_k, p.keys, out, logits.stride(0), vocab,
-        BLOCK=block, num_warps=max(1, min(16, block // 256)),
+    stride = logits.stride(0)
+    _race_kernel[(rows, num_blocks)](
+        logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places, stride,
+        vocab, num_blocks, BLOCK=race, num_warps=max(1, min(8, race // 256)),
+    )  # fmt: skip
+    _settle_kernel[(rows,)](
+        logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places, out,
+        stride, vocab, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks), BLOCK=block,
+        num_warps=max(1, min(16, block // 256)),
     )  # fmt: skip
     return out

@@ -27,8 +27,8 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import DrawParams
 from dovetail.runtime.prefixes import PrefixOrder
 from dovetail.runtime.sampler import SampleRow
-from dovetail.runtime.seeds import row_key
 from dovetail.runtime.step_ops import begin, finish
+from dovetail.runtime.upload import upload
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +86,11 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CapturedDraw:
-    """Sampling after a bucket's decode graph: `params` in, `ids` `[B]` out."""
+    """Sampling after a bucket's decode graph: `params` and the lengths `[B]` of prompts in, `ids` `[B]` out."""
 
     graph: torch.cuda.CUDAGraph
     params: DrawParams
+    prompt_lens: Tensor
     ids: Tensor
     current: list[SampleRow]
 
@@ -148,8 +149,8 @@ class DecodeGraphs:
     def rehearse(self) -> None:
         """See `Chore.rehearse`."""
         for key in self._keys:
-            logits, _, _ = self._step(*self._inputs(key.bucket), key.shares)
-            draw.draw(logits, DrawParams.empty(key.bucket, self._state.device))
+            logits, ids, _ = self._step(*self._inputs(key.bucket), key.shares)
+            draw.draw(logits, DrawParams.empty(key.bucket, self._state.device), ids)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
@@ -208,24 +209,29 @@ class DecodeGraphs:
             `[B]` int64; the tokens are the next inputs of their rows at once.
         """
         captured = done.draw or self._capture_draw(done)
-        keys = [row_key(row.seed, row.num_output) for row in rows]
         if len(rows) != len(captured.current) or any(a is not b for a, b in zip(rows, captured.current, strict=True)):
-            captured.params.copy_from(DrawParams.of([row.params for row in rows], keys, self._state.device))
+            device, num = self._state.device, len(rows)
+            params = DrawParams.of([row.params for row in rows], [row.seed for row in rows], [0] * num, device)
+            captured.params.copy_from(params)
+            captured.prompt_lens[:num].copy_(upload([len(row.prompt_ids) for row in rows], torch.int64, device))
             captured.current = rows
-        else:
-            captured.params.keys[: len(rows)].copy_(draw.keys_tensor(keys).pin_memory(), non_blocking=True)
         captured.graph.replay()
         return captured.ids
 
     def _capture_draw(self, done: Captured) -> CapturedDraw:
         params = DrawParams.empty(done.rows.shape[0], self._state.device)
-        graph, ids = self._pool.capture(lambda: self._draw(done, params))
-        done.draw = CapturedDraw(graph, params, ids, [])
+        lens = torch.zeros_like(params.positions)
+        graph, ids = self._pool.capture(lambda: self._draw(done, params, lens))
+        done.draw = CapturedDraw(graph, params, lens, ids, [])
         return done.draw
 
-    def _draw(self, done: Captured, params: DrawParams) -> Tensor:
-        """Draw for every row of a bucket; rows with temperature 0 get their best token again."""
-        ids = draw.draw(done.logits, params)
+    def _draw(self, done: Captured, params: DrawParams, prompt_lens: Tensor) -> Tensor:
+        """Draw for every row of a bucket; rows with temperature 0 get their best token again.
+
+        The draw is keyed by how many tokens the row has generated: so many more does it know than its prompt has.
+        """
+        torch.sub(self._state.seq_lens[done.rows], prompt_lens, out=params.positions)
+        ids = draw.draw(done.logits, params, done.ids)
         self._state.set_next(done.rows, ids)
         return ids
 
@@ -233,7 +239,9 @@ class DecodeGraphs:
         device, bucket = self._state.device, key.bucket
         rows, starts, last = self._inputs(bucket)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        draw.draw(logits, DrawParams.empty(bucket, device))  # compiles the kernel of the draw, which is captured later
+        draw.draw(
+            logits, DrawParams.empty(bucket, device), ids
+        )  # compiles the kernel of the draw, which is captured later
         self._captured[key] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[key]
 

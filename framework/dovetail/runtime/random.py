@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dovetail.runtime.seeds import MIX_A, MIX_B, OFFSET, POSITION_FACTOR, SEED_FACTOR, signed64
+
 
 def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
     """Unit exponential numbers, one per row and token.
 
     Args:
-        keys: `[R, 2]` int32 from `seeds.row_key`.
+        keys: `[R, 2]` int32 from `row_keys`.
         tokens: `[V]` or `[R, K]` int32 token ids.
 
     Returns:
@@ -24,6 +26,15 @@ def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
     h = _mix(h ^ keys[:, 1:])
     uniform = ((h >> 9 & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
     return -torch.log(uniform)
+
+
+def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """As `seeds.row_key`, of rows: `[R]` and `[R]` int64 to `[R, 2]` int32. 64-bit integers wrap around."""
+    z = seeds * signed64(SEED_FACTOR) + positions * signed64(POSITION_FACTOR) + signed64(OFFSET)
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * signed64(MIX_A)
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * signed64(MIX_B)
+    z = z ^ (z >> 31 & (1 << 33) - 1)
+    return z.view(torch.int32).view(-1, 2)
 
 
 def _mix(h: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from dovetail.grammar.masks import MaskBuffer, TokenMask
 from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import DrawParams, is_filtered
 from dovetail.runtime.penalties import History, TokenCounts, penalize
-from dovetail.runtime.seeds import row_key
 from dovetail.runtime.upload import upload
 
 
@@ -248,7 +247,7 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64."""
     params = DrawParams.of(
-        [row.params for row in rows], [row_key(row.seed, row.num_output) for row in rows], logits.device
+        [row.params for row in rows], [row.seed for row in rows], [row.num_output for row in rows], logits.device
     )
     return draws.draw(logits, params, filtered=any(is_filtered(row.params) for row in rows))
 
