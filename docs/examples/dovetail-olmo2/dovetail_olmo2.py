@@ -14,7 +14,7 @@ from dovetail.layers import ops
 from dovetail.layers.attention import attend
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import Rotary
+from dovetail.layers.rotary import Rotaries
 from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
-        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings, ctx)
+        self.rotary = Rotaries(config, ctx)
         self.layers = nn.ModuleList(Olmo2Layer(config, index, ctx) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
         tied = self.embed if config.tie_word_embeddings else None
@@ -84,8 +84,8 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, rope = Stream(self.embed(ids)), self.rotary(batch.positions)
-        for layer in self.layers:
+        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
+        for layer, rope in zip(self.layers, ropes, strict=True):
             stream = layer(stream, rope, batch)
         hidden: Tensor = self.norm(stream)
         return hidden

@@ -147,7 +147,7 @@ class AttentionBackend(Configurable, ABC):
             return f"head dim {config.head_dim} is not supported; possible: {sorted(caps.head_dims)}"
         if caps.page_sizes is not None and page_size not in caps.page_sizes:
             return f"page size {page_size} is not supported; possible: {sorted(caps.page_sizes)}"
-        if config.sliding_window is not None and not caps.sliding_window:
+        if any(spec.sliding_window is not None for spec in config.layer_specs) and not caps.sliding_window:
             return "the model uses a sliding window, which this backend does not support"
         return None
 

@@ -60,12 +60,14 @@ class Part:
         width: Rows in the checkpoint.
         unit: Rows that stay together when ranks divide the part: a head's.
         repeat: Ranks that get the same unit, where there are fewer units than ranks (KV heads).
+        order: Which row of a unit in the checkpoint stands at each place of it here; None: as they are.
     """
 
     name: str
     width: int
     unit: int = 1
     repeat: int = 1
+    order: tuple[int, ...] | None = None
 
 
 class RMSScale(NamedTuple):

@@ -25,13 +25,51 @@ if TYPE_CHECKING:
 class RopeConfig:
     """Rotary embedding, normalised from both spellings of `config.json`.
 
-    `kind` is `default`, `linear`, `llama3` or `yarn`; `params` holds that kind's own numbers under the names
-    transformers uses (`factor`, `low_freq_factor`, `original_max_position_embeddings`, …).
+    Attributes:
+        theta: Base of the frequencies.
+        kind: `default`, `linear`, `dynamic`, `yarn`, `longrope`, `llama3` or `proportional`.
+        params: The kind's own numbers under the names of transformers (`factor`, `low_freq_factor`,
+            `original_max_position_embeddings`, …).
+        partial: Share of each head that is rotated, from its beginning on.
+        interleaved: Pairs are neighbours (0 and 1), not halves apart (0 and D/2).
+        short_factor: Of `longrope`, for contexts of at most `original_max_position_embeddings`.
+        long_factor: Of `longrope`, for longer ones.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     params: Mapping[str, float] = field(default_factory=dict)
+    partial: float = 1.0
+    interleaved: bool = False
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One attention layer as data: what it asks of a backend is known before anything is made.
+
+    Attributes:
+        num_qo_heads: Hq.
+        num_kv_heads: Hk.
+        qk_dim: Width of a query or key head.
+        v_dim: Width of a value head.
+        scale: Factor of the scores.
+        sliding_window: Tokens that a query sees, itself included; None: all before it.
+        soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; None: they stay.
+        sinks: Whether each query head has one more, valueless key.
+        causal: Whether a query sees nothing behind it.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    qk_dim: int
+    v_dim: int
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    causal: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +94,28 @@ class ModelConfig:
     tie_word_embeddings: bool
     rope: RopeConfig
     dtype: str
-    layer_windows: tuple[int | None, ...] = ()
-    """Sliding window of each layer, None for full attention; empty: full attention everywhere."""
+    layers: tuple[LayerSpec, ...] = ()
+    """Each attention layer; empty: all are plain ones with the heads above."""
+    layer_ropes: tuple[RopeConfig, ...] = ()
+    """Rotary embedding of each layer; empty: `rope` everywhere."""
+    context_len: int | None = None
+    """Longest request that will be served, set by the engine; None: `max_position_embeddings`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def sliding_window(self) -> int | None:
-        """The widest sliding window of any layer, None if there is none."""
-        return max((window for window in self.layer_windows if window is not None), default=None)
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """`layers`, written out."""
+        if self.layers:
+            return self.layers
+        dim = self.head_dim
+        plain = LayerSpec(
+            num_qo_heads=self.num_qo_heads, num_kv_heads=self.num_kv_heads, qk_dim=dim, v_dim=dim, scale=dim**-0.5
+        )
+        return (plain,) * self.num_layers
+
+    def rope_of(self, index: int) -> RopeConfig:
+        """Return the rotary embedding of a layer."""
+        return self.layer_ropes[index] if self.layer_ropes else self.rope
 
 
 Step = Literal["transpose", "deinterleave"]

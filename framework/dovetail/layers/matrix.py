@@ -57,6 +57,7 @@ class Matrix(Layer):
             self.first_expert, self.local_experts = even_share(path, "experts", num_experts or 0, ctx.parallel)
         self.shard = shard_of(path, in_features, parts, None if shard == "expert" else shard, ctx.parallel)
         self._device = ctx.device
+        self._orders = {part.name: _checked_order(path, part) for part in parts}
         self._stored: dict[str, Stored] = {}
 
     @property
@@ -121,6 +122,8 @@ class Matrix(Layer):
         mine = tensor.narrow(0, rows.source, rows.num)
         if stored.columns is not None:
             mine = mine.narrow(1, stored.start, stored.num)
+        if (order := self._orders[slot.part]) is not None:
+            mine = mine.view(-1, len(order), *mine.shape[1:])[:, order].reshape(mine.shape)
         return target.narrow(0, rows.target, rows.num).copy_(mine)
 
     def finish(self, y: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
@@ -129,3 +132,14 @@ class Matrix(Layer):
         if add is not None:
             return add.plus_share(y, self.parallel) if self.is_share else add.plus(y)
         return self.parallel.sum(y) if self.is_share else y
+
+
+def _checked_order(path: str, part: Part) -> list[int] | None:
+    """Return a part's order as an index.
+
+    Raises:
+        ModelError: It does not hold every row of a unit once.
+    """
+    if part.order is not None and sorted(part.order) != list(range(part.unit)):
+        raise ModelError(f"{path}: the order of part {part.name!r} must hold each of a unit's {part.unit} rows once")
+    return None if part.order is None else list(part.order)

@@ -41,10 +41,22 @@ class RMSNorm(Layer):
 
 
 class QKNorm(Layer):
-    """RMS norm of each query and key head, one weight `[D]` for all queries and one for all keys."""
+    """RMS norm of each query and key head, one weight `[D]` for all queries and one for all keys.
 
-    def __init__(self, num_qo_heads: int, num_kv_heads: int, head_dim: int, eps: float, ctx: BuildContext) -> None:
+    `order` is that of the projection's rows: see `Part`.
+    """
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        ctx: BuildContext,
+        order: tuple[int, ...] | None = None,
+    ) -> None:
         super().__init__()
+        self._order = None if order is None else list(order)
         self._heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
         self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
@@ -53,7 +65,8 @@ class QKNorm(Layer):
         return {Slot("weight", part): (self.weight.shape[1],) for part in self._heads}
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor:
-        return self.weight.narrow(0, *self._heads[slot.part]).copy_(tensor)  # one weight for all of its heads
+        mine = tensor if self._order is None else tensor[self._order]
+        return self.weight.narrow(0, *self._heads[slot.part]).copy_(mine)  # one weight for all of its heads
 
     def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Normalise `[T, Hq + Hk, D]` and rotate it by the step's cosine and sine."""

@@ -10,6 +10,7 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.attention import attend_qkv
 from dovetail.layers.norm import QKNorm, RMSNorm
+from dovetail.layers.rope import head_order
 
 GATES: dict[str, Act] = {
     "silu": "silu_and_mul",
@@ -43,20 +44,22 @@ class SelfAttention(nn.Module):
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
-        hq, hk, d, ranks = config.num_qo_heads, config.num_kv_heads, config.head_dim, ctx.parallel.size
+        spec, ranks, d = config.layer_specs[index], ctx.parallel.size, config.head_dim
+        hq, hk = spec.num_qo_heads, spec.num_kv_heads
         copies = max(1, ranks // hk)  # fewer KV heads than ranks: several ranks keep the same one
-        parts = (Part("q", hq * d, d), Part("k", hk * d, d, copies), Part("v", hk * d, d, copies))
+        order = head_order(config.rope_of(index), d)
+        parts = (Part("q", hq * d, d, order=order), Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies))
         self.qkv = ctx.linear("qkv", config.hidden_size, parts, bias=qkv_bias, shard="out")
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d
-        self.qk_norm = QKNorm(self.hq, self.hk, d, config.norm_eps, ctx) if qk_norm else None
+        self.qk_norm = QKNorm(self.hq, self.hk, d, config.norm_eps, ctx, order) if qk_norm else None
         self.layer = AttentionLayer(
             index=index,
             num_qo_heads=self.hq,
             num_kv_heads=self.hk,
             head_dim=d,
-            scale=d**-0.5,
-            sliding_window=config.layer_windows[index] if config.layer_windows else None,
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
         )
 
     def forward(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.errors import ModelError
+from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 INDEX = "model.safetensors.index.json"
@@ -112,11 +114,23 @@ def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (int(value),)
 
 
-def dense_config(hf: Mapping[str, Any], **extra: Any) -> ModelConfig:
+def dense_config(
+    hf: Mapping[str, Any],
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
+    has_windows: bool | None = None,
+    **extra: Any,
+) -> ModelConfig:
     """Translate the config of a dense decoder (Llama and its relatives).
 
     Args:
         hf: Parsed `config.json`.
+        scale: Factor of attention scores; None: one over the square root of the head dim.
+        soft_cap: Of attention scores.
+        sinks: Whether attention has sinks.
+        has_windows: Whether `sliding_window` means anything; None: it does unless `use_sliding_window` says otherwise.
         extra: What the architecture's layers need to know beyond the common fields.
 
     Raises:
@@ -124,41 +138,91 @@ def dense_config(hf: Mapping[str, Any], **extra: Any) -> ModelConfig:
     """
     try:
         heads = int(hf["num_attention_heads"])
-        hidden = int(hf["hidden_size"])
-        if hf.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError("config.json: partial_rotary_factor other than 1 is not supported for this architecture")
+        hidden, num = int(hf["hidden_size"]), int(hf["num_hidden_layers"])
+        kv_heads, dim = int(hf.get("num_key_value_heads") or heads), int(hf.get("head_dim") or hidden // heads)
+        spec = LayerSpec(
+            num_qo_heads=heads,
+            num_kv_heads=kv_heads,
+            qk_dim=dim,
+            v_dim=dim,
+            scale=dim**-0.5 if scale is None else scale,
+            soft_cap=soft_cap,
+            sinks=sinks,
+        )
+        layer_ropes = ropes_by_layer(hf)
         return ModelConfig(
             architecture=str(hf["architectures"][0]),
             vocab_size=int(hf["vocab_size"]),
             hidden_size=hidden,
             intermediate_size=int(hf["intermediate_size"]),
-            num_layers=int(hf["num_hidden_layers"]),
+            num_layers=num,
             num_qo_heads=heads,
-            num_kv_heads=int(hf.get("num_key_value_heads") or heads),
-            head_dim=int(hf.get("head_dim") or hidden // heads),
+            num_kv_heads=kv_heads,
+            head_dim=dim,
             norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-            hidden_act=str(hf.get("hidden_act", "silu")),
+            hidden_act=either(hf, "hidden_act", "hidden_activation", "silu"),
             max_position_embeddings=int(hf["max_position_embeddings"]),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            rope=rope_config(hf),
+            rope=layer_ropes[0] if layer_ropes else rope_config(hf),
             dtype=checkpoint_dtype(hf),
-            layer_windows=layer_windows(hf),
+            layers=tuple(replace(spec, sliding_window=window) for window in layer_windows(hf, has_windows)),
+            layer_ropes=layer_ropes,
             extra=extra,
         )
     except KeyError as missing:
         raise ModelError(f"config.json: the key {missing} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"config.json: a value is not of the type that it must be ({error})") from None
 
 
-def rope_config(hf: Mapping[str, Any]) -> RopeConfig:
-    """Normalise `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
-    given = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise ModelError("config.json: rope parameters per layer type are not supported for this architecture")
-    theta = given.get("rope_theta", hf.get("rope_theta", 10000.0))
-    kind = str(given.get("rope_type", given.get("type", "default")))
-    skip = {"rope_theta", "rope_type", "type"}
-    params = {key: float(value) for key, value in given.items() if key not in skip and value is not None}
-    return RopeConfig(theta=float(theta), kind=kind, params=params)
+def either(hf: Mapping[str, Any], name: str, other: str, default: Any) -> Any:
+    """Return a value that is spelled in one of two ways.
+
+    Raises:
+        ModelError: Both are there, and they differ.
+    """
+    given = {key: hf[key] for key in (name, other) if hf.get(key) is not None}
+    if len(given) == 2 and given[name] != given[other]:
+        raise ModelError(f"config.json: {name} is {given[name]!r} and {other} is {given[other]!r}; keep one of them")
+    return next(iter(given.values()), default)
+
+
+def layer_types(hf: Mapping[str, Any]) -> list[str] | None:
+    """Return the type of each layer, None if the config does not say.
+
+    Raises:
+        ModelError: They are not as many as layers, or one is not attention.
+    """
+    types = hf.get("layer_types")
+    if types is None:
+        return None
+    num = int(hf["num_hidden_layers"])
+    if len(types) != num:
+        raise ModelError(f"config.json: layer_types has {len(types)} entries for {num} layers")
+    others = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if others:
+        raise ModelError(f"config.json: layers of type {', '.join(others)} are not supported for this architecture")
+    return list(types)
+
+
+def layer_windows(hf: Mapping[str, Any], has_windows: bool | None = None) -> tuple[int | None, ...]:
+    """Sliding window of each layer, None for full attention.
+
+    If `has_windows` does not say whether there are any, `use_sliding_window` does, and without it `sliding_window`.
+    Windowed are the layers that `layer_types` says, else those from `max_window_layers` on, else all.
+    """
+    num, types, window = int(hf["num_hidden_layers"]), layer_types(hf), hf.get("sliding_window")
+    if has_windows is None:
+        switch = hf.get("use_sliding_window")
+        has_windows = window is not None if switch is None else bool(switch)
+    if not has_windows:
+        return (None,) * num
+    if types is None:
+        first = int(hf.get("max_window_layers") or 0)
+        types = ["sliding_attention" if index >= first else "full_attention" for index in range(num)]
+    if window is None and "sliding_attention" in types:
+        raise ModelError("config.json: layers have a sliding window, and sliding_window says no size")
+    return tuple(int(window) if kind == "sliding_attention" and window is not None else None for kind in types)
 
 
 def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
@@ -167,20 +231,6 @@ def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported; possible: {', '.join(DTYPES)}")
     return name
-
-
-def layer_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Sliding window by layer, from `layer_types` or Qwen's `max_window_layers`; empty if no layer has one."""
-    window = hf.get("sliding_window")
-    if window is None or not hf.get("use_sliding_window", "layer_types" in hf):
-        return ()
-    num = int(hf["num_hidden_layers"])
-    types = hf.get("layer_types")
-    if types is None:
-        first = int(hf.get("max_window_layers", 0))
-        types = ["sliding_attention" if index >= first else "full_attention" for index in range(num)]
-    windows = tuple(int(window) if kind == "sliding_attention" else None for kind in types)
-    return windows if any(w is not None for w in windows) else ()
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,12 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backend, find_device
 from dovetail.runtime.chores import Chores
+from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.hf_config import eos_token_ids, read_config
-from dovetail.runtime.memory import MemoryPlan
+from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.stepper import StepGraphs, Stepper
@@ -57,7 +59,8 @@ class ModelRunner:
         folder = settings.folder
         hf = read_config(folder)
         plugin = _model_plugin(plugins)
-        self.config = plugin.config_from_hf(hf)
+        config = translate(plugin.config_from_hf, hf)
+        self.config = replace(config, context_len=context_len(settings, config))
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         backend, self.attention_name = choose_backend(plugins, self.config, self.device, self.dtype, settings)

@@ -15,7 +15,7 @@ from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.rotary import Rotary
+from dovetail.layers.rotary import Rotaries
 from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 
@@ -43,7 +43,7 @@ class DenseDecoder(nn.Module):
         super().__init__()
         extra = config.extra
         self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
-        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings, ctx)
+        self.rotary = Rotaries(config, ctx)
         self.layers = nn.ModuleList(
             DecoderLayer(
                 config,
@@ -66,8 +66,8 @@ class DenseDecoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, rope = Stream(self.embed(ids)), self.rotary(batch.positions)
-        for layer in self.layers:
+        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
+        for layer, rope in zip(self.layers, ropes, strict=True):
             stream = layer(stream, rope, batch)
         hidden: Tensor = self.norm(stream)
         return hidden

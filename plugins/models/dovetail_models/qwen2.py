@@ -20,4 +20,5 @@ class Qwen2(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return dense_config(hf, qkv_bias=True)
+        has_windows = bool(hf.get("use_sliding_window"))  # absent means no, whatever its size
+        return dense_config(hf, has_windows=has_windows, qkv_bias=True)

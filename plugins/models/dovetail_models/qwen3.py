@@ -21,4 +21,5 @@ class Qwen3(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         bias = bool(hf.get("attention_bias", False))
-        return dense_config(hf, qk_norm=True, qkv_bias=bias, out_bias=bias)
+        has_windows = bool(hf.get("use_sliding_window"))  # absent means no, whatever its size
+        return dense_config(hf, has_windows=has_windows, qk_norm=True, qkv_bias=bias, out_bias=bias)

@@ -127,7 +127,7 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
         dtype=dtype,
         weight_bytes=size * numel,
         kv_token_bytes=2 * config.num_kv_heads * config.head_dim * size,
-        windows=config.layer_windows or (None,) * config.num_layers,
+        windows=tuple(spec.sliding_window for spec in config.layer_specs),
         vocab_size=config.vocab_size,
     )
 

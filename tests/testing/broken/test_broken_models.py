@@ -75,7 +75,7 @@ class ForgetsABias(Llama):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        return dense_config(hf, qkv_bias=True, out_bias=False)
+        return dense_config(hf, qkv_bias=bool(hf["attention_bias"]), out_bias=False)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
@@ -199,7 +199,7 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         "wrong rope: it ignores the scaling",
     ),
     "wrong attention facts": (
-        configured(lambda config: replace(config, layer_windows=(4,) * config.num_layers)),
+        configured(lambda config: replace(config, layers=tuple(replace(s, sliding_window=4) for s in config.layers))),
         "test_logits_equal_transformers",
         "the first token of each prompt agrees and later ones do not",
     ),

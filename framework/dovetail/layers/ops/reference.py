@@ -66,10 +66,10 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def rotations(positions: Tensor, freqs: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotations(positions: Tensor, freqs: Tensor, factor: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[T, 1, D]` for `norm_rotate`, of positions `[T]` times float32 frequencies `[D / 2]`.
 
-    Both are multiplied by `factor` and rounded to `dtype`.
+    Both are multiplied by `factor`, here also one for each frequency, and rounded to `dtype`.
     """
     angles = (positions.to(torch.float32)[:, None] * freqs)[:, None]
     cos, sin = angles.cos() * factor, angles.sin() * factor

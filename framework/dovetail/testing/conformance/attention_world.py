@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
 
@@ -70,6 +70,18 @@ class Case:
         cached = min(self.lengths[number - 1][0], self.lengths[number][0])
         return min(self.common[number], cached) // self.page_size
 
+    def spec(self) -> LayerSpec:
+        """Return the facts of each layer."""
+        return LayerSpec(
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            qk_dim=self.head_dim,
+            v_dim=self.head_dim,
+            scale=self.head_dim**-0.5 if self.scale is None else self.scale,
+            sliding_window=self.window,
+            sinks=self.sinks,
+        )
+
     def config(self) -> ModelConfig:
         """Return the facts of a model that such layers are part of."""
         return ModelConfig(
@@ -87,7 +99,7 @@ class Case:
             tie_word_embeddings=False,
             rope=RopeConfig(),
             dtype=str(self.dtype).removeprefix("torch."),
-            layer_windows=() if self.window is None else (self.window,) * NUM_LAYERS,
+            layers=(self.spec(),) * NUM_LAYERS,
         )
 
 

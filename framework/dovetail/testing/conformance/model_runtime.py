@@ -25,6 +25,7 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin
 from dovetail.layers.plain import PLAIN
+from dovetail.runtime.config_keys import translate
 from dovetail.runtime.hf_config import read_config
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.checks import check
@@ -154,7 +155,7 @@ class TinyEngine:
 
 def load_model(plugin: type[ModelPlugin], folder: Path) -> tuple[ModelConfig, Any]:
     """Build a model in its checkpoint's dtype, its parameters full of NaN, and load the checkpoint into it."""
-    config = plugin.config_from_hf(read_config(folder))
+    config = translate(plugin.config_from_hf, read_config(folder))
     with torch.inference_mode():
         model = plugin.build(config, BuildContext(device=CPU, dtype=getattr(torch, config.dtype), factory=PLAIN))
         check(isinstance(model, nn.Module), f"build returns {type(model).__name__}, not a torch.nn.Module")

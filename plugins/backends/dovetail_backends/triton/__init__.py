@@ -32,8 +32,8 @@ class TritonBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self._scratch = DecodeScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
         self._prefix_scratch = PrefixScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
-        windows = config.layer_windows
-        self.prefix_group = 0 if windows and None not in windows else self._prefix_scratch.group
+        has_full_layers = any(spec.sliding_window is None for spec in config.layer_specs)
+        self.prefix_group = self._prefix_scratch.group if has_full_layers else 0
         self._prefixes: Prefixes | None = None
         self._longest = 0
 

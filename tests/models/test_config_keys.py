@@ -1,0 +1,212 @@
+"""Every key of `config.json` is read, harmless, refused, or named in a warning."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import transformers
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.demo import MODEL_DIR
+from dovetail.errors import ModelError
+from dovetail.runtime.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
+from dovetail.runtime.hf_config import dense_config
+from dovetail_models.llama import Llama
+from dovetail_models.qwen2 import Qwen2
+from dovetail_models.qwen3 import Qwen3
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+HUB = {
+    "llama-3.1": {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": 4,
+        "hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1,
+        "num_key_value_heads": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+            "rope_type": "llama3",
+        },
+        "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": True,
+    },
+    "qwen2.5": {
+        "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "max_window_layers": 21,
+        "model_type": "qwen2", "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 32, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_sliding_window": False,
+        "architectures": ["Qwen2ForCausalLM"],
+    },
+    "qwen3": {
+        "attention_bias": False, "head_dim": 8, "hidden_act": "silu", "max_window_layers": 28, "model_type": "qwen3",
+        "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000,
+        "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
+        "architectures": ["Qwen3ForCausalLM"],
+    },
+}  # fmt: skip
+PLUGINS = {"llama-3.1": Llama, "qwen2.5": Qwen2, "qwen3": Qwen3}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_what_the_hub_and_transformers_write_is_served_without_a_word(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Configs of both generations have no key that is refused or unknown."""
+    plugin = PLUGINS[name]
+    translate(plugin.config_from_hf, {**BASE, **HUB[name]})
+    new = transformers.AutoConfig.for_model(HUB[name]["model_type"], **{**BASE, "num_key_value_heads": 1})
+    translate(plugin.config_from_hf, new.to_dict())
+    assert not caplog.records
+
+
+def test_the_demo_model_s_config_is_served_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """So is the one in the wheel."""
+    translate(Qwen3.config_from_hf, json.loads((MODEL_DIR / "config.json").read_text()))
+    assert not caplog.records
+
+
+def test_a_key_that_changes_the_arithmetic_is_refused() -> None:
+    """Every one that the plugin does not read, by name and value; where it changes nothing it is served."""
+    read = {key for key in CHANGING if not is_refused(key, 3)}
+    assert read == {
+        "attention_bias", "head_dim", "hidden_act", "hidden_activation", "intermediate_size", "layer_types",
+        "mlp_bias", "num_key_value_heads", "original_max_position_embeddings", "partial_rotary_factor", "rms_norm_eps",
+        "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "use_sliding_window",
+    }  # fmt: skip
+    for key in sorted(CHANGING - read):
+        for value in (None, *NEUTRAL.get(key, ()), *(() if key == "is_causal" else (False, [], {}))):
+            assert not is_refused(key, value)
+    assert is_refused("is_causal", False)
+    assert is_refused("linear_num_key_heads", 4)
+    assert TrackedConfig(BASE).unread() == BASE
+    with pytest.raises(ModelError, match=r"attn_logit_softcapping = 50\.0: this changes what .* LlamaForCausalLM"):
+        translate(Llama.config_from_hf, {**BASE, "attn_logit_softcapping": 50.0})
+
+
+def is_refused(key: str, value: Any) -> bool:
+    """Whether a plain Llama plugin, with whatever it reads optional, is refused for a key."""
+
+    def reads_what_llama_reads(hf: Mapping[str, Any]) -> ModelConfig:
+        config = Llama.config_from_hf({name: hf[name] for name in BASE})
+        for name in PROBE:
+            hf.get(name)
+        return config
+
+    try:
+        translate(reads_what_llama_reads, {**BASE, key: value})
+    except ModelError:
+        return True
+    return False
+
+
+class Probe(dict[str, Any]):
+    """Notes every key that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def probed() -> set[str]:
+    probe = Probe()
+    Llama.config_from_hf({**BASE, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}})
+    Llama.config_from_hf(probe)
+    probe["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0}
+    Llama.config_from_hf(probe)
+    return probe.asked
+
+
+PROBE = probed()
+
+
+def test_a_key_that_nobody_knows_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one inside the rope's parameters; one without a value, and those that are harmless, are not."""
+    rope = {"rope_type": "default", "rope_theta": 5e3, "spiral": 3}
+    with caplog.at_level(logging.WARNING):
+        translate(Llama.config_from_hf, {**BASE, "glow": 7, "void": None, "use_cache": True, "rope_parameters": rope})
+    [record] = caplog.records
+    assert "nobody here knows glow = 7, rope_parameters.spiral = 3" in record.getMessage()
+
+
+def test_no_key_is_both() -> None:
+    """A key is harmless or changes something."""
+    assert not HARMLESS & CHANGING
+    assert set(NEUTRAL) <= CHANGING
+    assert judge({"bos_token_id": 1}) == ({}, {})
+
+
+WINDOWS: list[tuple[dict[str, Any], list[int | None]]] = [
+    ({}, [None] * 4),
+    ({"sliding_window": None}, [None] * 4),
+    ({"sliding_window": 7}, [7] * 4),
+    ({"sliding_window": 7, "use_sliding_window": False}, [None] * 4),
+    ({"sliding_window": 7, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 4}, [None] * 4),
+    ({"sliding_window": 7, "use_sliding_window": True}, [7] * 4),
+    ({"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 3}, [None, None, None, 7]),
+    ({"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 9}, [None] * 4),
+    ({"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"] * 2}, [7, None, 7, None]),
+]
+
+
+@pytest.mark.parametrize(("keys", "windows"), WINDOWS, ids=str)
+def test_sliding_windows_are_read_in_every_spelling(keys: dict[str, Any], windows: list[int | None]) -> None:
+    """By switch, by type of layer, by the first windowed layer, or for all layers."""
+    assert [spec.sliding_window for spec in dense_config({**BASE, **keys}).layer_specs] == windows
+
+
+def test_a_qwen_has_a_window_only_if_it_says_so() -> None:
+    """Without `use_sliding_window` Qwen's size means nothing, as in transformers."""
+    for plugin in (Qwen2, Qwen3):
+        assert plugin.config_from_hf({**BASE, "sliding_window": 7}).layer_specs[0].sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 2}, "of type linear_attention are not supported"),
+        ({"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "sliding_window says no size"),
+        ({"hidden_act": "silu", "hidden_activation": "gelu"}, "hidden_act is 'silu' and hidden_activation is 'gelu'"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs the parameters 'short_factor' and"),
+        (
+            {"rope_parameters": {"full_attention": {}}, "layer_types": ["sliding_attention"] * 4},
+            "says nothing of layer",
+        ),
+        ({"rope_scaling": "linear"}, "rope parameters are a mapping, not 'linear'"),
+        ({"hidden_size": [8]}, "a value is not of the type that it must be"),
+        ({"rope_theta": "much"}, "a value is not of the type that it must be"),
+        ({"rope_parameters": {"full_attention": {}}}, "layer_types does not say which is which"),
+    ],
+)
+def test_contradictions_are_named(keys: dict[str, Any], message: str) -> None:
+    """What cannot be meant is refused with the key."""
+    with pytest.raises(ModelError, match=message):
+        dense_config({**BASE, **keys})
+
+
+def test_renamed_keys_mean_the_same() -> None:
+    """`hidden_activation` is `hidden_act`; the rope's numbers may stand beside its mapping or inside."""
+    assert dense_config({**BASE, "hidden_activation": "gelu"}).hidden_act == "gelu"
+    assert dense_config({**BASE, "hidden_act": "gelu", "hidden_activation": "gelu"}).hidden_act == "gelu"
+    inside = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 5e3, "partial_rotary_factor": 0.5}}
+    inside["rope_parameters"]["original_max_position_embeddings"] = 32
+    beside = {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 5e3, "partial_rotary_factor": 0.5}
+    beside["original_max_position_embeddings"] = 32
+    assert dense_config({**BASE, **inside}).rope == dense_config({**BASE, **beside}).rope
