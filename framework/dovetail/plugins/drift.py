@@ -25,11 +25,14 @@ Snapshot = dict[str, _Held]
 def snapshot(skip: str = "") -> Snapshot:
     """Return what the imported core modules hold now.
 
+    Other threads may be importing meanwhile. A dictionary is copied in one go; a list of its items is not, since each
+    new tuple may start the garbage collector, and with it anybody's code.
+
     Args:
         skip: Module whose plugin is about to be loaded; it may change itself.
     """
     taken: Snapshot = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.partition(".")[0] in CORE and name != skip and isinstance(module, ModuleType):
             for owner, namespace in _owners(name, module):
                 held = namespace.copy()
@@ -52,7 +55,7 @@ def drift_since(before: Snapshot, skip: str = "") -> list[str]:
                 continue
             name = f"{owner.replace(':', '.')}.{key}"
             if old is not None and new is not None and old[0] is new[0]:  # many modules may have imported one table
-                if id(old[0]) not in tables or key in getattr(sys.modules[owner], "__annotations__", {}):
+                if id(old[0]) not in tables or key in getattr(sys.modules.get(owner), "__annotations__", {}):
                     tables[id(old[0])] = name
             else:
                 changed.append(name)
@@ -62,7 +65,7 @@ def drift_since(before: Snapshot, skip: str = "") -> list[str]:
 def _owners(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
     namespace = vars(module)
     yield name, namespace
-    for key, value in list(namespace.items()):
+    for key, value in namespace.copy().items():
         if isinstance(value, type) and value.__module__ == name:
             yield f"{name}:{key}", vars(value)
 
