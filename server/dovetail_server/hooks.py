@@ -159,7 +159,7 @@ class ApiHooks:
         for name, check in self.checks:
             try:
                 complaint = check()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 logger.warning("health check %s raised", name, exc_info=error)
                 complaint = f"the check raised {type(error).__name__}"
             if complaint is not None:

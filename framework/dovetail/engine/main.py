@@ -16,6 +16,7 @@ from dovetail.engine.messages import Failed, Ready
 from dovetail.engine.wire import SocketTransport, Start
 from dovetail.errors import ConfigError
 from dovetail.plugins import load
+from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transport = SocketTransport(Path(argv[0]))
     transport.exit_without_client()
+    name_exits()
     try:
         serve(transport, transport.receive_start())
     except ClosedError:
@@ -37,6 +39,9 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         transport.send(Failed(str(error), user_error=True))
         return 2
+    except SystemExit as error:  # nothing of ours raises it
+        transport.send(Failed(ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__)), user_error=False))
+        return 1
     except Exception as error:
         # The last resort of the process: whatever it was, the parent must hear of it.
         logger.critical("the engine stopped\n%s", traceback.format_exc())

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from dovetail.errors import PluginError
@@ -22,6 +22,14 @@ logger = logging.getLogger("dovetail.plugins")
 
 DEFAULT_TIMEOUT_S = 60.0
 GRACE_S = 5.0
+
+
+_local = threading.local()
+
+
+def running() -> str | None:
+    """Return what runs under a time limit in this thread, for messages."""
+    return getattr(_local, "what", None)
 
 
 class PluginTimeout(PluginError):
@@ -43,9 +51,16 @@ def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None
     Raises:
         PluginTimeout: The time is over.
     """
-    if timeout_s <= 0:
-        yield
-        return
+    outer, _local.what = running(), what
+    try:
+        with _limited(what, timeout_s) if timeout_s > 0 else nullcontext():
+            yield
+    finally:
+        _local.what = outer
+
+
+@contextmanager
+def _limited(what: str, timeout_s: float) -> Iterator[None]:
     text = f"{what} did not end within {timeout_s:g} s; fix or disable the plugin, or raise --plugin-timeout"
     is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
     done, over = threading.Event(), threading.Event()

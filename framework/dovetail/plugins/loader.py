@@ -147,7 +147,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         yield
     except DovetailError:
         raise
-    except Exception as error:  # a stranger's code may raise anything; the cause is kept
+    except (Exception, SystemExit) as error:  # a stranger's code may raise anything; the cause is kept
         found = _innermost(error, loaded.plan)
         if found is None:
             raise

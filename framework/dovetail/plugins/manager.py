@@ -136,7 +136,7 @@ class HookManager:
             except PluginTimeout as error:
                 failures.append(str(error))
                 continue
-            except Exception as error:  # a stranger's code may raise anything; it is reported, below
+            except (Exception, SystemExit) as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
                 failures.append(_hook_failure(planned, hook, error))
                 continue
@@ -236,11 +236,11 @@ def _make_settings(planned: PlannedPlugin, settings: Any, lenient: bool) -> Any:
     return options_of(planned, settings)
 
 
-def _hook_failure(planned: PlannedPlugin, hook: str, error: Exception) -> str:
+def _hook_failure(planned: PlannedPlugin, hook: str, error: BaseException) -> str:
     return f"{describe(planned)}: {hook} raised {_one_line(error)}"
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

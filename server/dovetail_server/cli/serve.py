@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, DovetailError
+from dovetail.plugins.exits import ended_by, innermost, name_exits
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -24,6 +25,10 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except SystemExit as error:  # nothing of ours raises it
+        text = ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__))
+        print(f"dovetail serve: error: {text}", file=sys.stderr)
+        return error.code if isinstance(error.code, int) and error.code else 1
 
 
 def settings_from(argv: list[str]) -> ServeSettings | None:
@@ -64,6 +69,7 @@ def serve(settings: ServeSettings) -> int:
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level)
+    name_exits()
     raise_file_limit()
     phases = Phases()
     is_demo = settings.model_path is None

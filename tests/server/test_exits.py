@@ -1,0 +1,71 @@
+"""A plugin that ends the process is named, and the exit code is none of success."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import os, sys, threading, time
+from os import _exit
+from dovetail.plugins import hookimpl
+"""
+START = """
+@hookimpl
+def dovetail_process_start(ctx):
+    {body}
+"""
+PLUGINS = {
+    "os._exit when imported": HEAD + "os._exit(0)\n",
+    "os._exit at start": HEAD + START.format(body="os._exit(0)"),
+    "_exit at start": HEAD + START.format(body="_exit(0)"),
+    "os._exit later": HEAD + START.format(body="threading.Timer(0.2, os._exit, [0]).start(); time.sleep(5)"),
+    "sys.exit when imported": HEAD + "sys.exit(0)\n",
+    "sys.exit at start": HEAD + START.format(body="sys.exit(0)"),
+}
+NAMED = "the process was ended by os._exit(0) in {file}, line "
+SAID = {
+    "os._exit when imported": NAMED + "5, <module>; running then: ",
+    "os._exit at start": NAMED + "8, dovetail_process_start; running then: ",
+    "_exit at start": NAMED + "8, dovetail_process_start; running then: ",
+    "os._exit later": "the process was ended by os._exit(0) in ",
+    "sys.exit when imported": "raised SystemExit: 0",
+    "sys.exit at start": "dovetail_process_start raised SystemExit: 0",
+}
+
+
+def serve(tmp_path: Path, source: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    file = tmp_path / "ending.py"
+    file.write_text(source)
+    argv = [sys.executable, "-m", "dovetail_server", "--port", "0", "--plugin-file", str(file)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120), file
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_cannot_end_the_server_unseen(name: str, tmp_path: Path) -> None:
+    """Whichever way it takes, `serve` ends with an error's exit code and a line that says where."""
+    ended, file = serve(tmp_path, PLUGINS[name])
+    assert ended.returncode in (1, 2), ended.stderr
+    assert SAID[name].format(file=file) in ended.stderr
+    if "at start" in name and "os._exit" in name:
+        assert "dovetail_process_start" in ended.stderr.rpartition("running then: ")[2]
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_children_and_other_codes_end_as_ever(status: int) -> None:
+    """The child of a fork may end by `os._exit`; a code that is an error's stays."""
+    code = (
+        "import os\n"
+        "from dovetail.plugins.exits import name_exits\n"
+        "name_exits()\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        f"os._exit({status})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == (status or 1)
+    assert ended.stderr.count("the process was ended by") == 1
