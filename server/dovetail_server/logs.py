@@ -8,6 +8,31 @@ from typing import Any
 
 from dovetail import log
 
+SHOWN = frozenset(("after", "include", "include_obfuscation", "limit", "order", "purpose", "starting_after", "stream"))
+"""Query parameters whose values are logged: those of this server's own routes. Others may be anybody's secret."""
+HIDDEN = "***"
+
+
+def without_secrets(target: str) -> str:
+    """Return a request's target with the values of unknown query parameters hidden, and what has no name."""
+    path, mark, query = target.partition("?")
+    return path + mark + "&".join(_hidden(part) for part in query.split("&"))
+
+
+def _hidden(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    return part if name in SHOWN or not part else f"{name}={HIDDEN}" if equals else HIDDEN
+
+
+class HideSecrets(logging.Filter):
+    """Takes secrets out of the targets that uvicorn logs; some clients send keys as `?api_key=`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record, whoever handles it."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(without_secrets(a) if isinstance(a, str) and "?" in a else a for a in record.args)
+        return True
+
 
 class SkipEarlyProbes(logging.Filter):
     """Drops access lines of requests that came before the server was ready: scripts ask ten times a second."""
@@ -47,10 +72,19 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": formatters,
-        "filters": {"skip_early_probes": {"()": SkipEarlyProbes, "is_ready": is_ready}},
+        "filters": {
+            "skip_early_probes": {"()": SkipEarlyProbes, "is_ready": is_ready},
+            "hide_secrets": {"()": HideSecrets},
+        },
         "handlers": handlers,
         "loggers": {
             "uvicorn": {"handlers": ["default"], "level": quiet.upper(), "propagate": False},
-            "uvicorn.access": {"handlers": ["access"], "level": level.upper(), "propagate": False},
+            "uvicorn.error": {"filters": ["hide_secrets"]},
+            "uvicorn.access": {
+                "handlers": ["access"],
+                "filters": ["hide_secrets"],
+                "level": level.upper(),
+                "propagate": False,
+            },
         },
     }

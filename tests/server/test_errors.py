@@ -224,3 +224,13 @@ def test_a_parser_that_raises_fails_its_request_only(harness: Harness, monkeypat
     assert len(harness.engine.aborted) == 2
     assert harness.state.num_live == 0
     assert harness.post(CHAT, {"model": "tiny", "messages": USER}).status_code == 200
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "x", {"name": "f"}, {}])
+def test_function_call_needs_functions(harness: Harness, choice: Any) -> None:
+    """Without them it chooses nothing, whatever it says, and beside tools it would be ignored."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    for more in ({}, {"tools": [tool]}):
+        error = refuse(harness, function_call=choice, **more)
+        assert error["param"] == "function_call"
+        assert "only allowed when functions are specified" in error["message"]
