@@ -1,4 +1,8 @@
-"""Objects of hook plugins that are called directly: request observers and stat loggers.
+"""Objects of hook plugins that are told what happens: request observers and stat loggers.
+
+Each has a thread of its own, so that one that takes its time keeps neither the event loop nor another one waiting. What
+happens is put into its queue and told in that order, many at a time: a thread that woke up for every event would cost
+more than the event. A queue that is full takes no more; how much was lost is told as soon as there is room.
 
 A call that raises is logged and never reaches a request. After `MAX_FAILURES` failures in a row the object is removed,
 which health shows.
@@ -7,9 +11,12 @@ which health shows.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.observers import (
@@ -26,15 +33,144 @@ from dovetail.errors import EngineError, PluginError
 
 logger = logging.getLogger("dovetail.server")
 MAX_FAILURES = 5
+MAX_WAITING = 10_000
+"""Events that wait for one observer."""
+GATHER_S = 0.02
+"""A thread that was woken waits so long for more."""
+SAY_EVERY_S = 60.0
+CLOSE_S = 2.0
+"""What still waits when the server stops is told for so long."""
+REQUEST_METHODS = ("request_started", "request_progressed", "request_ended", "http_ended", "events_lost")
+LOGGER_METHODS = ("log",)
 
 
-@dataclass(slots=True)
 class Watched:
-    """One object of a plugin, with the failures in a row of each method. `label` names the plugin."""
+    """One object of a plugin, its queue and its thread, which begins with the first event."""
 
-    label: str
-    target: Any
-    failures: dict[str, int] = field(default_factory=dict)
+    def __init__(self, target: Any, told: Callable[[Watched, str], None]) -> None:
+        """Watch `target`; `told` is called when it is removed, with the reason."""
+        self.target = target
+        self.is_removed = False
+        self.num_lost = 0
+        self._told = told
+        self._methods: dict[str, tuple[Callable[[Any], Any], str]] = {}
+        """What is called, and the plugin and hook that brought it."""
+        self._failures: dict[str, int] = {}
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._num_untold = 0
+        self._said = -SAY_EVERY_S
+        self._thread: threading.Thread | None = None
+        self._wake, self._hurry = threading.Event(), threading.Event()
+        self._is_idle = True
+        self._is_closing = False
+
+    def call(self, label: str, names: Iterable[str]) -> None:
+        """Call these methods from now on, but those that do nothing; `label` names plugin and hook.
+
+        Raises:
+            PluginError: One is `async def`.
+        """
+        for name in names:
+            method = getattr(self.target, name)
+            if inspect.iscoroutinefunction(method):
+                text = f"{label}: {type(self.target).__name__}.{name} is `async def`, and nobody would await it"
+                raise PluginError(f"{text}; write a plain function: it is called in a thread of its own and may block")
+            default = getattr(RequestObserver, name, None)
+            if default is None or getattr(method, "__func__", None) is not default:
+                self._methods[name] = method, label
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be told, or is being told."""
+        return bool(self._waiting) or not self._is_idle
+
+    def tell(self, name: str, value: Any) -> None:
+        """Put an event into the queue; called in the event loop, and takes a microsecond."""
+        if name not in self._methods or self._is_closing:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._lose()
+            return
+        if self._num_untold:
+            lost, self._num_untold = self._num_untold, 0
+            self._waiting.append(("events_lost", lost))
+        self._waiting.append((name, value))
+        if self._is_idle:
+            self._start()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait in another thread than the event loop's until all that waits was told; false if it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_behind and not self.is_removed:
+            self._hurry.set()
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def close(self) -> None:
+        """Take no more, tell what waits, and end the thread unless it is stuck."""
+        self._is_closing = True
+        self._hurry.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def _start(self) -> None:
+        self._is_idle = False
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, name=f"observer {type(self.target).__name__}", daemon=True
+            )
+            self._thread.start()
+        self._wake.set()
+
+    def _lose(self) -> None:
+        self.num_lost += 1
+        self._num_untold += 1
+        if time.monotonic() - self._said >= SAY_EVERY_S:
+            self._said = time.monotonic()
+            text = "%s is slow: %d events wait for it, and those that come now are lost (%d so far)"
+            who = f"{type(self.target).__name__} of {next(iter(self._methods.values()))[1]}"
+            logger.warning(text, who, MAX_WAITING, self.num_lost)
+
+    def _work(self) -> None:
+        while not (self._is_closing and not self._waiting):
+            self._wake.wait()
+            self._wake.clear()
+            self._hurry.wait(GATHER_S)
+            self._hurry.clear()
+            while self._waiting and not self.is_removed:
+                name, value = self._waiting.popleft()
+                if name in self._methods:
+                    self._call(name, value)
+            if self.is_removed:
+                self._waiting.clear()
+                self._is_idle = True
+                return
+            self._is_idle = True
+            if self._waiting:  # put there before this thread was idle
+                self._is_idle = False
+                self._wake.set()
+
+    def _call(self, name: str, value: Any) -> None:
+        method, label = self._methods[name]
+        try:
+            result = method(value)
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise TypeError("it returned what is to be awaited, which nobody does; write a plain function")
+        except (Exception, SystemExit) as error:
+            # A stranger's code may raise anything; it is logged, counted, and removed when it keeps failing.
+            count = self._failures[name] = self._failures.get(name, 0) + 1
+            who, reason = f"{type(self.target).__name__}.{name} of {label}", f"{type(error).__name__}: {error}"
+            logger.warning("%s raised %s (%d of %d)", who, reason, count, MAX_FAILURES)
+            if count >= MAX_FAILURES:
+                self.is_removed = True
+                self._told(self, f"{who} was removed after {MAX_FAILURES} failures in a row; the last: {reason}")
+        else:
+            self._failures[name] = 0
 
 
 class Observers:
@@ -54,75 +190,81 @@ class Observers:
         """Take what `dovetail_request_observers` returned: an observer, or several.
 
         Raises:
-            PluginError: It is something else.
+            PluginError: It is something else, or a method is `async def`.
         """
-        self.requests += _watched(label, value, RequestObserver)
+        self.requests = [*self.requests, *self._watched(label, value, RequestObserver, REQUEST_METHODS)]
 
     def add_loggers(self, label: str, value: Any) -> None:
         """Take what `dovetail_stat_loggers` returned: a logger, or several.
 
         Raises:
-            PluginError: It is something else.
+            PluginError: It is something else, or a method is `async def`.
         """
-        self.loggers += _watched(label, value, StatLogger)
+        self.loggers = [*self.loggers, *self._watched(label, value, StatLogger, LOGGER_METHODS)]
 
     def started(self, request: RequestStart) -> None:
         """Tell every observer that a request was admitted."""
-        for watched in list(self.requests):
-            self._call(watched, watched.target.request_started, request, self.requests)
+        for watched in self.requests:
+            watched.tell("request_started", request)
 
     def progressed(self, request: RequestProgress) -> None:
         """Tell every observer that tokens have come."""
-        for watched in list(self.requests):
-            self._call(watched, watched.target.request_progressed, request, self.requests)
+        for watched in self.requests:
+            watched.tell("request_progressed", request)
 
     def ended(self, request: RequestEnd) -> None:
         """Tell every observer that a request is over."""
-        for watched in list(self.requests):
-            self._call(watched, watched.target.request_ended, request, self.requests)
+        for watched in self.requests:
+            watched.tell("request_ended", request)
 
     def http_ended(self, request: HttpEnd) -> None:
         """Tell every observer that an HTTP request is over."""
-        for watched in list(self.requests):
-            self._call(watched, watched.target.http_ended, request, self.requests)
+        for watched in self.requests:
+            watched.tell("http_ended", request)
 
     async def log_stats(self, engine: EngineClient) -> None:
         """Give every logger the engine's load at its interval, until cancelled."""
         if self.loggers:
             await asyncio.gather(*(self._feed(watched, engine) for watched in self.loggers))
 
+    def settle(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything that has happened was told, for tests; false where that takes longer."""
+        return all(watched.settle(timeout_s) for watched in (*self.requests, *self.loggers))
+
+    def close(self) -> None:
+        """Tell what still waits, for a moment, and end the threads."""
+        for watched in (*self.requests, *self.loggers):
+            watched.close()
+
     async def _feed(self, watched: Watched, engine: EngineClient) -> None:
-        while watched in self.loggers:
+        while not watched.is_removed:
             await asyncio.sleep(max(float(watched.target.interval_s), 0.01))
+            if watched.is_behind:
+                continue  # a snapshot of what was is worth nothing
             try:
                 stats = await engine.control("stats")
             except EngineError:
                 return
             known = {name: stats[name] for name in LoadStats.__dataclass_fields__}
-            self._call(watched, watched.target.log, LoadStats(**known), self.loggers)
+            watched.tell("log", LoadStats(**known))
 
-    def _call(self, watched: Watched, method: Callable[[Any], Any], value: Any, home: list[Watched]) -> None:
-        try:
-            method(value)
-        except Exception as error:
-            # A stranger's code may raise anything; it is logged, counted, and removed when it keeps failing.
-            count = watched.failures[method.__name__] = watched.failures.get(method.__name__, 0) + 1
-            name = f"{type(watched.target).__name__}.{method.__name__} of {watched.label}"
-            reason = f"{type(error).__name__}: {error}"
-            logger.warning("%s raised %s (%d of %d)", name, reason, count, MAX_FAILURES)
-            if count >= MAX_FAILURES and watched in home:
-                home.remove(watched)
-                self.removed.append(f"{name} was removed after {MAX_FAILURES} failures in a row; the last: {reason}")
-                logger.error("%s", self.removed[-1])
-        else:
-            watched.failures[method.__name__] = 0
+    def _watched(self, label: str, value: Any, contract: type, methods: tuple[str, ...]) -> list[Watched]:
+        """Return what watches the objects of a hook; an object of two hooks has one thread all the same."""
+        found: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+        watched = []
+        for each in found:
+            if not isinstance(each, contract):
+                raise PluginError(
+                    f"{label} returned {each!r}, which is no dovetail.contracts.{contract.__name__}; return an instance"
+                )
+            known = next((known for known in (*self.requests, *self.loggers) if known.target is each), None)
+            watched.append(known or Watched(each, self._remove))
+            watched[-1].call(label, methods)
+        return watched
 
-
-def _watched(label: str, value: Any, contract: type) -> list[Watched]:
-    found: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
-    for each in found:
-        if not isinstance(each, contract):
-            raise PluginError(
-                f"{label} returned {each!r}, which is no dovetail.contracts.{contract.__name__}; return an instance"
-            )
-    return [Watched(label, each) for each in found]
+    def _remove(self, watched: Watched, why: str) -> None:
+        """Take an object out; called in its thread, so lists are replaced and never changed."""
+        self.requests = [each for each in self.requests if each is not watched]
+        self.loggers = [each for each in self.loggers if each is not watched]
+        self.removed.append(why)
+        logger.error("%s", why)

@@ -70,7 +70,8 @@ class ScriptedServer:
         self._thread.start()
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Send a GET; return status and body, parsed where it is JSON."""
+        """Send a GET, once observers know of what was before; return status and body, parsed where it is JSON."""
+        self._hooks.observers.settle()
         return self._send(urllib.request.Request(self.base + path))
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:

@@ -238,8 +238,12 @@ def test_observers_and_loggers_are_called_and_removed_when_they_keep_failing(ser
     assert server.get("/health").json() == {"status": "ok"}
     for _ in range(5):
         server.chat()
-    seen = server.get("/x/acme/seen").json()
-    started, ended = ([entry for entry in seen if entry[0] == word] for word in ("started", "ended"))
+    for _ in range(600):  # observers are told a moment later
+        seen = server.get("/x/acme/seen").json()
+        started, ended = ([entry for entry in seen if entry[0] == word] for word in ("started", "ended"))
+        if len(ended) == 5 and any(entry[0] == "load" for entry in seen):
+            break
+        time.sleep(0.1)
     assert len(started) == len(ended) == 5
     assert started[0][1] == 1
     assert started[0][2] > 5

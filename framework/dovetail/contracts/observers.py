@@ -1,6 +1,8 @@
 """What hook plugins return to be told about requests and load: `RequestObserver` and `StatLogger`.
 
-Both are called directly in the `api` process, never per token, and must not block: hand work to a thread of your own.
+Both are called in the `api` process, never per token, in a thread that each object has of its own: one call at a time,
+in the order in which things happened, a few hundredths of a second later. So they may block, but not `await`: a method
+that is `async def` is refused. Of an object that falls 10,000 events behind, what comes then is lost, which it is told.
 One that raises five times in a row is removed, which the log and `GET /health` say. The server's own `GET /metrics` is
 made of these two and of nothing else. Importing this takes no torch.
 """
@@ -96,16 +98,19 @@ class RequestObserver:
     """Is told when requests begin, go on and end. Override what you need; new methods arrive with defaults."""
 
     def request_started(self, request: RequestStart) -> None:
-        """A request was admitted; runs on the server's event loop."""
+        """A request was admitted."""
 
     def request_progressed(self, request: RequestProgress) -> None:
         """Its first token came, or about a second has passed with new ones; the rest comes before `request_ended`."""
 
     def request_ended(self, request: RequestEnd) -> None:
-        """It is over; called once for each `request_started`."""
+        """It is over; called once for each `request_started`, unless events were lost."""
 
     def http_ended(self, request: HttpEnd) -> None:
         """An HTTP request is over, of any route, one that was refused too."""
+
+    def events_lost(self, num_events: int) -> None:
+        """So many events could not be told, because this observer was too slow; those that follow were not lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,4 +133,4 @@ class StatLogger(ABC):
 
     @abstractmethod
     def log(self, stats: LoadStats) -> None:
-        """Take one snapshot; runs on the server's event loop."""
+        """Take one snapshot. While this takes longer than the interval, no further ones are made."""

@@ -45,7 +45,8 @@ class Metrics(Collector):
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the text that a scraper asked for by its `Accept` header, and its media type."""
         encode, media_type = choose_encoder(accept)
-        return encode(self.registry), media_type
+        with self.tally.lock:
+            return encode(self.registry), media_type
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything; called by the registry."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from threading import Lock
 
 from dovetail.contracts.observers import (
     HttpEnd,
@@ -81,10 +82,11 @@ class Bundle:
 
 
 class Tally(RequestObserver):
-    """What has happened since the server's start."""
+    """What has happened since the server's start. It is told in another thread than it is read in, so it has a lock."""
 
     def __init__(self, bounds: dict[str, list[tuple[float, ...]]]) -> None:
         """Count nothing yet; `bounds` are the sets that each quantity is counted in."""
+        self.lock = Lock()
         self.num_requests = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -100,32 +102,36 @@ class Tally(RequestObserver):
 
     def request_started(self, request: RequestStart) -> None:
         """Count an admission."""
-        self.num_requests += 1
-        self.num_prompt_tokens += request.num_prompt_tokens
+        with self.lock:
+            self.num_requests += 1
+            self.num_prompt_tokens += request.num_prompt_tokens
 
     def request_progressed(self, request: RequestProgress) -> None:
         """Count tokens."""
-        self.num_generated_tokens += request.num_tokens
-        if request.first_token_s is not None:
-            self.quantities["first_token"].observe(request.first_token_s)
-        self.quantities["gap"].observe_all(request.gaps_s)
+        with self.lock:
+            self.num_generated_tokens += request.num_tokens
+            if request.first_token_s is not None:
+                self.quantities["first_token"].observe(request.first_token_s)
+            self.quantities["gap"].observe_all(request.gaps_s)
 
     def request_ended(self, request: RequestEnd) -> None:
         """Count an end."""
-        self.num_cached_tokens += request.num_cached_tokens
-        self.num_retractions += request.num_retractions
-        self.finished.update(reason or CUT_OFF for reason in request.finish_reasons)
-        self.quantities["request"].observe(request.seconds)
-        self.quantities["prompt"].observe(request.num_prompt_tokens)
-        self.quantities["output"].observe(request.num_completion_tokens)
+        with self.lock:
+            self.num_cached_tokens += request.num_cached_tokens
+            self.num_retractions += request.num_retractions
+            self.finished.update(reason or CUT_OFF for reason in request.finish_reasons)
+            self.quantities["request"].observe(request.seconds)
+            self.quantities["prompt"].observe(request.num_prompt_tokens)
+            self.quantities["output"].observe(request.num_completion_tokens)
 
     def http_ended(self, request: HttpEnd) -> None:
         """Count an HTTP request."""
-        self.http[request.method, request.route, LEFT if request.status is None else str(request.status)] += 1
-        key = request.method, request.route
-        if key not in self.http_s:
-            self.http_s[key] = Histogram(HTTP_S)
-        self.http_s[key].observe(request.seconds)
+        with self.lock:
+            self.http[request.method, request.route, LEFT if request.status is None else str(request.status)] += 1
+            key = request.method, request.route
+            if key not in self.http_s:
+                self.http_s[key] = Histogram(HTTP_S)
+            self.http_s[key].observe(request.seconds)
 
 
 class LatestLoad(StatLogger):

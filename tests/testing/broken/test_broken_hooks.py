@@ -31,6 +31,21 @@ class Logger(StatLogger):
         return None
 
 
+class WaitingLogger(StatLogger):
+    async def log(self, stats: Any) -> None:  # type: ignore[override]
+        return None
+
+
+class WaitingObserver(RequestObserver):
+    async def http_ended(self, request: Any) -> None:  # type: ignore[override]
+        return None
+
+
+class LosingObserver(RequestObserver):
+    def events_lost(self, num_events: int) -> None:
+        raise ValueError(num_events)
+
+
 class RaisingLogger(StatLogger):
     def log(self, stats: Any) -> None:
         raise OSError("disk full")
@@ -212,6 +227,21 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         broken("dovetail_stat_loggers", lambda self, ctx: RaisingLogger()),
         "test_stat_loggers",
         "RaisingLogger.log raised OSError: disk full",
+    ),
+    "observer that nobody would await": (
+        broken("dovetail_request_observers", lambda self, ctx: WaitingObserver()),
+        "test_request_observers",
+        "WaitingObserver.http_ended is `async def`, and nobody would await it",
+    ),
+    "observer that cannot be slow": (
+        broken("dovetail_request_observers", lambda self, ctx: [RequestObserver(), LosingObserver()]),
+        "test_request_observers",
+        "LosingObserver.events_lost raised ValueError: 3",
+    ),
+    "logger that nobody would await": (
+        broken("dovetail_stat_loggers", lambda self, ctx: WaitingLogger()),
+        "test_stat_loggers",
+        "WaitingLogger.log is `async def`, and nobody would await it",
     ),
     "command without a target": (
         broken("dovetail_cli_commands", lambda self, commands: commands.add("a", "dovetail.llm:nothing", help="A.")),

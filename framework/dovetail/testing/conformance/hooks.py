@@ -185,6 +185,7 @@ class HooksConformance(Conformance):
                 _calls(observer.request_ended, end)
                 _calls(observer.http_ended, http)
                 _calls(observer.http_ended, left)
+                _calls(observer.events_lost, 3)
 
     def test_stat_loggers(self) -> None:
         """Loggers are StatLoggers with an interval, and take a snapshot."""
@@ -262,10 +263,11 @@ class HooksConformance(Conformance):
 
 
 def _calls(function: Callable[..., Any], *arguments: Any) -> Any:
+    name = getattr(function, "__qualname__", str(function))
+    check(not inspect.iscoroutinefunction(function), f"{name} is `async def`, and nobody would await it: use `def`")
     try:
         return function(*arguments)
     except Exception as error:  # a stranger's object; the message says what it did
-        name = getattr(function, "__qualname__", str(function))
         fail(f"{name} raised {raised(error)}")
 
 
