@@ -16,6 +16,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from dovetail.engine.messages import OUT_OF_MEMORY
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
@@ -85,7 +86,7 @@ def aborted(message: str | None, code: str | None = None, param: str | None = No
         code: Set by the engine where the request itself is at fault.
         param: The field at fault.
     """
-    if code in LATER:
+    if code in LATER or code == OUT_OF_MEMORY:
         status = 429 if code == OWNER_FULL else 503
         return ServiceError(message or "the server is busy", code=code, status=status, retry_after_s=2)
     if code is not None:

@@ -71,6 +71,7 @@ class Bench:
         started = time.perf_counter()
         plan = self.scheduler.schedule()
         took = time.perf_counter() - started
+        self.scheduler.launching(plan)
         self.scheduler.launched(plan)
         self.scheduler.landed(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:

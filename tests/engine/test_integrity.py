@@ -44,7 +44,7 @@ def loaded(seed: int = 0, **options: Any) -> Any:
 def end(world: Any, victims: list[Request]) -> None:
     """What the engine does with requests whose pages were shared."""
     for request in victims:
-        assert world.scheduler.remove(request.handle) is request
+        world.scheduler.end(request)
 
 
 def holder(world: Any) -> Request:
@@ -181,7 +181,7 @@ def test_what_counts_do_not_show_is_found_when_nothing_runs(monkeypatch: pytest.
         watch.look(world.scheduler.running)
     assert watch.num_repairs == 0
     for request in list(world.scheduler.running):
-        world.scheduler.remove(request.handle)
+        world.scheduler.end(request)
     watch.look(world.scheduler.running)
     assert watch.num_repairs == 1
 

@@ -211,7 +211,7 @@ def test_removing_a_request_does_not_search_for_it() -> None:
     costs = []
     for num in (300, 3000):
         world = full("fcfs", num)
-        costs.append(num_operations(lambda w=world, n=num: w.scheduler.remove(n)))
+        costs.append(num_operations(lambda w=world, n=num: w.scheduler.end(w.scheduler.find(n))))
     assert costs[1] < costs[0] + 200
 
 

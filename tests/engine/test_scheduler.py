@@ -69,6 +69,7 @@ class World:
         """Launch one step and read what is under way beyond `depth` steps; the book is checked after it."""
         plan = self.scheduler.schedule()
         if plan.requests:
+            self.scheduler.launching(plan)
             self.scheduler.launched(plan)
             for request in plan.requests:
                 request.sample.num_output += request.on_device
@@ -171,9 +172,9 @@ def test_an_abort_gives_everything_back_at_any_stage() -> None:
     for _ in range(4):
         world.step()
     for request in requests:
-        assert world.scheduler.remove(request.handle) is request
+        world.scheduler.end(request)
         world.pages.check(world.scheduler.running)
-    assert world.scheduler.remove("unknown") is None
+        assert world.scheduler.find(request.handle) is None
     assert world.pages.num_used == 0
 
 
@@ -231,8 +232,8 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
             added += 1
         if rng.random() < 0.2 and world.scheduler.has_work:
             pool = [*world.scheduler.waiting, *world.scheduler.running]
-            gone = world.scheduler.remove(rng.choice(pool).handle)
-            assert gone is not None
+            gone = rng.choice(pool)
+            world.scheduler.end(gone)
             gone.finish = Finish("abort")
             aborted += 1
         if world.scheduler.has_work:

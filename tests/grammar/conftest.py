@@ -56,8 +56,8 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
     """Grows with every jump of any engine."""
     seen: list[Jump] = []
 
-    def noted(request: Request, tokens: list[int]) -> list[int]:
-        taken = jump.jump(request, tokens)
+    def noted(request: Request, tokens: list[int], step: int) -> list[int]:
+        taken = jump.jump(request, tokens, step)
         seen.append(Jump(request.rid, request.num_retractions, len(taken)))
         return taken
 

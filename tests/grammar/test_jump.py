@@ -47,8 +47,8 @@ def both_ways(
     """Results with jumps, and without; and how many tokens each jump took."""
     jumps: list[int] = []
 
-    def counted(request: Request, tokens: list[int]) -> list[int]:
-        taken = jump.jump(request, tokens)
+    def counted(request: Request, tokens: list[int], step: int) -> list[int]:
+        taken = jump.jump(request, tokens, step)
         jumps.append(len(taken))
         return taken
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -189,3 +190,37 @@ def test_padding_writes_nothing(core: Callable[[bool], EngineCore]) -> None:
     after = pool.layer(0), state.next_ids, state.seq_lens
     for old, new in zip(before, after, strict=True):
         assert np.array_equal(old.numpy(), new.numpy())
+
+
+@pytest.mark.parametrize("at", [3, 39, 41, 60], ids=["first chunk", "its end", "second chunk", "last token"])
+def test_a_token_that_is_not_finite_ends_its_request_under_graphs(core: Callable[[bool], EngineCore], at: int) -> None:
+    """Of a chunk that samples or not, beside another prompt: that request alone ends."""
+    engine = core(True)
+    model, once = engine.runner.model, [True]
+    forward = model.forward
+
+    def spoil(ids: torch.Tensor, batch: Any) -> torch.Tensor:
+        hidden: torch.Tensor = forward(ids, batch)
+        found = ((ids == 189) & (batch.positions == at)).nonzero()
+        if once and len(found):
+            once.clear()
+            hidden[found[0]] = math.nan
+        return hidden
+
+    model.forward = spoil
+    prompt = [(7 * i) % 180 for i in range(61)]
+    prompt[at] = 189
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    ends: dict[int, str | None] = {}
+    engine.handle(Submit(rid="", handle=1, prompt_ids=prompt, params=params))
+    engine.handle(Submit(rid="", handle=2, prompt_ids=prompt[::-1], params=params))
+    for _ in range(30):
+        for delta in engine.step().deltas:
+            tokens[delta.handle] += delta.ids
+            ends |= {delta.handle: delta.finish.message} if delta.finish else {}
+        if len(ends) == 2 and 3 not in ends:
+            engine.handle(Submit(rid="", handle=3, prompt_ids=prompt, params=params))
+            ends[3] = None
+    assert "not finite" in (ends[1] or "")
+    assert (tokens[1], len(tokens[2]), len(tokens[3])) == ([], 3, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -60,3 +62,29 @@ def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) ->
     live = rows[good & (rows != states[0].spare_row)]
     assert torch.equal(states[1].next_ids[live], states[0].next_ids[live])
     assert states[1].next_ids[-1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hidden_size", [5, 1024, 2500])
+def test_a_token_that_is_not_finite_breaks_its_request(hidden_size: int, dtype: torch.dtype) -> None:
+    """The kernel finds what the torch version finds: any token, empty chunks, padding that belongs to nobody."""
+    starts = torch.tensor([0, 1, 5, 5, 9, 12], dtype=torch.int32)
+    for token, value, request in ((0, math.nan, 0), (4, math.inf, 1), (5, -math.inf, 3), (11, math.nan, 4)):
+        hidden = torch.randn(14, hidden_size, generator=torch.Generator().manual_seed(token)).to(dtype)
+        hidden[0, 0] = torch.finfo(dtype).max
+        hidden[token, hidden_size - 1] = value
+        hidden[13] = math.nan
+        for check in (step_ops.check_tokens, step_triton.check_tokens):
+            broken = torch.zeros(5, dtype=torch.bool)
+            broken[2] = True  # by its logits
+            check(hidden, starts, broken)
+            assert broken.nonzero()[:, 0].tolist() == sorted((2, request)), (token, check)
+
+
+def test_finite_tokens_break_nobody() -> None:
+    """One request of one token, and the largest numbers that there are."""
+    hidden = torch.full((1, 70), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
+    for check in (step_ops.check_tokens, step_triton.check_tokens):
+        broken = torch.zeros(1, dtype=torch.bool)
+        check(hidden, torch.tensor([0, 1], dtype=torch.int32), broken)
+        assert not broken.any()

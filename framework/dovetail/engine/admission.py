@@ -51,9 +51,9 @@ class Admission:
                 self._budget -= self._add_chunk(request)
         self._expected = None
         if (most is None or most > 0) and self._budget > 0 and self._has_row(background=background):
-            found = self._scheduler.waiting.first(MAX_LOOKED_AT, background=background)
+            found = self._scheduler.candidates(MAX_LOOKED_AT, background=background)
             if found:
-                self._admit(self._scheduler.policy.order(found, self._pages.tree), most)
+                self._admit(found, most)
 
     def _add_chunk(self, request: Request) -> int:
         """Plan the next chunk of a prompt; returns its length.
@@ -101,6 +101,8 @@ class Admission:
             self._expected = max(0, self._expected) + self._pages_expected(request)
         self._scheduler.running.append(request)
         self._pages.admit(request)
+        if request.sample.num_output != request.num_output:
+            request.sample.rewind(request.ids[request.num_prompt :].tolist())
         self._plan.num_new_requests += 1
         self._plan.num_cached_tokens += request.computed_len
         self._budget -= self._add_chunk(request)

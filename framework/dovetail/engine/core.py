@@ -22,6 +22,7 @@ from dovetail.engine.messages import (
 )
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import POLICIES
+from dovetail.engine.recovery import Failure, Recovery, failure_of
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
@@ -41,6 +42,7 @@ PATIENCE_S = 0.005
 """How long a step waits for a grammar if nobody else takes part in it: about what computing it again would take."""
 WATCH_S = 0.0002
 """How long it waits for one before it looks whether the device is done."""
+NOT_FINITE = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
 
 
 class EngineCore:
@@ -61,6 +63,7 @@ class EngineCore:
             POLICIES[settings.schedule_policy](),
             _limits(settings, self.runner.device.type, self.runner.weight_bytes),
         )
+        self.recovery = Recovery(self.scheduler)
         self.watch = PageWatch(self.pages)
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
@@ -128,15 +131,16 @@ class EngineCore:
         self._decide_grammars()
         deltas, self._ended = self._ended, []
         self._is_resting = False
-        plan = self.scheduler.schedule()
+        plan, has_read = self.scheduler.schedule(), self._flying is not None
         launched = self._launch(plan) if plan.decode or plan.chunks else None
         deltas += self._settle()
-        if launched is not None:
-            self._choose(launched)
-            self._flying = launched
+        if isinstance(launched, Failure):
+            deltas += self._recover(plan, launched)
+        elif launched is not None:
+            deltas += self._choose(launched)
             if not self._overlap:
                 deltas += self._settle()
-        elif not deltas:
+        elif not deltas and not has_read:
             is_compiling = self.grammars is not None and self.grammars.is_waiting
             if self.grammars is not None and is_compiling:
                 self.grammars.wait(POLL_S)
@@ -146,14 +150,24 @@ class EngineCore:
         self.step_count += 1
         return Tick(step=self.step_count, deltas=deltas)
 
-    def _launch(self, plan: StepPlan) -> Launched:
-        """Start a step; its requests move on as far as can be said without its tokens."""
+    def _launch(self, plan: StepPlan) -> Launched | Failure:
+        """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not."""
         self.report.planned(plan, self.scheduler, self.pages)
-        launched = self.stepper.launch(plan)
+        self.scheduler.launching(plan)
+        try:
+            launched = self.stepper.launch(plan)
+        except Exception as error:  # of a model, a backend, a sampler: of whoever is a plugin
+            return failure_of(error, self.runner.device)
         self.scheduler.launched(plan)
         return launched
 
-    def _choose(self, launched: Launched) -> None:
+    def _recover(self, plan: StepPlan, failure: Failure) -> list[TokenDelta]:
+        """Undo a step that has failed; end its request if there is no other way to go on."""
+        self.scheduler.cut(plan, plan.requests)
+        request = self.recovery.failed(plan, failure)
+        return [] if request is None else [self._last(request, failure.finish)]
+
+    def _choose(self, launched: Launched) -> list[TokenDelta]:
         """Sample what waited for grammars; those that are still being compiled are waited for while that costs nothing.
 
         That is while the device computes the step, or for a moment where nobody else takes part in it.
@@ -168,27 +182,56 @@ class EngineCore:
                 self.grammars.wait(WATCH_S)
                 self._decide_grammars()
             for request in late:
-                if not request.undecided:
+                if not request.undecided and request.row >= 0:
                     self.scheduler.decided(request)
-        self.stepper.choose(launched)
+        try:
+            self.stepper.choose(launched)
+        except Exception as error:  # as above
+            self.scheduler.landed(launched.plan)
+            return self._recover(launched.plan, failure_of(error, self.runner.device))
+        self._flying = launched
+        return []
 
     def _settle(self) -> list[TokenDelta]:
         """Wait for the step in flight, if there is one, and hand out its tokens."""
         step, self._flying = self._flying, None
         if step is None:
             return []
-        result = self.stepper.read(step)
         self.scheduler.landed(step.plan)
-        deltas = []
+        try:
+            result = self.stepper.read(step)
+        except Exception as error:  # as above
+            return self._recover(step.plan, failure_of(error, self.runner.device))
+        self.recovery.worked(step.plan)
+        deltas = self._end_broken(step.plan, result.broken) if result.broken else []
         for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
-            if request.num_unwanted:
-                request.num_unwanted -= 1
-            elif request.finish is None:  # else it ended while this step was under way
+            # Else it ended while this step was under way, or what it computed is void.
+            if request.finish is None and step.plan.number > request.void_step:
                 deltas.append(self._take_token(request, token))
                 if logprob is not None:
                     deltas[-1].logprobs = [logprob]
         self.report.finished(step, self.scheduler, self.pages)
         return deltas
+
+    def _end_broken(self, plan: StepPlan, broken: list[Request]) -> list[TokenDelta]:
+        """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
+        written = {request for request, _, _ in plan.writes}
+        broken = [request for request in broken if request in written]  # else it was undone with an earlier step
+        self.scheduler.cut(plan, broken)
+        deltas = []
+        for request in broken:
+            if request.finish is None:
+                deltas.append(self._last(request, NOT_FINITE))
+        return deltas
+
+    def _last(self, request: Request, finish: Finish) -> TokenDelta:
+        """End a live request, and say so."""
+        request.finish = finish
+        request.sample.release()
+        self.scheduler.end(request)
+        if self.grammars is not None:
+            self.grammars.forget(request)
+        return _ending(request, finish)
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
@@ -224,13 +267,9 @@ class EngineCore:
             self.grammars.close()
 
     def _abort(self, handle: int, finish: Finish | None = None) -> None:
-        request = self.scheduler.remove(handle)
+        request = self.scheduler.find(handle)
         if request is not None:
-            request.finish = finish or Finish("abort", None, "aborted")
-            request.sample.release()
-            self._ended.append(_ending(request, request.finish))
-            if self.grammars is not None:
-                self.grammars.forget(request)
+            self._ended.append(self._last(request, finish or Finish("abort", None, "aborted")))
 
     def _control(self, message: Control) -> ControlReply:
         if message.op == "flush_cache":
@@ -251,15 +290,17 @@ class EngineCore:
             num_repaired_pages=self.watch.num_repaired_pages,
         )
 
-    def _take_token(self, request: Request, token: int | None) -> TokenDelta:
+    def _take_token(self, request: Request, token: int) -> TokenDelta:
         first = request.num_output == 0
-        ids: list[int] = []
-        if token is None:
-            request.finish = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
-        else:
+        ids = [token]
+        try:
             request.take(token)
             forced = forced_tokens(request, len(self.scheduler.running))
-            ids = [token, *(jump(request, forced) if forced and self.pages.extend(request, len(forced)) else ())]
+            if forced and self.pages.extend(request, len(forced)):
+                ids += jump(request, forced, self.scheduler.num_launched)
+        except Exception as error:  # of a grammar's backend, which is a plugin
+            logger.error("A grammar failed; its request is ended.", exc_info=error)
+            request.finish = Finish("abort", None, f"its grammar failed: {type(error).__name__}: {error}")
         delta = TokenDelta(
             handle=request.handle,
             ids=ids,
@@ -273,7 +314,7 @@ class EngineCore:
             delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
             request.sample.release()
-            self.scheduler.end(request, scrub=token is None)
+            self.scheduler.end(request)
         return delta
 
 

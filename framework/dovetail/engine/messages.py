@@ -157,6 +157,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: list[TopLogprob]
 
 
+OUT_OF_MEMORY = "out_of_memory"
+"""Code of a request for which memory ran out: the engine's fault, and worth another try."""
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`.
 

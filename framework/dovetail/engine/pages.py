@@ -123,14 +123,9 @@ class PageBook:
             self._insert(request)
             self._state.set_pages(request.row, 0, request.pages[: request.num_tree_pages])
 
-    def release(self, request: Request, *, scrub: bool = False) -> None:
-        """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared.
-
-        With `scrub`, the request's own pages may hold numbers that are not finite: they are zeroed, not shared.
-        """
-        if scrub:
-            self._pool.scrub(request.pages[request.num_tree_pages :])
-        elif self._use_tree and request.node is not None:
+    def release(self, request: Request) -> None:
+        """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared."""
+        if self._use_tree and request.node is not None:
             self._insert(request)
         own = request.pages[request.num_tree_pages :]
         self.allocator.free(own)
@@ -140,6 +135,15 @@ class PageBook:
         self._state.release_row(request.row)
         request.row, request.node, request.pages, request.num_tree_pages = -1, None, [], 0
         request.computed_len, request.on_device = 0, False
+
+    def cut(self, pages: set[int]) -> None:
+        """Forget what the tree has of `pages` and beyond, and zero it and them: what they hold may not be finite.
+
+        No running request reads them any more. After steps that were launched, the device zeroes them.
+        """
+        gone = self.tree.cut(pages)
+        self.allocator.free(gone)
+        self._pool.scrub([*pages.union(gone)])
 
     def flush(self) -> int:
         """Forget every cached prefix that nobody uses; returns how many pages that freed."""
@@ -225,5 +229,5 @@ class PageBook:
         fresh = range(request.num_tree_pages, num_full)
         self.allocator.free([request.pages[i] for i in fresh if request.pages[i] != pages[i]])
         self._num_held -= len(fresh)
-        request.pages[:num_full] = pages
+        request.pages = pages + request.pages[num_full:]  # a new list: the old one tells what a step in flight wrote
         request.node, request.num_tree_pages = node, num_full

@@ -25,7 +25,8 @@ class Request:
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
         in_flight: Launched steps that it is part of and whose outcome has not been read.
         on_device: Its next token is in its device row, so that it can decode.
-        num_unwanted: Launched steps whose token for it is dropped: tokens forced by its grammar took the place.
+        void_step: Number of the last step whose token for it is dropped: what it was computed from does not hold, or
+            tokens forced by its grammar took the place.
         cached_len: Tokens found in the prefix cache when it was first admitted, -1 before.
         matched_pages: Cached pages that it was last found to have while it waited, …
         matched_version: … and in which version of the tree, -1 for none.
@@ -51,7 +52,7 @@ class Request:
     computed_len: int = 0
     in_flight: int = 0
     on_device: bool = False
-    num_unwanted: int = 0
+    void_step: int = 0
     cached_len: int = -1
     matched_pages: int = 0
     matched_version: int = -1
@@ -134,12 +135,20 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """What one step computes: decode rows, then prefill chunks. The counts are those of the log line."""
+    """What one step computes: decode rows, then prefill chunks. The counts are those of the log line.
+
+    Attributes:
+        number: Of the steps that were launched, from 1.
+        writes: What it writes, tentatively until its outcome is read: of each request, the list of its pages then, and
+            the length from which keys and values are written.
+    """
 
     decode: list[Request]
     chunks: list[Chunk]
     num_new_requests: int = 0
     num_cached_tokens: int = 0
+    number: int = 0
+    writes: list[tuple[Request, list[int], int]] = field(default_factory=list)
 
     @property
     def num_prefill_tokens(self) -> int:

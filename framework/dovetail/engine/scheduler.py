@@ -7,6 +7,7 @@ Host side only; it never touches a tensor. Who comes in is decided in `engine/ad
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.engine.admission import Admission
@@ -56,7 +57,8 @@ class Scheduler:
     """Continuous batching over a paged cache.
 
     `waiting` has no pages or row; `running` has both, whether in prefill or decode. `num_background` of all of them are
-    of the background.
+    of the background. `num_launched` counts steps. While there are `suspects`, one of which makes steps fail, nobody
+    is admitted but half of them.
     """
 
     def __init__(
@@ -70,6 +72,9 @@ class Scheduler:
         self.waiting = WaitQueue()
         self.running: list[Request] = []
         self.num_background = 0
+        self.num_launched = 0
+        self.suspects: list[Request] = []
+        self._flying: list[StepPlan] = []
         self._live: dict[int, Request] = {}
 
     @property
@@ -95,11 +100,19 @@ class Scheduler:
             self.ratio.step()
         return plan
 
+    def launching(self, plan: StepPlan) -> None:
+        """A planned step is about to be launched: note what it will write."""
+        self.num_launched += 1
+        plan.number = self.num_launched
+        plan.writes = [(request, request.pages, request.computed_len) for request in plan.decode]
+        plan.writes += [(chunk.request, chunk.request.pages, chunk.start) for chunk in plan.chunks]
+
     def launched(self, plan: StepPlan) -> None:
         """A planned step is under way: its requests move on as far as can be said without its tokens.
 
         The last token of an undecided request counts once `decided` is called; else it is computed again.
         """
+        self._flying.append(plan)
         for request in plan.decode:
             request.computed_len += 1
             request.in_flight += 1
@@ -118,25 +131,76 @@ class Scheduler:
 
     def landed(self, plan: StepPlan) -> None:
         """A step's outcome has been read."""
+        self._flying.remove(plan)
         for request in plan.requests:
             request.in_flight -= 1
 
-    def remove(self, handle: int) -> Request | None:
-        """Take a request out, waiting or running; its pages and row are released."""
-        request = self._live.get(handle)
-        if request is not None:
-            self.end(request)
-        return request
+    def cut(self, plan: StepPlan, broken: list[Request]) -> None:
+        """Undo what a step wrote for `broken` requests, and what later steps made of it: it does not count.
 
-    def end(self, request: Request, *, scrub: bool = False) -> None:
-        """Take a request out that has ended: it runs, or was retracted while its last token was on its way."""
+        All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
+        of what they lose, as steps are read in order. The step itself has landed, or was never under way.
+        """
+        poisoned, victims = self._spread(plan, broken)
+        for request in victims:
+            request.void_step = self.num_launched
+            if request.num_output == 0:
+                request.cached_len = -1
+            if request.row >= 0:
+                self._put_back(request, poisoned)
+        self.pages.cut(poisoned)
+
+    def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[set[int], list[Request]]:
+        """Find the pages that are not to be used, and the requests that have some."""
+        poisoned: set[int] = set()
+        victims = dict.fromkeys(broken)
+        size = self.pages.page_size
+        for step in [plan, *(step for step in self._flying if step.number > plan.number)]:
+            kept = []
+            for write in step.writes:
+                request, pages, start = write
+                if request in victims or (step is not plan and not poisoned.isdisjoint(pages)):
+                    victims[request] = None
+                    poisoned.update(pages[start // size :])
+                else:
+                    kept.append(write)
+            step.writes = kept
+        for request in self.running:
+            if not poisoned.isdisjoint(request.pages):
+                victims[request] = None
+        return poisoned, list(victims)
+
+    def _put_back(self, request: Request, poisoned: set[int]) -> None:
+        """Let a running request wait again, with the pages before the first that is poisoned in the tree."""
+        clean = next((i for i, page in enumerate(request.pages) if page in poisoned), len(request.pages))
+        request.computed_len = min(request.computed_len, clean * self.pages.page_size)
+        self.running.remove(request)
+        self.pages.release(request)
+        self.waiting.add(request)
+
+    def find(self, handle: int) -> Request | None:
+        """Return a request that waits or runs."""
+        return self._live.get(handle)
+
+    def end(self, request: Request) -> None:
+        """Take a request out, waiting or running; its pages and row are released."""
+        if request in self.suspects:
+            self.suspects.remove(request)
         del self._live[request.handle]
         self.num_background -= is_background(request)
         if request.row < 0:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
-            self.pages.release(request, scrub=scrub)
+            self.pages.release(request)
+
+    def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
+        """Return the first who may be admitted, in order: of the background, or of everybody else."""
+        if self.suspects:
+            half = self.suspects[: (len(self.suspects) + 1) // 2]
+            return [r for r in half if r.row < 0 and is_background(r) == background]
+        found = self.waiting.first(num, background=background)
+        return self.policy.order(found, self.pages.tree) if found else found
 
     def retract(self, candidates: list[Request]) -> Request:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
@@ -149,7 +213,7 @@ class Scheduler:
 
     def _pause(self) -> tuple[set[int], int | None]:
         """Which running background requests take no part in this step, by `id`; and how many waiting ones may begin."""
-        if not self.num_background:
+        if not self.num_background or self.suspects:
             return set(), None
         allowed = self.background.allowance(is_busy=len(self._live) > self.num_background)
         if allowed is None:

@@ -33,10 +33,10 @@ def forced_tokens(request: Request, num_running: int) -> list[int]:
     return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []
 
 
-def jump(request: Request, tokens: list[int]) -> list[int]:
+def jump(request: Request, tokens: list[int], step: int) -> list[int]:
     """Let a request take forced tokens; returns those that it took before it ended.
 
-    There are pages for them. The step in flight, which does not know of them, samples a token that nobody wants.
+    There are pages for them. The step in flight, number `step`, does not know of them: its token is dropped.
     """
     taken = []
     for token in tokens:
@@ -44,7 +44,7 @@ def jump(request: Request, tokens: list[int]) -> list[int]:
         taken.append(token)
         if request.finish is not None:
             break
-    request.num_unwanted += request.in_flight
+    request.void_step = step
     request.sample.num_output = request.num_output - request.in_flight
     request.on_device = False
     return taken

@@ -26,12 +26,18 @@ class Prepared:
         batch: What model and attention backend see.
         sampled: Requests that get a token, in the order of `batch.last_tokens`.
         sampled_rows: `[R]` int64, their device rows.
+        sampled_at: `[R]` int64, which of the batch's requests they are; None: all of them.
+        silent: Requests that get no token, …
+        silent_at: … and which of the batch's they are; None where there are none.
     """
 
     ids: Tensor
     batch: ForwardBatch
     sampled: list[Request]
     sampled_rows: Tensor
+    sampled_at: Tensor | None
+    silent: list[Request]
+    silent_at: Tensor | None
 
 
 def prepare(plan: StepPlan, state: DeviceState, attention: AttentionBackend, page_size: int) -> Prepared:
@@ -61,9 +67,17 @@ def prepare(plan: StepPlan, state: DeviceState, attention: AttentionBackend, pag
         attention=attention,
         last_tokens=_to((starts[1:][last] - 1).astype(np.int64), device),
     )
-    sampled_rows = rows if len(last) == len(requests) else rows[_to(last.astype(np.int64), device)]
-    sampled = [requests[i] for i in last]
-    return Prepared(_input_ids(plan, state, rows[:n]), batch, sampled, sampled_rows)
+    silent = np.flatnonzero(~np.array(wants))
+    sampled_at = _to(last.astype(np.int64), device) if len(silent) else None
+    return Prepared(
+        ids=_input_ids(plan, state, rows[:n]),
+        batch=batch,
+        sampled=[requests[i] for i in last],
+        sampled_rows=rows if sampled_at is None else rows[sampled_at],
+        sampled_at=sampled_at,
+        silent=[requests[i] for i in silent],
+        silent_at=_to(silent.astype(np.int64), device) if len(silent) else None,
+    )
 
 
 def _places(plan: StepPlan, page_size: int) -> tuple[Ints, Ints]:

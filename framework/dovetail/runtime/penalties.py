@@ -28,8 +28,8 @@ class TokenCounts:
         self.read = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._free: list[int] = []
 
-    def take(self, prompt_ids: Sequence[int]) -> History:
-        """Return a fresh slot that knows the prompt."""
+    def take(self, prompt_ids: Sequence[int], said_ids: Sequence[int] = ()) -> History:
+        """Return a fresh slot that knows the prompt, and what was generated before."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -37,6 +37,8 @@ class TokenCounts:
         self.read[slot].zero_()
         if prompt_ids:
             self.read[slot].index_fill_(0, upload(prompt_ids, torch.int64, self.read.device), True)
+        if said_ids:
+            self.add([slot] * len(said_ids), upload(said_ids, torch.int64, self.said.device))
         return History(self, slot)
 
     def release(self, slot: int) -> None:

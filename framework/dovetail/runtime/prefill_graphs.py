@@ -23,7 +23,7 @@ from dovetail.runtime.batch import places_of, tokens_of
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
 from dovetail.runtime.prefill_sizes import FIRST, SINGLE, Size
-from dovetail.runtime.step_ops import finish
+from dovetail.runtime.step_ops import check_tokens, finish
 from dovetail.runtime.upload import pinned
 
 PATIENCE = 8
@@ -36,8 +36,8 @@ STAND_IN_PATIENCE = 40
 class CapturedPrefill:
     """The graph of a size of T tokens and C chunks.
 
-    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`,
-    `ids` and `broken` `[C]` out, all of the last tokens.
+    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`
+    and `ids` `[C]` out, of the last tokens, and `broken` `[C]`, of all tokens.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -138,7 +138,7 @@ class PrefillGraphs:
         return found
 
     def run(self, chunks: Sequence[Chunk], size: Size) -> CapturedPrefill:
-        """Compute chunks; what comes out for one that does not end its request's known tokens means nothing."""
+        """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""
         captured = self._captured[size]
         packed = torch.from_numpy(pack(chunks, size, self._page_size, self._state.spare_row))
         captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
@@ -160,6 +160,7 @@ class PrefillGraphs:
         """The chunks of one step, on the static inputs and device state alone."""
         ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
         rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)
+        starts = inputs[-(size.chunks + 1) :].to(torch.int32)
         batch = ForwardBatch(
             num_decode=0,
             positions=positions,
@@ -167,7 +168,7 @@ class PrefillGraphs:
             rows=rows,
             page_table=self._state.page_table,
             seq_lens=lens,
-            q_starts=inputs[-(size.chunks + 1) :].to(torch.int32),
+            q_starts=starts,
             seq_lens_cpu=[],
             q_lens_cpu=[size.tokens] * size.chunks,
             attention=self._attention,
@@ -178,6 +179,7 @@ class PrefillGraphs:
         hidden = self._model.forward(ids, batch)
         logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
         chosen, broken = finish(logits, rows, lens, self._state)
+        check_tokens(hidden, starts, broken)
         return logits, chosen, broken
 
     def _keep(self, logits: Tensor) -> Tensor:

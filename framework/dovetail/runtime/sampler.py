@@ -34,6 +34,8 @@ class SampleRow:
     seed: int
     stop_ids: tuple[int, ...]
     prompt_ids: list[int] = field(default_factory=list)
+    said_ids: list[int] = field(default_factory=list)
+    """What was generated before `history` is made."""
     num_output: int = 0
     history: History | None = None
     constraint: Constraint | None = None
@@ -45,6 +47,15 @@ class SampleRow:
         """Whether any penalty is on."""
         p = self.params
         return p.frequency_penalty != 0 or p.presence_penalty != 0 or p.repetition_penalty != 1
+
+    def rewind(self, said_ids: list[int]) -> None:
+        """Go on behind these tokens: of those that steps chose since, none counts."""
+        self.num_output = len(said_ids)
+        if self.penalized:
+            self.said_ids = said_ids
+        if self.history is not None:
+            self.history.release()
+            self.history = None
 
     def release(self) -> None:
         """Give back what it holds; the request has ended."""
@@ -222,7 +233,7 @@ def _remember(rows: list[SampleRow], counts: TokenCounts) -> None:
     """Give every row with penalties its history."""
     for row in rows:
         if row.history is None and row.penalized and not row.is_released:
-            row.history = counts.take(row.prompt_ids)
+            row.history = counts.take(row.prompt_ids, row.said_ids)
 
 
 def _by_table(rows: list[SampleRow]) -> list[list[int]]:

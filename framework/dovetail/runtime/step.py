@@ -24,8 +24,9 @@ class Part:
     Attributes:
         requests: R of them.
         rows: `[R]` int64, their device rows.
+        broken: `[R]` bool where more than the logits was looked at: something computed for the request is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
-        tokens: `[R]` int64 on the device once chosen; `BROKEN` where the logits were not finite.
+        tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
         logprobs: Of the chosen tokens, where asked for.
     """
 
@@ -34,10 +35,12 @@ class Part:
     logits: Tensor | None = None
     tokens: Tensor | None = None
     logprobs: Ranked | None = None
+    broken: Tensor | None = None
 
     def choose(self, sampled: Sampled) -> None:
         """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
-        self.tokens = torch.where(sampled.broken, BROKEN, sampled.ids)
+        broken = sampled.broken if self.broken is None else sampled.broken | self.broken
+        self.tokens = torch.where(broken, BROKEN, sampled.ids)
         self.logprobs = sampled.logprobs
         self.logits = None
 
@@ -49,6 +52,7 @@ class Launched:
     Attributes:
         plan: What it computes.
         parts: In the order in which their requests get tokens.
+        silent: Requests that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
         prompt_logprobs: Of prompt chunks, by request.
         graph: Whether graphs were replayed.
         forward_done: On CUDA, what tells that the logits are there; kept where a request waits for its grammar.
@@ -56,6 +60,7 @@ class Launched:
 
     plan: StepPlan
     parts: list[Part]
+    silent: list[tuple[list[Request], Tensor]] = field(default_factory=list)
     prompt_logprobs: list[tuple[Request, Ranked]] = field(default_factory=list)
     graph: bool = False
     forward_done: torch.cuda.Event | None = None
@@ -72,9 +77,14 @@ class Launched:
         """Whether the device is still at the logits, as far as `forward_done` says."""
         return self.forward_done is not None and not self.forward_done.query()  # type: ignore[no-untyped-call]
 
+    def add_silent(self, requests: list[Request], broken: Tensor) -> None:
+        """Note requests that get no token; `broken` `[S]` bool may be overwritten by the next step."""
+        self.silent.append((requests, torch.where(broken, BROKEN, 0)))
+
     def start_copy(self) -> None:
-        """Send the tokens to the host; every part has been sampled."""
+        """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""
         chosen = [part.tokens for part in self.parts if part.tokens is not None]
+        chosen += [verdicts for _, verdicts in self.silent]
         if not chosen:
             return
         tokens = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
@@ -86,9 +96,17 @@ class Launched:
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
-    def read_tokens(self) -> list[int | None]:
-        """Wait for the device and return one token per request of `sampled`; None where its logits were not finite."""
+    def read_tokens(self) -> tuple[list[int], list[Request]]:
+        """Wait for the device; return one token per request of `sampled`, and the requests that are broken.
+
+        A broken request's token means nothing.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         tokens: list[int] = [] if self._host is None else self._host.tolist()
-        return [None if token == BROKEN else token for token in tokens]
+        requests = self.sampled
+        if BROKEN not in tokens:
+            return tokens[: len(requests)], []
+        everyone = requests + [request for silent, _ in self.silent for request in silent]
+        broken = [request for request, token in zip(everyone, tokens, strict=True) if token == BROKEN]
+        return tokens[: len(requests)], broken

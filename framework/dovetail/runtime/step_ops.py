@@ -1,7 +1,7 @@
 """What stands around the model in a graph: a step's inputs from device state, and its greedy tokens back into it.
 
-B rows of the batch, V vocabulary size. The torch versions are the reference; on CUDA each is one or two kernels, as a
-decode step of a small model feels every launch.
+B rows of the batch, T tokens, H hidden size, V vocabulary size. The torch versions are the reference; on CUDA each is
+one or two kernels, as a decode step of a small model feels every launch.
 """
 
 from __future__ import annotations
@@ -75,3 +75,27 @@ def finish_reference(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceSt
     state.seq_lens.index_copy_(0, rows, lens)
     state.clear_spare()
     return ids, ~torch.isfinite(best)
+
+
+def check_tokens(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
+    """Note in `broken` which requests have a token whose final hidden state is not finite.
+
+    Args:
+        hidden: `[T, H]`; tokens from the last entry of `starts` on belong to nobody.
+        starts: `[B + 1]` int32, first token of each request.
+        broken: `[B]` bool, changed: what is set stays set.
+    """
+    if hidden.is_cuda:
+        from dovetail.runtime import step_triton  # as above
+
+        step_triton.check_tokens(hidden, starts, broken)
+    else:
+        check_tokens_reference(hidden, starts, broken)
+
+
+def check_tokens_reference(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
+    """As `check_tokens`, in torch."""
+    least, most = hidden.aminmax(dim=-1)
+    bad = ~(torch.isfinite(least) & torch.isfinite(most))
+    before = torch.nn.functional.pad(bad.cumsum(0), (1, 0))[starts.long()]
+    broken |= before[1:] != before[:-1]

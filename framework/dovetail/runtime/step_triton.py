@@ -12,6 +12,8 @@ from dovetail.runtime.step_ops import StepInputs
 
 BLOCK = 4096
 """Logits that one program of the first pass looks at."""
+HIDDEN_BLOCK = 1024
+"""Numbers of a hidden state that a program looks at together."""
 
 
 @triton.jit
@@ -92,3 +94,27 @@ def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tu
         BLOCKS=triton.next_power_of_2(num_blocks),
     )  # fmt: skip
     return ids, broken
+
+
+@triton.jit(do_not_specialize=["num"])
+def _check_kernel(hidden, starts, broken, num, H, stride, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """One token: if a number of its hidden state is not finite, its request is broken."""
+    token = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    num_bad = 0
+    for begin in range(0, H, BLOCK):
+        x = tl.load(hidden + token.to(tl.int64) * stride + begin + at, mask=begin + at < H, other=0.0).to(tl.float32)
+        num_bad += tl.sum(tl.where(tl.abs(x) < float("inf"), 0, 1), 0)
+    request = tl.arange(0, CHUNKS)
+    ends = tl.load(starts + 1 + request, mask=request < num, other=0)
+    mine = tl.sum(((ends <= token) & (request < num)).to(tl.int32), 0)
+    tl.store(broken + mine, True, mask=(num_bad > 0) & (mine < num))
+
+
+def check_tokens(hidden: Tensor, starts: Tensor, broken: Tensor) -> None:
+    """See `step_ops.check_tokens`."""
+    num = broken.shape[0]
+    _check_kernel[(hidden.shape[0],)](
+        hidden, starts, broken, num, hidden.shape[1], hidden.stride(0),
+        CHUNKS=triton.next_power_of_2(num), BLOCK=HIDDEN_BLOCK,
+    )  # fmt: skip

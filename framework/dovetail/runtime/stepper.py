@@ -18,7 +18,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.engine.messages import TokenLogprob
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.grammar.masks import MaskBuffer
-from dovetail.runtime.batch import prepare
+from dovetail.runtime.batch import Prepared, prepare
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import Choice, DecodeGraphs
 from dovetail.runtime.penalties import TokenCounts
@@ -26,6 +26,7 @@ from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.sampler import FloatScratch, Ranked, Sampled, count, is_plain, rank_logprobs, sample
 from dovetail.runtime.step import Launched, Part
+from dovetail.runtime.step_ops import check_tokens
 from dovetail.runtime.upload import upload
 
 LOGIT_ROWS = 256
@@ -34,11 +35,15 @@ LOGIT_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Tokens of a step: `sampled[i]` got `tokens[i]`, None where its logits were not finite, with `logprobs[i]`."""
+    """Tokens of a step: `sampled[i]` got `tokens[i]`, with `logprobs[i]`.
+
+    What was computed for the `broken` requests is not finite, for any of their tokens: they got nothing.
+    """
 
     sampled: list[Request]
-    tokens: list[int | None]
+    tokens: list[int]
     logprobs: list[TokenLogprob | None]
+    broken: list[Request]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Stepper:
         if not waiting:
             return
         # One call: the buffer of masks is filled once per step, as its copy to the device may be under way.
-        part = _decided(waiting[0] if len(waiting) == 1 else _join(waiting))
+        part = _decided(waiting[0] if len(waiting) == 1 else _join(waiting), launched)
         launched.parts = [other for other in launched.parts if other.logits is None]
         if part.requests:
             launched.parts.append(part)
@@ -100,14 +105,14 @@ class Stepper:
 
     def read(self, launched: Launched) -> StepResult:
         """Wait for a step's tokens. Log probabilities of prompts go to their requests."""
-        tokens = launched.read_tokens()
+        tokens, broken = launched.read_tokens()
         logprobs: list[TokenLogprob | None] = []
         for part in launched.parts:
             logprobs += _by_row(part)
         for request, ranked in launched.prompt_logprobs:
-            if request.prompt_logprobs is not None:
+            if request.prompt_logprobs is not None and launched.plan.number > request.void_step:
                 request.prompt_logprobs += ranked.read()
-        return StepResult(sampled=launched.sampled, tokens=tokens, logprobs=logprobs)
+        return StepResult(sampled=launched.sampled, tokens=tokens, logprobs=logprobs, broken=broken)
 
     @torch.inference_mode()
     def run_eagerly(self, plan: StepPlan) -> Launched:
@@ -119,12 +124,22 @@ class Stepper:
         self._state.seq_lens.index_copy_(0, ready.batch.rows, ready.batch.seq_lens)
         launched = Launched(plan, [])
         self._rank_prompts(launched, hidden)
+        broken = self._check(ready, hidden) if plan.chunks else None  # of a lone token, the logits tell
+        if broken is not None and ready.silent_at is not None:
+            launched.add_silent(ready.silent, broken[ready.silent_at])
         if ready.sampled:
             part = Part(ready.sampled, ready.sampled_rows, self._model.lm_head(hidden[ready.batch.last_tokens]))
+            part.broken = broken if broken is None or ready.sampled_at is None else broken[ready.sampled_at]
             launched.parts.append(part)
             if not _waits(ready.sampled):
                 self._sample(part)
         return launched
+
+    def _check(self, ready: Prepared, hidden: Tensor) -> Tensor:
+        """Find the requests with a token whose hidden state is not finite: `[B]` bool."""
+        broken = torch.zeros(ready.batch.num_requests, dtype=torch.bool, device=hidden.device)
+        check_tokens(hidden, ready.batch.q_starts, broken)
+        return broken
 
     def _sample(self, part: Part) -> None:
         if part.logits is not None:
@@ -146,8 +161,8 @@ class Stepper:
         launched = Launched(plan, [], graph=True)
         if choice is not None:
             launched.parts.append(self._decode(choice, graphs.decode))
-        if prefill is not None and size is not None and (part := self._prefill(plan.chunks, prefill, size)) is not None:
-            launched.parts.append(part)
+        if prefill is not None and size is not None:
+            self._prefill(launched, prefill, size)
         return launched
 
     def _decode(self, choice: Choice, graphs: DecodeGraphs) -> Part:
@@ -165,21 +180,26 @@ class Stepper:
             return part
         return self._later(part, done.logits[:num])
 
-    def _prefill(self, chunks: list[Chunk], graphs: PrefillGraphs, size: Size) -> Part | None:
-        """Replay a step's prefill chunks; None if no token follows any of them."""
-        chunks = sorted(chunks, key=lambda chunk: not chunk.samples)  # those that get a token stand side by side
+    def _prefill(self, launched: Launched, graphs: PrefillGraphs, size: Size) -> None:
+        """Replay a step's prefill chunks."""
+        # Those that get a token stand side by side.
+        chunks = sorted(launched.plan.chunks, key=lambda chunk: not chunk.samples)
         done = graphs.run(chunks, size)
         requests = [chunk.request for chunk in chunks if chunk.samples]
-        if not requests:
-            return None
         num, rows = len(requests), [request.sample for request in requests]
+        if num < len(chunks):
+            launched.add_silent([chunk.request for chunk in chunks[num:]], done.broken[num : len(chunks)])
+        if not requests:
+            return
         part = Part(requests, done.rows[:num])
+        launched.parts.append(part)
         is_greedy = all(is_plain(row) and row.params.temperature == 0 for row in rows)
         if is_greedy and not any(request.undecided for request in requests):
             count(done.ids[:num], rows)
             part.choose(Sampled(done.ids[:num], done.broken[:num]))
-            return part
-        return self._later(part, done.logits[:num])
+        else:
+            part.broken = done.broken[:num]
+            self._later(part, done.logits[:num])
 
     def _later(self, part: Part, logits: Tensor) -> Part:
         """Sample a part of a graph outside it: at once, or when its constraints are known."""
@@ -187,6 +207,7 @@ class Stepper:
         if _waits(part.requests):
             # The next graph of this step may overwrite its tensors.
             part.rows, part.logits = part.rows.clone(), logits.clone()
+            part.broken = None if part.broken is None else part.broken.clone()
         else:
             self._sample(part)
         return part
@@ -223,19 +244,32 @@ def _waits(requests: list[Request]) -> bool:
     return any(request.undecided or request.sample.constraint is not None for request in requests)
 
 
-def _decided(part: Part) -> Part:
-    """Take out the requests of which it is not known what they may say."""
+def _decided(part: Part, launched: Launched) -> Part:
+    """Take out the requests of which it is not known what they may say: they are silent."""
     kept = [i for i, request in enumerate(part.requests) if not request.undecided]
     if len(kept) == len(part.requests) or part.logits is None:
         return part
+    left = [i for i, request in enumerate(part.requests) if request.undecided]
+    broken = part.broken
+    if broken is not None:
+        launched.add_silent([part.requests[i] for i in left], broken[upload(left, torch.int64, broken.device)])
     index = upload(kept, torch.int64, part.rows.device)
-    return Part([part.requests[i] for i in kept], part.rows[index], part.logits[index])
+    return Part(
+        [part.requests[i] for i in kept],
+        part.rows[index],
+        part.logits[index],
+        broken=None if broken is None else broken[index],
+    )
 
 
 def _join(parts: list[Part]) -> Part:
     requests = [request for part in parts for request in part.requests]
     logits = [part.logits for part in parts if part.logits is not None]
-    return Part(requests, torch.cat([part.rows for part in parts]), torch.cat(logits))
+    broken = None
+    if any(part.broken is not None for part in parts):
+        no = [torch.zeros(len(part.requests), dtype=torch.bool, device=part.rows.device) for part in parts]
+        broken = torch.cat([none if part.broken is None else part.broken for part, none in zip(parts, no, strict=True)])
+    return Part(requests, torch.cat([part.rows for part in parts]), torch.cat(logits), broken=broken)
 
 
 def _by_row(part: Part) -> list[TokenLogprob | None]:

@@ -1,0 +1,139 @@
+"""What follows a step that failed: its requests wait again, and the next step is another one.
+
+A step fails where memory runs out, or where a model, an attention backend, a sampler or a grammar raises. Its requests
+are as they were before it, so nobody loses anything but time:
+
+- Out of memory: the next steps compute fewer prompt tokens, half as many each time, and then fewer rows. What was asked
+  for comes back little by little while all is well.
+- Anything else is somebody's fault: of the step's requests half take part in the next step, until one fails alone.
+
+Only a request that fails alone, and with as little as possible, ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.engine.messages import OUT_OF_MEMORY, Finish
+from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.scheduler import Limits, Scheduler
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 64
+"""Good steps before larger ones are tried again; twice as many after each failure, …"""
+MAX_PATIENCE = 1 << 14
+"""… up to this."""
+NO_MEMORY = "memory ran out for this request alone, in the smallest step; send it again later, or ask for less"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a step failed."""
+
+    is_memory: bool
+    text: str
+
+    @property
+    def finish(self) -> Finish:
+        """The end of a request that failed alone."""
+        if self.is_memory:
+            return Finish("abort", None, NO_MEMORY, OUT_OF_MEMORY)
+        return Finish("abort", None, f"computing it failed: {self.text}")
+
+
+def failure_of(error: Exception, device: torch.device) -> Failure:
+    """Say why a step failed.
+
+    Raises:
+        Exception: `error`, where the device is lost with it: nothing can be computed any more.
+    """
+    is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            raise error from None
+        if is_memory:
+            torch.cuda.empty_cache()
+    text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if not is_memory:
+        logger.error("A step failed; its requests are tried again.", exc_info=error)
+    return Failure(is_memory, text)
+
+
+class Recovery:
+    """Bounds the steps of a scheduler after some have failed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._asked = scheduler, scheduler.limits
+        self._patience, self._num_good = PATIENCE, 0
+
+    def bound(self, max_prefill_tokens: int) -> None:
+        """Take a bound for good: larger steps have been tried, and do not fit."""
+        is_whole = self._scheduler.limits is self._asked
+        self._asked = _at_most(self._asked, max_prefill_tokens)
+        self._scheduler.limits = self._asked if is_whole else _at_most(self._scheduler.limits, max_prefill_tokens)
+
+    def failed(self, plan: StepPlan, failure: Failure) -> Request | None:
+        """A step has failed and was undone; returns the request that is to be ended for it."""
+        self._num_good, self._patience = 0, min(2 * self._patience, MAX_PATIENCE)
+        live = [request for request in plan.requests if request.finish is None]
+        if failure.is_memory:
+            return self._shrink(plan, live, failure.text)
+        if len(plan.requests) == 1:
+            return live[0] if live else None
+        suspects = [request for request in live if request in self._scheduler.suspects]
+        self._scheduler.suspects = suspects or live
+        return None
+
+    def worked(self, plan: StepPlan) -> None:
+        """No step has failed since the last call."""
+        scheduler = self._scheduler
+        if scheduler.suspects:
+            scheduler.suspects = [request for request in scheduler.suspects if request.row < 0]
+        if scheduler.limits is self._asked or not plan.requests:
+            return
+        self._num_good += 1
+        if self._num_good >= self._patience:
+            self._num_good = 0
+            scheduler.limits = dataclasses.replace(
+                self._asked,
+                max_prefill_tokens=min(self._asked.max_prefill_tokens, 2 * scheduler.limits.max_prefill_tokens),
+                max_running_requests=min(self._asked.max_running_requests, 2 * scheduler.limits.max_running_requests),
+            )
+            if scheduler.limits == self._asked:
+                scheduler.limits = self._asked
+
+    def _shrink(self, plan: StepPlan, live: list[Request], why: str) -> Request | None:
+        """Make the next steps smaller; where they cannot be, that is the request's end."""
+        limits, floor = self._scheduler.limits, self._scheduler.pages.page_size
+        if limits.cut_prompts and plan.num_prefill_tokens > floor:
+            tokens = max(floor, min(limits.max_prefill_tokens, plan.num_prefill_tokens) // 2)
+            limits = dataclasses.replace(limits, max_prefill_tokens=tokens)
+        elif len(plan.requests) > 1:
+            limits = dataclasses.replace(limits, max_running_requests=max(1, len(plan.requests) // 2))
+        else:
+            return live[0] if live else None
+        self._scheduler.limits = limits
+        logger.warning(
+            "Out of memory in a step of %d decode rows and %d prompt tokens; its requests are computed again, with at "
+            "most %d prompt tokens and %d requests a step. Lower --chunked-prefill-size, --max-running-requests or "
+            "--mem-fraction-static (%s)",
+            len(plan.decode),
+            plan.num_prefill_tokens,
+            limits.max_prefill_tokens,
+            limits.max_running_requests,
+            why,
+        )
+        return None
+
+
+def _at_most(limits: Limits, max_prefill_tokens: int) -> Limits:
+    return dataclasses.replace(limits, max_prefill_tokens=min(limits.max_prefill_tokens, max_prefill_tokens))
