@@ -24,6 +24,7 @@ from dovetail_server.hooks import PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
+from dovetail_server.peers.endpoints import why_not
 from dovetail_server.prefix import Prefix
 from dovetail_server.routes import (
     admin,
@@ -142,8 +143,10 @@ async def handle_http(request: Request, error: Exception) -> Response:
     """Answer an unknown path or a wrong method."""
     status = getattr(error, "status_code", 500)
     headers = getattr(error, "headers", None)
-    path = request.url.path
-    if status == 404:
+    path = request.scope["path"]
+    if status in (404, 405) and (why := why_not(path)) is not None:
+        status, text, code = 404, f"{request.method} {path} is not supported: {why}", "unsupported_route"
+    elif status == 404:
         text, code = f"no route {request.method} {path}; GET /openapi.json lists the routes", "not_found"
     elif status == 405:
         allowed = (headers or {}).get("Allow", "another method")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 
 import pytest
 import requests
@@ -29,9 +30,9 @@ class Worker:
     """One `dovetail serve` of the demo model."""
 
     def __init__(self, flags: str = "") -> None:
-        self.process, self.port = launch_server_cmd(
-            f"dovetail serve --random-seed 1 --num-threads 1 --log-level warning {flags}"
-        )
+        self.files = tempfile.TemporaryDirectory()
+        mine = f"--random-seed 1 --num-threads 1 --log-level warning --file-storage-path {self.files.name}"
+        self.process, self.port = launch_server_cmd(f"dovetail serve {mine} {flags}")
         self.base = f"http://127.0.0.1:{self.port}"
 
     def wait(self) -> Worker:
@@ -45,3 +46,4 @@ class Worker:
 
     def close(self) -> None:
         terminate_process(self.process, timeout=60)
+        self.files.cleanup()

@@ -13,7 +13,8 @@ Event = dict[str, Any]
 RESPONSE_KEYS = {
     *("id", "object", "created_at", "status", "error", "incomplete_details", "instructions", "metadata", "model"),
     *("output", "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p", "usage", "max_output_tokens"),
-    *("previous_response_id", "reasoning", "text", "truncation", "user", "background", "store", "service_tier"),
+    *("previous_response_id", "reasoning", "text", "truncation", "background", "store", "service_tier"),
+    *("presence_penalty", "frequency_penalty"),
     *("completed_at", "max_tool_calls", "prompt_cache_key", "safety_identifier", "top_logprobs"),
 }
 
@@ -35,7 +36,12 @@ def strict_response(body: Any) -> Event:
 
     checked = strict(Response, body)
     assert set(body) >= RESPONSE_KEYS
-    assert not (checked.__pydantic_extra__ or {}).keys() - {"store", "structured_output"}
+    assert not (checked.__pydantic_extra__ or {}).keys() - {
+        "store",
+        "structured_output",
+        "presence_penalty",
+        "frequency_penalty",
+    }
     found: Event = body
     return found
 

@@ -34,7 +34,8 @@ def ask(harness: Harness, messages: Any = USER, **fields: Any) -> dict[str, Any]
     assert reply.headers["request-id"] == reply.headers["x-request-id"]
     body: dict[str, Any] = reply.json()
     strict(Message, body)
-    assert set(body) == {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
+    keys = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
+    assert set(body) == keys | {"stop_details", "container"}
     return body
 
 
@@ -57,7 +58,7 @@ def prompt_of(harness: Harness) -> str:
 def test_a_plain_answer(harness: Harness) -> None:
     """Text comes as one block, and usage tells fresh and cached prompt tokens apart."""
     found = ask(harness, system="Be brief.", metadata={"user_id": "u"}, service_tier="auto")
-    assert found["content"] == [{"type": "text", "text": "Hello, world", "citations": None}]
+    assert found["content"] == [{"type": "text", "text": "Hello, world", "citations": []}]
     assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
     usage = found["usage"]
     assert usage["cache_read_input_tokens"] == 3
@@ -81,7 +82,9 @@ def test_thinking_text_and_calls_are_blocks_in_order(thinking: Harness) -> None:
         assert block.pop("id").startswith("call_")
     assert blocks == found["content"]
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert events[-2]["usage"] == found["usage"]
+    ended = events[-2]["usage"]
+    assert ended == {name: found["usage"][name] for name in ended}
+    assert {"input_tokens", "output_tokens", "cache_read_input_tokens"} <= set(ended)
 
 
 def fold(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

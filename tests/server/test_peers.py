@@ -3,6 +3,7 @@ reason. The lists are in `peers/`, with version and date."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dovetail_server.openai.common import RequestModel, StreamOptions
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.responses import ResponsesRequest
-from dovetail_server.peers import fields
+from dovetail_server.peers import endpoints, fields
 
 PEERS = {
     name: tomllib.loads((Path(__file__).parent / "peers" / f"{name}.toml").read_text()) for name in ("sglang", "vllm")
@@ -111,3 +112,29 @@ def test_a_field_that_nobody_knows_gets_the_nearest_name(harness: Harness) -> No
     error = error_of(harness.post("/v1/chat/completions", {**CHAT, "temprature": 1}))
     assert (error["code"], error["param"]) == ("unknown_parameter", "temprature")
     assert "did you mean 'temperature'" in error["message"]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_endpoint_of_a_peer_is_known(harness: Harness, peer: str) -> None:
+    """A path is served, or in the table; none is both."""
+    served = {"/", "/docs", "/loads"} | {
+        re.sub(r"{[^}]*}", "{}", path) for path in harness.get("/openapi.json").json()["paths"]
+    }
+    listed = {re.sub(r"{[^}]*}", "{}", path) for path in PEERS[peer]["endpoints"]}
+    assert sorted(path for path in listed if path not in served and path not in endpoints.PATHS) == []
+    assert served & set(endpoints.PATHS) <= set()
+
+
+def test_a_route_of_a_peer_that_is_not_served_says_why(harness: Harness) -> None:
+    """A 404 with the reason, also where a path of ours looks the same."""
+    for path, part in {
+        "/v1/audio/transcriptions": "text only",
+        "/v1/responses/compact": "truncation",
+        "/update_weights_from_disk": "restart",
+        "/dumper/x": "GET /metrics",
+        "/v1/messages/batches/msgbatch_1": "/v1/batches",
+    }.items():
+        reply = harness.post(path, {})
+        body = reply.json()["error"]
+        assert (reply.status_code, part in body["message"]) == (404, True), (path, reply.text)
+    assert error_of(harness.post("/v1/nothing", {}))["code"] == "not_found"

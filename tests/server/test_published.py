@@ -31,7 +31,7 @@ EXTRAS = {
     "Choice": {"matched_stop"},
     "CompletionChoice": {"matched_stop"},
     "CompletionUsage": {"reasoning_tokens"},
-    "Response": {"store"},
+    "Response": {"store", "presence_penalty", "frequency_penalty"},
 }
 """Fields of ours beyond the published ones."""
 NULLS = {"completion echo", "completion stream"}
@@ -47,7 +47,7 @@ def bodies(family: str) -> Iterator[tuple[str, int, Any]]:
                 data = block.split("\n")[-1].removeprefix("data: ")
                 if data != "[DONE]":
                     yield name, reply["status"], json.loads(data)
-        elif reply["type"] == "application/json":
+        elif reply["type"] == "application/json" and isinstance(reply["body"], dict):
             yield name, reply["status"], reply["body"]
 
 
@@ -57,7 +57,7 @@ def type_of(family: str, status: int, body: dict[str, Any]) -> Any:
         if "input_tokens" in body:
             return MessageTokensCount
         kinds = {"error": ErrorResponse, "message": Message}
-        return None if body["type"] == "ping" else kinds.get(body["type"], RawMessageStreamEvent)
+        return None if body.get("type", "ping") == "ping" else kinds.get(body["type"], RawMessageStreamEvent)
     if status >= 400:
         return ErrorObject
     if family == "responses" and "sequence_number" in body:
@@ -95,3 +95,35 @@ def test_replies_have_the_published_types(family: str) -> None:
             for owner, extra in extras(checked):
                 assert extra in EXTRAS.get(owner, ()), (name, owner, extra)
     assert num >= {"openai": 10, "files": 6, "responses": 20, "messages": 10}[family]
+
+
+NULLABLE = {
+    *("refusal", "content", "logprobs", "finish_reason", "usage", "matched_stop", "reasoning_content", "reasoning"),
+    *("error", "incomplete_details", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
+    *("completed_at", "prompt_cache_key", "safety_identifier", "effort", "summary", "stop_reason", "stop_sequence"),
+    *("stop_details", "container", "cache_creation", "inference_geo", "server_tool_use", "param", "code", "request_id"),
+    *("token_logprobs[]", "top_logprobs[]", "top_logprobs", "description", "parameters", "metadata", "errors"),
+}
+"""What the published schemas allow to be null, what SGLang and vLLM send as null, and what clients read unasked."""
+BATCH_NULLS = {"model", "output_file_id", "error_file_id", "line", "response"}
+
+
+def nulls(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of fields that are null."""
+    if value is None:
+        yield name
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from nulls(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from nulls(item, f"{name}[]")
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_what_is_absent_is_left_out(family: str) -> None:
+    """A reply has null only where its schema says so; `tool_calls: null` or `user: null` break typed clients."""
+    allowed = NULLABLE | (BATCH_NULLS if family == "files" else set())
+    for exchange, _, body in bodies(family):
+        found = {name for name in nulls(body) if name not in allowed}
+        assert not {name for name in found if not (family == "files" and name.endswith("_at"))}, (exchange, found)

@@ -196,10 +196,10 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class TextOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """Text of the answer."""
+    """Text of the answer. Where the schema has null for no citations, `@ai-sdk/anthropic` takes a list only."""
 
     text: str
-    citations: None = None
+    citations: list[Json] = []
 
 
 class ThinkingOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
@@ -209,12 +209,17 @@ class ThinkingOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinki
     signature: str
 
 
+class Caller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+    """Who makes a call: the model itself."""
+
+
 class ToolUseOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     """A call that the model asks for."""
 
     id: str
     name: str
     input: Json
+    caller: Caller = msgspec.field(default_factory=Caller)
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True):
@@ -223,14 +228,23 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
-class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a message. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
+class DeltaUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens at the end of a stream. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    server_tool_use: None = None
+
+
+class MessageUsage(DeltaUsage, frozen=True, kw_only=True):
+    """Tokens of a message; what this server has not is null."""
+
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: Literal["standard"] = "standard"
 
 
 class MessageReply(msgspec.Struct, kw_only=True):
@@ -243,6 +257,8 @@ class MessageReply(msgspec.Struct, kw_only=True):
     content: list[TextOutput | ThinkingOutput | ToolUseOutput]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None = None
+    container: None = None
     usage: MessageUsage
 
 

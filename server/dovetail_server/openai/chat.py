@@ -131,15 +131,15 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's answer; absent parts are null."""
+    """The model's answer. What clients read without asking whether it is there is null where it is absent."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
     reasoning_content: str | None
     reasoning: str | None
-    tool_calls: list[ToolCall] | None
-    function_call: Function | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: Function | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenAlternative(msgspec.Struct, frozen=True):
@@ -188,7 +188,6 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    service_tier: str | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 

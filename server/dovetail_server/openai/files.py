@@ -37,11 +37,10 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
-    expires_at: int | None = None
+    expires_at: int | msgspec.UnsetType = msgspec.UNSET
     filename: str
     purpose: str
     status: Literal["processed"] = "processed"
-    status_details: None = None
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):

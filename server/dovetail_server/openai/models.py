@@ -18,7 +18,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "dovetail"
     root: str
-    parent: str | None = None
     max_model_len: int
 
 

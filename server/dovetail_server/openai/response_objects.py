@@ -53,8 +53,8 @@ class ReasoningOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="reaso
     id: str
     status: ItemStatus
     summary: list[SummaryText] = []
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    content: list[ReasoningText] | msgspec.UnsetType = msgspec.UNSET
+    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -117,6 +117,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     background: bool
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -124,12 +125,12 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
-    prompt: None = None
     prompt_cache_key: str | None
     reasoning: Json
     safety_identifier: str | None
-    service_tier: str | None
+    service_tier: str
     store: bool
     temperature: float
     text: Json
@@ -139,7 +140,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
-    user: str | None
+    user: str | msgspec.UnsetType = msgspec.UNSET
     structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
 
 

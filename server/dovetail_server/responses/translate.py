@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
@@ -158,12 +160,14 @@ def echo(
         created_at=int(time.time()),
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
+        frequency_penalty=params.frequency_penalty,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         metadata=dict(request.metadata or {}),
         model=model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        presence_penalty=params.presence_penalty,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
         reasoning={
@@ -171,7 +175,7 @@ def echo(
             "summary": summary_of(request),
         },
         safety_identifier=request.safety_identifier,
-        service_tier="default" if request.service_tier is not None else None,
+        service_tier="default",
         store=stores,
         temperature=params.temperature,
         text=text_config(request),
@@ -180,7 +184,7 @@ def echo(
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
         truncation=request.truncation or "disabled",
-        user=request.user,
+        user=msgspec.UNSET if request.user is None else request.user,
     )
 
 

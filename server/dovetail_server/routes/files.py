@@ -40,7 +40,7 @@ def json_reply(value: Any) -> Response:
 def to_file(row: Any) -> FileObject:
     """Return a row as the API shows it."""
     names = ("id", "bytes", "created_at", "expires_at", "filename", "purpose")
-    return FileObject(**{name: row[name] for name in names})
+    return FileObject(**{name: row[name] for name in names if row[name] is not None})
 
 
 @json_route(router, "/v1/files", form=FileUpload, reply=FileObject)

@@ -48,7 +48,7 @@ async def reply(job: ChatJob) -> bytes:
 
 
 def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> ChatChoice:
-    """Build one choice of a full reply; absent parts are null."""
+    """Build one choice of a full reply."""
     output, legacy = choice.output, job.is_legacy
     reasoning = job.view.reasoning(output)
     calls = [ToolCall(id=call.id, function=Function(call.name, call.arguments)) for call in job.view.tool_calls(output)]
@@ -56,8 +56,8 @@ def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> 
         content=output.content,
         reasoning_content=reasoning,
         reasoning=reasoning,
-        tool_calls=None if legacy else calls or None,
-        function_call=(calls[0].function if calls else None) if legacy else msgspec.UNSET,
+        tool_calls=calls if calls and not legacy else msgspec.UNSET,
+        function_call=calls[0].function if calls and legacy else msgspec.UNSET,
     )
     wants_rows = bool(job.request.logprobs)
     tokenizer = job.generation.state.text.tokenizer

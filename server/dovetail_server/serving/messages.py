@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from dovetail_server.anthropic.blocks import BlockBuilder
 from dovetail_server.anthropic.errors import error_body, status_of
 from dovetail_server.anthropic.schema import (
     CountTokensRequest,
+    DeltaUsage,
     MessageReply,
     MessagesRequest,
     MessageUsage,
@@ -32,6 +33,7 @@ from dovetail_server.storage.paths import new_id
 if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
+U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode
 
 
@@ -56,11 +58,11 @@ class MessagesJob:
         """The only choice."""
         return self.chat.generation.choices[0]
 
-    def usage(self) -> MessageUsage:
+    def usage(self, kind: type[U]) -> U:
         """Return the tokens so far."""
         usage = usage_of([self.choice])
         cached = usage.prompt_tokens_details.cached_tokens
-        return MessageUsage(
+        return kind(
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
@@ -136,7 +138,7 @@ def message(job: MessagesJob, blocks: Sequence[Any], reason: StopReason | None, 
         content=list(blocks),
         stop_reason=reason,
         stop_sequence=sequence,
-        usage=job.usage(),
+        usage=job.usage(MessageUsage),
     )
 
 
@@ -178,7 +180,7 @@ async def events(job: MessagesJob) -> AsyncGenerator[list[dict[str, Any]], None]
         {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": job.usage(),
+            "usage": job.usage(DeltaUsage),
         },
         {"type": "message_stop"},
     ]
