@@ -19,7 +19,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check ruff format spelling layers mypy types docs golden bench clean
+.PHONY: help setup serve test check ruff format spelling layers mypy types docs golden bench soak clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -65,6 +65,9 @@ bench: $(DEV_STAMP)  ## Measure speed; ARGS adds the benchmark's arguments.
 	$(BIN)/python tests/bench/hook_calls.py
 	$(BIN)/python tests/bench/output.py
 	$(BIN)/python tests/bench/engine.py $(ARGS)
+
+soak: $(DEV_STAMP)  ## Mixed work for an hour, or SOAK_S seconds: wrong answers, memory, files, threads; ARGS adds flags.
+	$(BIN)/python tests/bench/soak.py $(ARGS)
 
 clean:  ## Remove the environment and all caches.
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

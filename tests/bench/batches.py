@@ -33,11 +33,13 @@ READY_S = 120
 class Server:
     """`dovetail serve` with the demo model."""
 
-    def __init__(self, storage: Path, port: int, *more: str) -> None:
+    def __init__(self, storage: Path, port: int, *more: str, log: Path | None = None) -> None:
         code = "import sys; from dovetail_server.cli import main; sys.exit(main(sys.argv[1:]))"
         flags = ["--num-threads", "1", "--file-storage-path", str(storage), "--min-free-disk-bytes", "0"]
         flags += ["--disable-access-log", "--log-level", "warning", "--port", str(port)]
-        self.process = subprocess.Popen([sys.executable, "-c", code, "serve", *flags, *more], stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-c", code, "serve", *flags, *more]
+        with open(log or os.devnull, "wb") as errors:
+            self.process = subprocess.Popen(command, stderr=errors)
         self.base = f"http://127.0.0.1:{port}"
 
     def wait(self) -> None:

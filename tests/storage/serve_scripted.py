@@ -3,7 +3,8 @@
 Settings are JSON: those of the server, and `delay_s` (of the engine), `beat_s` and `silent_beats` (of leases), `steps`
 (whether calls to disk and database are watched). On standard input it takes commands, each answered by a line of JSON:
 `watch`, `arm [SITE, OCCURRENCE]` (stop this process there), `disarm`, `sites`, `clock [SECONDS]` (how far it is off),
-`serve NAMES` (look after batches of these only), `patience [LOOKS]` (as `silent_beats`).
+`serve NAMES` (look after batches of these only), `patience [LOOKS]` (as `silent_beats`),
+`delay [SECONDS]` (as `delay_s`).
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class Commands:
     def patience(self, looks: int) -> bool:
         """Wait for so many looks before others are taken for gone."""
         processes.SILENT_BEATS = looks
+        return True
+
+    def delay(self, seconds: float) -> bool:
+        """Let each token take so long."""
+        self.harness.engine.delay_s = seconds
         return True
 
     def clock(self, seconds: float) -> bool:

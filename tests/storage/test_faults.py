@@ -1,6 +1,6 @@
 """One error at a time at each call to the disk and the database: a batch ends as it would have, once the error is over.
 
-In CI half of the kinds of calls fail once, with errors in turn; `DOVETAIL_ALL_FAULTS=1` takes every kind, error and
+In CI half of the kinds of calls fail once, with errors in turn; `DOVETAIL_FULL=1` takes every kind, error and
 length.
 """
 
@@ -25,7 +25,7 @@ from dovetail_server.batches import pause, processes, runner, service, writer
 from .conftest import Api, Harness, jsonl, line
 from .steps import Steps, watch_database, watched_disk
 
-TAKES_ALL = bool(os.environ.get("DOVETAIL_ALL_FAULTS"))
+TAKES_ALL = bool(os.environ.get("DOVETAIL_FULL"))
 IDS = [f"id-{i}" for i in range(6)]
 DISK = [OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.EIO, errno.ENOSPC)]
 DATABASE = [

@@ -236,6 +236,30 @@ def test_expiry(api: Api) -> None:
     api.harness.eventually(lambda: not list(folder.iterdir()))
 
 
+def test_what_was_left_is_removed_at_the_second_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes without a row and unfinished uploads go when they are old; one jump of the clock makes nothing old."""
+    from dovetail_server.storage import files
+
+    file_id = api.upload(b"kept").json()["id"]
+    service = api.harness.state.storage._service
+    left = [service.layout.file("file-without-row"), service.layout.temp / "unfinished"]
+    for path in left:
+        path.write_bytes(b"x")
+    for path in [*left, service.layout.file(file_id)]:
+        os.utime(path, (0, 0))
+    monkeypatch.setattr(files, "LOOK_EVERY", 1)
+
+    def sweep() -> None:
+        asyncio.run_coroutine_threadsafe(service.files.sweep(), api.harness.loop).result(60)
+
+    service.files._left = set()
+    sweep()
+    assert all(path.exists() for path in left)
+    sweep()
+    assert not any(path.exists() for path in left)
+    assert api.harness.get(f"/v1/files/{file_id}/content").content == b"kept"
+
+
 def test_the_quota_and_the_free_space_are_507(make_harness: Callable[..., Any], tmp_path: Path) -> None:
     """Before anything is written."""
     api = Api(make_harness(file_storage_path=tmp_path / "a", max_storage_bytes=1000, min_free_disk_bytes=0))

@@ -16,6 +16,7 @@ import pytest
 
 from .conftest import Api, line
 from .processes import Killable
+from .test_pauses import Pair, pair_of, stop
 
 
 def binary(name: str) -> str | None:
@@ -115,6 +116,40 @@ def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder:
         outputs, errors = survivor.api.results(batch)
         assert [o["custom_id"] for o in outputs] == [str(i) for i in range(400)]
         assert not errors
+
+
+def test_connections_that_break_cost_no_line(
+    postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Every connection is ended again and again, in the middle of statements or commits: each id once, in order."""
+    import psycopg
+
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "min_free_disk_bytes": 0}
+    api = Api(make_harness(**options, max_batch_requests=8))
+    api.harness.engine.delay_s = 0.002
+    ids = [str(i) for i in range(200)]
+    batch_id = api.start(*(line(each) for each in ids))
+    everybody = (
+        "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and usename = user"
+    )
+    num = 0
+    with psycopg.connect(f"host={postgres.folder} user=postgres dbname=postgres", autocommit=True) as admin:
+        for _ in range(40):
+            num += len(admin.execute(everybody).fetchall())
+            time.sleep(0.05)
+    assert num > 3
+    batch = api.wait(batch_id)
+    assert batch["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+    assert [each["custom_id"] for each in api.results(batch)[0]] == ids
+
+
+@pytest.mark.parametrize("where", ["disk replace publish", "db COMMITTED after DELETE FROM batch_lines"])
+def test_a_stop_in_the_end_of_a_batch(where: str, postgres: Postgres, folder: Path, tmp_path: Path) -> None:
+    """As with SQLite: before the files have their names, and after the transaction counted."""
+    for pair in pair_of(folder, tmp_path, database_url=postgres.url):
+        pair.check(pair.start())
+        site = next(site for site in pair.victim.ask("sites") if site.startswith(where))
+        assert stop(pair, site, 2 if "replace" in where else 1, Pair.start) == "completed"
 
 
 def test_responses_are_shared_by_servers(postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy.engine import RowMapping
 
 from dovetail_server.batches.pause import Pause
+from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.settle import Settler
-from dovetail_server.batches.store import BatchStore, Lease, LeaseLostError
+from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.errors import ServiceError
 from dovetail_server.openai.batches import BatchError
 from dovetail_server.storage.disk import PASSING

@@ -14,13 +14,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dovetail.errors import DovetailError
 from dovetail_server.batches.owners import Owner
-from dovetail_server.errors import ServiceError
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.tables import batch_lines, batches, processes, responses
 
 BEAT_S = 5.0
 SILENT_BEATS = 12
+
+
+class LeaseLostError(DovetailError):
+    """Somebody else has it now, or it has ended: what this process still does for it counts for nothing."""
 
 
 class Processes:
@@ -55,11 +59,11 @@ class Processes:
         """Make sure, in a transaction that takes leases, that this process still counts as alive.
 
         Raises:
-            ServiceError: It does not.
+            LeaseLostError: It does not.
         """
         query = sa.select(processes.c.name).where(processes.c.name == self.owner.name).with_for_update(read=True)
         if (await db.execute(query)).first() is None:
-            raise ServiceError("this server was taken for gone; it begins again", code="lease_lost")
+            raise LeaseLostError(self.owner.name)
 
     async def others(self) -> dict[str, int | None]:
         """Return the beats of all other processes; None for one that holds something and has no row."""

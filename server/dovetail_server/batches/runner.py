@@ -16,6 +16,7 @@ from dovetail_server.auth import work_for
 from dovetail_server.batches.execute import Result, lost_line, refusal, run_line
 from dovetail_server.batches.lines import Leased, LineStore
 from dovetail_server.batches.pause import Pause, UnreadableError
+from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
@@ -82,7 +83,8 @@ class Runner:
         """Work until cancelled."""
         while not self.is_closing:
             try:
-                await self._tick()
+                with contextlib.suppress(LeaseLostError):  # the next beat takes a new name
+                    await self._tick()
                 self._note(None)
             except (ServiceError, OSError) as error:
                 self._note(str(error))

@@ -148,6 +148,7 @@ class BatchService:
             await asyncio.to_thread(self.owner.rename)
             self.runner.drop_all()
             self.writer.forget()
+            await self.background.drop_all()
             await self.processes.join()
         await self._recover()
 

@@ -14,7 +14,8 @@ from sqlalchemy.engine import RowMapping
 
 from dovetail_server.batches.execute import lost_line
 from dovetail_server.batches.lines import LineStore
-from dovetail_server.batches.store import BatchStore, Lease, LeaseLostError
+from dovetail_server.batches.processes import LeaseLostError
+from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.batches.validate import Found, Validator
 from dovetail_server.openai.batches import BatchError
 from dovetail_server.storage.disk import (

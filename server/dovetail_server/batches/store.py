@@ -14,9 +14,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail.errors import DovetailError, RequestError
+from dovetail.errors import RequestError
 from dovetail_server.batches.model import OPEN, WINDOW_S
-from dovetail_server.batches.processes import Processes
+from dovetail_server.batches.processes import LeaseLostError, Processes
 from dovetail_server.openai.batches import BatchError, BatchRequest
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
@@ -46,10 +46,6 @@ class Lease:
         """The condition that nobody else got it meanwhile."""
         mine = (batches.c.id == self.batch_id, batches.c.lease_owner == self.process)
         return sa.and_(*mine, batches.c.lease_epoch == self.epoch)
-
-
-class LeaseLostError(DovetailError):
-    """Somebody else has the batch now, or it has ended: what this process still does for it counts for nothing."""
 
 
 class BatchStore:

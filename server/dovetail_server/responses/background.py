@@ -150,6 +150,11 @@ class Background:
             if self._live[key].ended_at < oldest or at < len(ended) - MAX_LOGS:
                 del self._live[key]
 
+    async def drop_all(self) -> None:
+        """End and forget everything: others have ended these responses meanwhile, and what they wrote down counts."""
+        await self.close()
+        self._live.clear()
+
     async def close(self) -> None:
         """End everything."""
         await asyncio.gather(*(self._stop(live) for live in self._live.values() if not live.is_ended))

@@ -19,8 +19,10 @@ from dovetail_server.storage.disk import FULL, age_of, disk_full, free_bytes, na
 from dovetail_server.storage.paths import Layout, new_id
 from dovetail_server.storage.tables import files
 
-TEMP_AGE_S = 24 * 3600.0
-"""What is older than this and unfinished was left by a process that is gone."""
+LEFT_AGE_S = 24 * 3600.0
+"""What is older than this and unfinished, or has no row, was left by a process that is gone."""
+LOOK_EVERY = 60
+"""Sweeps between two looks for such files."""
 CHUNK = 500
 
 
@@ -32,6 +34,8 @@ class FileStore:
         self.settings = settings
         self.layout = layout
         self.database = database
+        self._num_sweeps = 0
+        self._left: set[Path] = set()
 
     async def check_room(self, num_bytes: int, *, is_written: bool = False) -> None:
         """Refuse a file of `num_bytes` where too little would stay free, or the quota does not allow it.
@@ -138,31 +142,33 @@ class FileStore:
             query = sa.delete(files).where(~self._is_alive()).returning(files.c.id)
             gone = [str(row[0]) for row in await db.execute(query)]
         await asyncio.to_thread(self._remove, gone)
-        await asyncio.to_thread(self._remove_old, self.layout.temp)
-        await self._remove_orphans(await asyncio.to_thread(self._old_files))
+        if self._num_sweeps % LOOK_EVERY == 0:
+            await self._remove_left()
+        self._num_sweeps += 1
         return len(gone)
 
     def _remove(self, gone: Sequence[str]) -> None:
         for file_id in gone:
             remove(self.layout.file(file_id))
 
-    @staticmethod
-    def _remove_old(folder: Path) -> None:
-        for name in names_in(folder):
-            if age_of(folder / name, time.time()) > TEMP_AGE_S:
-                remove(folder / name)
-
-    def _old_files(self) -> list[str]:
-        now, folder = time.time(), self.layout.files
-        return [name for name in names_in(folder) if age_of(folder / name, now) > TEMP_AGE_S]
-
-    async def _remove_orphans(self, names: Sequence[str]) -> None:
-        """Remove files whose row was never written, or is gone: a process ended in between."""
-        for start in range(0, len(names), CHUNK):
-            chunk = names[start : start + CHUNK]
+    async def _remove_left(self) -> None:
+        """Remove what was seen to be left at two looks: a clock that jumps makes a file old, but not seen twice."""
+        left = await asyncio.to_thread(self._old, self.layout.temp)
+        old = await asyncio.to_thread(self._old, self.layout.files)
+        for start in range(0, len(old), CHUNK):
+            chunk = {path.name: path for path in old[start : start + CHUNK]}
             async with self.database.read() as db:
-                found = set((await db.execute(sa.select(files.c.id).where(files.c.id.in_(chunk)))).scalars())
-            await asyncio.to_thread(self._remove, [name for name in chunk if name not in found])
+                rows = await db.execute(sa.select(files.c.id).where(files.c.id.in_(chunk)))
+                kept = set(rows.scalars())
+            left += [path for name, path in chunk.items() if name not in kept]
+        for path in self._left.intersection(left):
+            await asyncio.to_thread(remove, path)
+        self._left = set(left)
+
+    @staticmethod
+    def _old(folder: Path) -> list[Path]:
+        now = time.time()
+        return [folder / name for name in names_in(folder) if age_of(folder / name, now) > LEFT_AGE_S]
 
     @staticmethod
     def missing(file_id: str) -> RequestError:

@@ -1,0 +1,220 @@
+"""What `soak.py` does to a server: each function is one client's visit, and says what was wrong with the answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import requests
+from batches import start_batch
+from disconnects import Client
+
+MODEL = "dovetail-demo"
+WAIT_S = 300
+GONE = {409, 429, 503}
+"""What a client may be told to try again for, while the engine is restarted or the queue is full."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+HOSTILE: list[tuple[str, bytes]] = [
+    ("/v1/completions", json.dumps({"model": MODEL, "prompt": [{}] * 4000 + [1]}).encode()),
+    ("/v1/chat/completions", json.dumps({"model": MODEL, "messages": [{"role": "nobody"}] * 2000}).encode()),
+    ("/v1/chat/completions", b"[" * 50_000),
+    ("/v1/chat/completions", b'{"model": "\xff"}'),
+    ("/v1/completions", json.dumps({"model": MODEL, "prompt": "x", "logit_bias": {"999999999": 1}}).encode()),
+    ("/v1/completions", json.dumps({"model": MODEL, "prompt": "x", "n": 10**9}).encode()),
+    ("/v1/responses", json.dumps({"model": MODEL, "input": [{"type": "wrong"}] * 500}).encode()),
+    ("/v1/messages", json.dumps({"model": MODEL, "max_tokens": -1, "messages": []}).encode()),
+    ("/generate", json.dumps({"text": "x", "sampling_params": {"regex": "(" * 100}}).encode()),
+    ("/v1/files", b"no form at all"),
+]
+
+
+class Visit:
+    """One client. `problems` is what should not have happened."""
+
+    def __init__(self, base: str, port: int, seed: int) -> None:
+        self.base = base
+        self.port = port
+        self.chance = random.Random(seed)
+        self.http = requests.Session()
+        self.problems: list[str] = []
+        self.done: Counter[str] = Counter()
+        self.told_to_wait = 0
+        self.probe_text: str | None = None
+
+    def send(self, path: str, body: object, *, stream: bool = False) -> requests.Response | None:
+        """Send a good request; None where it is to be tried later."""
+        reply = self.http.post(self.base + path, json=body, stream=stream, timeout=WAIT_S)
+        if reply.status_code in GONE:
+            self.told_to_wait += 1
+            time.sleep(0.1)
+            return None
+        if reply.status_code != 200:
+            self.problems.append(f"{path}: {reply.status_code} {reply.text[:200]}")
+            return None
+        return reply
+
+    def chat(self, **changes: object) -> dict[str, object]:
+        number = self.chance.randrange(1000)
+        messages = [{"role": "user", "content": f"What is {number} plus {number % 7}?"}]
+        return {"model": MODEL, "messages": messages, "max_tokens": self.chance.choice([4, 32, 96]), **changes}
+
+    def events(self, path: str, body: object) -> Iterator[str]:
+        reply = self.send(path, body, stream=True)
+        if reply is not None:
+            with reply:
+                yield from (text for text in reply.iter_lines(decode_unicode=True) if text.startswith("data: "))
+
+    def follow(self, path: str, body: object, end: str) -> None:
+        """Read a stream, and see that it ends as it should."""
+        last = None
+        for last in self.events(path, body):
+            if '"error":{' in last:
+                self.problems.append(f"{path}: {last[:200]}")
+        if last is not None and end not in last:
+            self.problems.append(f"{path}: a stream ended with {last[:200]}")
+
+    def stream(self) -> None:
+        self.follow("/v1/chat/completions", self.chat(stream=True, n=self.chance.choice([1, 1, 2])), "[DONE]")
+
+    def stop_string(self) -> None:
+        """With an identifier that others use at the same time."""
+        body = self.chat(stream=True, stop=[self.chance.choice("aeiou0123")], rid=str(self.chance.randrange(3)))
+        self.follow("/v1/chat/completions", body, "[DONE]")
+
+    def tool(self) -> None:
+        self.send("/v1/chat/completions", self.chat(tools=TOOLS, tool_choice=self.chance.choice(["auto", "required"])))
+
+    def grammar(self) -> None:
+        high = self.chance.randrange(40)
+        schema = {"type": "object", "properties": {f"n{high}": {"type": "integer"}}, "required": [f"n{high}"]}
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        self.send("/v1/chat/completions", self.chat(response_format=wanted))
+
+    def response(self) -> None:
+        in_background = self.chance.random() < 0.3
+        body = {"model": MODEL, "input": "What is 1 plus 2?", "max_output_tokens": 24, "background": in_background}
+        reply = self.send("/v1/responses", body)
+        if reply is not None:
+            path = f"{self.base}/v1/responses/{reply.json()['id']}"
+            if self.http.delete(path, timeout=WAIT_S).status_code not in {200, *GONE}:
+                self.problems.append("a stored response could not be deleted")
+
+    def message(self) -> None:
+        body = {"model": MODEL, "max_tokens": 24, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
+        self.follow("/v1/messages", {**body, "stream": True}, "message_stop")
+
+    def upload(self) -> None:
+        data = self.chance.randbytes(self.chance.choice([100, 100_000, 3_000_000]))
+        files = {"file": ("a.bin", data)}
+        reply = self.http.post(self.base + "/v1/files", files=files, data={"purpose": "user_data"}, timeout=WAIT_S)
+        if reply.status_code != 200:
+            self.problems.append(f"upload: {reply.status_code} {reply.text[:200]}")
+            return
+        path = f"{self.base}/v1/files/{reply.json()['id']}"
+        if self.http.get(path + "/content", timeout=WAIT_S).content != data:
+            self.problems.append("an upload came back changed")
+        self.http.delete(path, timeout=WAIT_S)
+
+    def hostile(self) -> None:
+        path, body = self.chance.choice(HOSTILE)
+        kind = {"content-type": "application/json"}
+        reply = self.http.post(self.base + path, data=body, headers=kind, timeout=WAIT_S)
+        if not 400 <= reply.status_code < 500 and reply.status_code != 503:
+            self.problems.append(f"hostile {path}: {reply.status_code} {reply.text[:200]}")
+
+    def leave(self) -> None:
+        """Go away at a random stage."""
+        client = Client(self.port, self.chance)
+        client.socket.settimeout(1.0)
+        deadline = time.monotonic() + self.chance.random()
+        try:
+            while time.monotonic() < deadline and client.stage in ("later", "reply") and client.read():
+                pass
+        except TimeoutError:
+            pass
+        client.socket.close()
+
+    def garbage(self) -> None:
+        """Speak something else than HTTP."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as wire:
+            wire.sendall(self.chance.randbytes(200) + b"\r\n\r\n")
+
+    def probe(self) -> None:
+        """A greedy request says the same whatever its neighbours do."""
+        reply = self.send(
+            "/v1/completions", {"model": MODEL, "prompt": "1 2 3", "max_tokens": 16, "temperature": 0, "stop": None}
+        )
+        if reply is not None:
+            text = reply.json()["choices"][0]["text"]
+            if self.probe_text not in (None, text):
+                self.problems.append(f"a greedy request said {text!r}, before {self.probe_text!r}")
+            self.probe_text = text
+
+    def batch(self) -> None:
+        """A whole batch: every id once."""
+        batch_id = start_batch(self.base, 60, 4)
+        deadline = time.monotonic() + 4 * WAIT_S
+        while (found := self.http.get(f"{self.base}/v1/batches/{batch_id}", timeout=WAIT_S).json())["status"] in (
+            *("validating", "in_progress", "finalizing"),
+        ):
+            if time.monotonic() > deadline:
+                self.problems.append(f"a batch did not end: {found}")
+                return
+            time.sleep(0.5)
+        seen: Counter[str] = Counter()
+        for file_id in filter(None, (found["output_file_id"], found["error_file_id"])):
+            text = self.http.get(f"{self.base}/v1/files/{file_id}/content", timeout=WAIT_S).text
+            seen.update(json.loads(line)["custom_id"] for line in text.splitlines())
+        if found["status"] != "completed" or seen != Counter(f"t{i}" for i in range(60)):
+            self.problems.append(f"a batch ended as {found['status']} with {len(seen)} ids, {found['request_counts']}")
+        for file_id in filter(None, (found["output_file_id"], found["error_file_id"], found["input_file_id"])):
+            self.http.delete(f"{self.base}/v1/files/{file_id}", timeout=WAIT_S)
+
+    @property
+    def kinds(self) -> dict[str, tuple[Callable[[], None], int]]:
+        """By name what there is, and how often."""
+        return {
+            "stream": (self.stream, 6),
+            "stop string, shared rid": (self.stop_string, 6),
+            "tools": (self.tool, 2),
+            "grammar": (self.grammar, 3),
+            "response": (self.response, 3),
+            "message": (self.message, 2),
+            "upload": (self.upload, 1),
+            "hostile body": (self.hostile, 3),
+            "garbage": (self.garbage, 1),
+            "left early": (self.leave, 6),
+            "greedy probe": (self.probe, 2),
+        }
+
+    def run_until(self, end: float) -> None:
+        """Visit again and again."""
+        weights = [weight for _, weight in self.kinds.values()]
+        while time.monotonic() < end:
+            name = self.chance.choices(list(self.kinds), weights)[0]
+            self._one(name, self.kinds[name][0])
+
+    def batches_until(self, end: float) -> None:
+        """Run batches, one after the other."""
+        while time.monotonic() < end:
+            self._one("batch of 60", self.batch)
+
+    def _one(self, name: str, visit: Callable[[], None]) -> None:
+        try:
+            visit()
+        except (requests.RequestException, OSError, KeyError, ValueError) as error:
+            self.problems.append(f"{name}: {type(error).__name__}: {error}"[:300])
+            time.sleep(0.2)
+        self.done[name] += 1
