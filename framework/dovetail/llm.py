@@ -30,7 +30,7 @@ from dovetail.engine import messages
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.fields import NAMES, read_grammar
-from dovetail.grammar.front import GrammarFront
+from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import GrammarReport, Route
@@ -473,6 +473,7 @@ class LLM:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None
+        left_out: tuple[str, ...] = ()
         async with aclosing(self._deltas(job.submit)) as stream:
             async for delta in stream:
                 try:
@@ -481,7 +482,7 @@ class LLM:
                     job.output.fail(error.message)
                 logprobs += delta.logprobs or ()
                 prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
-                cached, step = delta.cached_tokens, delta.grammar_step
+                cached, step, left_out = delta.cached_tokens, delta.grammar_step, delta.grammar_ignored
                 if job.output.finish is not None:
                     break
         bar.update()
@@ -489,7 +490,9 @@ class LLM:
         grammar = None
         if job.route is not None and step is not None and finish is not None:
             ended = finish.reason in ("stop", "tool_calls") and not isinstance(finish.matched, str)
-            grammar = await asyncio.to_thread(self._grammar.report, job.route, step, output.text, ended=ended)
+            calls = [(call.name, call.arguments) for call in output.tool_calls]
+            outcome = Outcome(step=step, left_out=left_out, text=output.text, calls=calls, ended=ended)
+            grammar = await asyncio.to_thread(self._grammar.report, job.route, outcome)
         return Reply(
             prompt_index=job.prompt_index,
             text=output.text,

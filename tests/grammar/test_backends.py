@@ -22,6 +22,7 @@ from dovetail.contracts.grammar import (
     GrammarMatcher,
     GrammarSpec,
     Kind,
+    Support,
     SupportLevel,
     Vocabulary,
 )
@@ -253,15 +254,16 @@ def random_text(matcher: GrammarMatcher, small: Vocabulary, rng: random.Random) 
 def test_schemas_within_structural_grammars_are_walked(backends: Mapping[str, GrammarBackend]) -> None:
     """What is not enforced of a schema between tags is named, or the grammar is not taken."""
 
-    def support(schema: Any) -> SupportLevel:
+    def support(schema: Any) -> Support:
         tag = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
         node = {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag]}
         source = json.dumps({"type": "structural_tag", "format": node})
-        return backends["llguidance"].supports(GrammarSpec(kind=Kind.STRUCTURAL, source=source)).level
+        return backends["llguidance"].supports(GrammarSpec(kind=Kind.STRUCTURAL, source=source))
 
-    assert support({"type": "integer"}) is SupportLevel.FULL
-    assert support({"type": "string", "pattern": '^[^"]*$'}) is SupportLevel.APPROXIMATE
-    assert support({"not": {"type": "integer"}}) is SupportLevel.NONE
+    assert support({"type": "integer"}).level is SupportLevel.FULL
+    assert support({"type": "string", "pattern": '^[^"]*$'}).level is SupportLevel.APPROXIMATE
+    refused = support({"not": {"type": "integer"}})
+    assert refused.refused == refused.ignored == ("/format/tags/0/content/json_schema/not",)
 
 
 def test_text_before_a_trigger_is_free_and_what_follows_is_not(

@@ -45,15 +45,6 @@ class Kind(enum.StrEnum):
     """Free text with constrained parts between tags, as JSON text (`{"type": "structural_tag", "format": …}`)."""
 
 
-class Relax(enum.StrEnum):
-    """What a backend may give up of a JSON schema that it cannot enforce. The finished text is validated then."""
-
-    ONE_OF = "one_of"
-    """`oneOf` is enforced as `anyOf`."""
-    UNSUPPORTED = "unsupported"
-    """Keywords that the backend does not know are left out."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
     """What a text must match. Equal specs share one compiled grammar.
@@ -63,14 +54,12 @@ class GrammarSpec:
         source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`.
         strict: The request insists on every keyword; an approximation is refused rather than reported.
         max_whitespace: Most whitespace characters in a row between JSON tokens; None leaves it to the backend.
-        relax: What the backend may give up. A backend that cannot answers `Support.no`.
     """
 
     kind: Kind
     source: str
     strict: bool = False
     max_whitespace: int | None = None
-    relax: frozenset[Relax] = frozenset()
 
 
 class SupportLevel(enum.Enum):
@@ -87,23 +76,26 @@ class Support:
 
     Attributes:
         level: How faithfully the grammar would be enforced.
-        ignored: For APPROXIMATE, the parts not enforced, as JSON pointers or keywords (`/properties/a/not`).
+        ignored: For APPROXIMATE, the keywords not enforced, as JSON pointers (`/properties/a/not`). For FULL, keywords
+            that are annotations to the backend, such as a `format` that nobody defines.
+        refused: Those of `ignored` with which `compile` would fail: the core leaves them out before.
         reason: For NONE, why, in one line.
     """
 
     level: SupportLevel
     ignored: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     reason: str = ""
 
     @classmethod
-    def full(cls) -> Support:
-        """Return: enforced exactly."""
-        return cls(SupportLevel.FULL)
+    def full(cls, annotations: Sequence[str] = ()) -> Support:
+        """Return: enforced exactly, but for what says nothing to a validator."""
+        return cls(SupportLevel.FULL, tuple(annotations))
 
     @classmethod
-    def approximate(cls, ignored: Sequence[str]) -> Support:
-        """Return: enforced except for `ignored`."""
-        return cls(SupportLevel.APPROXIMATE, tuple(ignored))
+    def approximate(cls, ignored: Sequence[str], refused: Sequence[str] = ()) -> Support:
+        """Return: enforced except for `ignored`, of which `refused` must be left out."""
+        return cls(SupportLevel.APPROXIMATE, tuple(ignored), tuple(refused))
 
     @classmethod
     def no(cls, reason: str) -> Support:
@@ -233,7 +225,9 @@ class GrammarBackend(Configurable, ABC):
     def supports(self, spec: GrammarSpec) -> Support:
         """Say how faithfully `spec` would be enforced: a cheap walk over the source, no compilation, no exception.
 
-        A keyword that would be ignored must be named: text must never be under-constrained without a word.
+        A keyword that would be ignored must be named: text must never be under-constrained without a word. Schemas come
+        in the form of `dovetail.grammar.normal`: keywords of draft 2020-12, references within the schema. What this
+        walk does not see may still fail in `compile`: then the core finds the keywords that have to be left out.
         """
 
     @abstractmethod

@@ -308,6 +308,7 @@ class EngineCore:
             cached_tokens=request.cached_len,
             num_retractions=request.num_retractions,
             grammar_step=request.grammar_step,
+            grammar_ignored=request.grammar_ignored,
             finish=request.finish,
         )
         if first and request.prompt_logprobs is not None:
@@ -335,5 +336,6 @@ def _ending(request: Request, finish: Finish) -> TokenDelta:
         cached_tokens=max(request.cached_len, 0),
         num_retractions=request.num_retractions,
         grammar_step=request.grammar_step,
+        grammar_ignored=request.grammar_ignored,
         finish=finish,
     )

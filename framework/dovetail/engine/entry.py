@@ -24,7 +24,8 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
         first.prompt_logprobs = then.prompt_logprobs
     first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
     first.num_retractions = then.num_retractions
-    first.grammar_step, first.finish = then.grammar_step, then.finish
+    first.grammar_step, first.grammar_ignored = then.grammar_step, then.grammar_ignored
+    first.finish = then.finish
 
 
 class Entry:

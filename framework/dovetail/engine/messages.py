@@ -45,7 +45,8 @@ class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: str
     source: str
     max_whitespace: int | None = None
-    relax: tuple[str, ...] = ()
+    weaken: bool = False
+    """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -187,6 +188,8 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_retractions: int = 0
     grammar_step: int | None = None
     """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
+    grammar_ignored: tuple[str, ...] = ()
+    """With it, what was left out of the step's source, as JSON pointers."""
     finish: Finish | None = None
 
 

@@ -33,6 +33,7 @@ class Request:
         max_tokens: Most tokens it may generate, what its context leaves included.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force.
+        grammar_ignored: What had to be left out of it.
     """
 
     handle: int
@@ -61,6 +62,7 @@ class Request:
     finish: Finish | None = None
     undecided: bool = False
     grammar_step: int | None = None
+    grammar_ignored: tuple[str, ...] = ()
 
     @classmethod
     def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:

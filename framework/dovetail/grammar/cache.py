@@ -14,11 +14,12 @@ from dovetail.grammar.refusals import TOO_COMPLEX
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """A grammar in force: which of the request's steps it is, compiled, and by what."""
+    """A grammar in force: which of the request's steps it is, compiled, by what, and what was left out of it."""
 
     step: int
     compiled: CompiledGrammar
     backend: GrammarBackend
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,12 @@ import time
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.engine.messages import GrammarStep
 from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.memory import address_space, resident_bytes
 from dovetail.grammar.trial import try_out
 from dovetail.grammar.vocabulary import unpack
+from dovetail.grammar.weaken import weaken
 from dovetail.grammar.wire import (
     ChildBegun,
     ChildCheck,
@@ -41,6 +43,8 @@ NICE = 10
 """Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
 NOISE_BYTES = 8 << 20
 """What a process takes for anything: less is not the grammar's."""
+SEARCH_SHARE = 0.6
+"""Of a job's time, for finding out what to leave out."""
 FIRST = {
     Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
     Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
@@ -135,7 +139,7 @@ class Compiler:
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
             resource.setrlimit(resource.RLIMIT_CPU, (_cpu_limit(job.timeout_s), resource.RLIM_INFINITY))
             limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
-            return self._compile(backend, spec_of(job.step), limits)
+            return self._compile(backend, job.step, limits)
         except RequestError as error:
             return ChildReply(error=error.message, code=error.code or "invalid_grammar")
         except MemoryError:
@@ -145,7 +149,16 @@ class Compiler:
         except Exception as error:  # a backend may raise anything; the job's owner is told
             return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
 
-    def _compile(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:
+    def _compile(self, backend: GrammarBackend, step: GrammarStep, limits: GrammarLimits) -> ChildReply:
+        """Compile, where allowed without what the backend refuses."""
+        spec = spec_of(step)
+        if not step.weaken:
+            return self._one(backend, spec, limits)
+        until = time.monotonic() + SEARCH_SHARE * limits.timeout_s
+        reply, ignored = weaken(spec, lambda each: self._one(backend, each, limits), until)
+        return msgspec.structs.replace(reply, ignored=ignored)
+
+    def _one(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:
         """Compile, load the result as the engine will, measure that, and try the grammar out."""
         before = time.process_time(), resident_bytes()
         result = backend.compile(spec, limits)

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.engine.messages import GrammarStep
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
 from dovetail.grammar.vocabulary import pack
+from dovetail.grammar.weaken import without
 from dovetail.grammar.wire import ChildJob, ChildReply, ChildStart, spec_of
 from dovetail.plugins import LoadedPlugins
 
@@ -32,11 +35,13 @@ class Compiled:
         grammar: It.
         backend: What made it.
         num_bytes: Memory that it was seen to take, beyond what it says itself; 0 where nobody looked.
+        ignored: What was left out of its source.
     """
 
     grammar: CompiledGrammar
     backend: GrammarBackend
     num_bytes: int = 0
+    ignored: tuple[str, ...] = ()
 
 
 class Compiler:
@@ -119,8 +124,10 @@ class Compiler:
             raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
         _check_cost(reply)
         if reply.blob is None:
-            return Compiled(self.inline(step).grammar, backend, reply.load_bytes)
-        return Compiled(backend.load(reply.blob), backend, reply.load_bytes)
+            source = without(step.kind, step.source, reply.ignored)
+            again = self.inline(msgspec.structs.replace(step, source=source))
+            return Compiled(again.grammar, backend, reply.load_bytes, reply.ignored)
+        return Compiled(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)
 
     def warm_up(self) -> None:
         """Start the process that others are forked from."""

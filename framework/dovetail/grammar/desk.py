@@ -84,7 +84,8 @@ class GrammarDesk:
             else:
                 request.undecided = False
                 request.sample.constraint = self._constraint(request, outcome, thinking)
-                request.grammar_step = outcome.step if outcome is not None else None
+                if outcome is not None:
+                    request.grammar_step, request.grammar_ignored = outcome.step, outcome.ignored
         self._undecided = still
         return failed
 

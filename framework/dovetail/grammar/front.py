@@ -3,30 +3,49 @@
 ```python
 front = GrammarFront.load(plugins, tokenizer, vocab_size)
 route = front.route(read_grammar({"regex": "[0-9]+"}))      # how it will be enforced; goes out with `Submit`
-report = front.report(route, delta.grammar_step, text, ended=True)
+report = front.report(route, Outcome(step=delta.grammar_step, text=text, ended=True))
 ```
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
+from dovetail.contracts.grammar import GrammarBackend, Kind, Vocabulary
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.fields import Asked
-from dovetail.grammar.limits import check_spec
-from dovetail.grammar.route import GrammarReport, Route, Router, report
-from dovetail.grammar.tools import answer_message, other_messages
+from dovetail.grammar.route import Enforcement, GrammarReport, Route, Router, ToolReport
+from dovetail.grammar.tool_route import ToolRouter, join
 from dovetail.grammar.validate import FinalValidator
 from dovetail.plugins import LoadedPlugins
 from dovetail.text.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]]
+MAX_JOINED = 4
+"""Ways to enforce a text or calls: each travels with its source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a request with a grammar.
+
+    Attributes:
+        step: The way that the engine enforced.
+        left_out: What it left out of it (`TokenDelta.grammar_ignored`).
+        text: The finished content.
+        calls: Names and arguments of the tools that were called.
+        ended: The model ended it; False where it was cut off.
+    """
+
+    step: int
+    left_out: tuple[str, ...] = ()
+    text: str = ""
+    calls: Sequence[tuple[str, str]] = ()
+    ended: bool
 
 
 class GrammarFront:
@@ -77,23 +96,7 @@ class GrammarFront:
         Raises:
             RequestError: The format has no grammar, or a strict tool's schema cannot be enforced.
         """
-        strict = any(tool["function"].get("strict") for tool in tools)
-        spec = parser.grammar(tools, choice, strict, parallel)
-        if spec is None:
-            text = f"{param}: the tool format {name!r} has no grammar, so this cannot be enforced; use tool_choice auto"
-            raise RequestError(text, param=param, code="unsupported_parameter")
-        check_spec(spec, param)
-        loose = parser.grammar([_any_arguments(tool) for tool in tools], choice, strict, parallel)
-        try:
-            route = self._router.route(replace(spec, strict=strict), param)
-        except RequestError:
-            if strict or loose is None:
-                raise
-            return _as_approximate(self._router.route(loose, param))
-        if loose is None or loose == spec or strict:
-            return route
-        weaker = _as_approximate(self._router.route(loose, param))
-        return replace(route, ways=route.ways + weaker.ways)
+        return ToolRouter(self._router, parser, name, param).route(tools, choice, parallel=parallel)
 
     def either(self, asked: Asked, tools: Route, spec: FormatSpec) -> Route:
         """Allow a text of the grammar, or the tool calls: where a request has both and `tool_choice` is auto.
@@ -106,58 +109,53 @@ class GrammarFront:
         Raises:
             RequestError: The two cannot be put together.
         """
-        content = _content(asked.spec)
-        if content is None or tools.spec.kind is not Kind.STRUCTURAL:
+        route = self._router.route(asked.spec, asked.param)
+        ways = [joined for text in route.ways for calls in tools.ways if (joined := join(text, calls, asked, spec))]
+        if not ways:
             text = (
                 f"{asked.param} together with tools is not supported for a {asked.spec.kind}; set tool_choice to none"
             )
             raise RequestError(text, param=asked.param, code="unsupported_parameter")
-        if spec.messages is not None:
-            elements = [other_messages(spec.messages), answer_message(spec.messages, content)]
-            content = {"type": "sequence", "elements": elements}
-        calls = json.loads(tools.spec.source)["format"]
-        source = json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": [content, calls]}})
-        return self._router.route(GrammarSpec(kind=Kind.STRUCTURAL, source=source), asked.param)
+        ways.sort(key=lambda way: (way.enforcement != "full", len(way.ignored)))
+        return Route(asked.spec, tuple(ways[:MAX_JOINED]), asked.param, tools.tools)
 
-    def report(self, route: Route, step: int, text: str, *, ended: bool) -> GrammarReport:
-        """Say what came of a grammar; judges the text where enforcement was not full, which blocks.
+    def report(self, route: Route, outcome: Outcome) -> GrammarReport:
+        """Say what came of a grammar; judges what came where enforcement was not full, which blocks.
 
         Args:
             route: The request's.
-            step: The way that the engine enforced.
-            text: The finished content.
-            ended: The model ended it; False where it was cut off.
+            outcome: What came.
         """
-        if not ended:
-            return report(route, step, None)
-        if route.ways[step].enforcement == "full":
-            return report(route, step, True)
-        if not route.needs_validation(step):
-            return report(route, step, None)
-        [valid] = self._validator.judge(route.spec.source, [text])
-        return report(route, step, valid)
+        way = route.ways[outcome.step]
+        enforcement, ignored = way.with_left_out(outcome.left_out)
+        made = GrammarReport(way.step.backend, enforcement, ignored, None)
+        if route.tools:
+            made = replace(made, tools=self._tool_reports(route, made, outcome))
+        if not outcome.ended:
+            return made
+        if enforcement == "full":
+            return replace(made, valid=True)
+        if outcome.calls and route.tools:
+            verdicts = [tool.valid for tool in made.tools if tool.name in {name for name, _ in outcome.calls}]
+            return replace(made, valid=None if None in verdicts else all(verdicts))
+        if route.spec.kind is Kind.JSON:
+            [valid] = self._validator.judge(route.spec.source, [outcome.text])
+            return replace(made, valid=valid)
+        return made
+
+    def _tool_reports(self, route: Route, whole: GrammarReport, outcome: Outcome) -> tuple[ToolReport, ...]:
+        made = []
+        for tool in route.tools:
+            ignored = tuple(place for place in whole.ignored if place.startswith(f"{tool.place}/") or place == "/")
+            enforcement: Enforcement = "full" if not ignored else "approximate"
+            texts = [text for name, text in outcome.calls if name == tool.name]
+            valid: bool | None = None
+            if texts and outcome.ended:
+                verdicts = [True] if enforcement == "full" else self._validator.judge(tool.source, texts)
+                valid = None if None in verdicts else all(verdicts)
+            made.append(ToolReport(tool.name, enforcement, ignored, valid))
+        return tuple(made)
 
     def close(self) -> None:
         """End the process that judges texts, if it was started."""
         self._validator.close()
-
-
-def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:
-    """Return a grammar as a part of a structural one, None where its kind cannot be."""
-    if spec.kind is Kind.REGEX:
-        return {"type": "regex", "pattern": spec.source}
-    if spec.kind is Kind.CHOICE:
-        return {"type": "or", "elements": [{"type": "const_string", "value": v} for v in json.loads(spec.source)]}
-    if spec.kind is Kind.JSON or spec.kind is Kind.JSON_OBJECT:
-        return {"type": "json_schema", "json_schema": json.loads(spec.source) if spec.source else {"type": "object"}}
-    return None
-
-
-def _any_arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool whose arguments are any object."""
-    return {**tool, "function": {**tool["function"], "parameters": {"type": "object"}}}
-
-
-def _as_approximate(route: Route) -> Route:
-    ways = tuple(replace(way, enforcement="approximate", ignored=("/parameters",)) for way in route.ways)
-    return replace(route, ways=ways)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
 from dovetail.errors import RequestError
 from dovetail.grammar import schema, structural
+from dovetail.grammar.references import check_references
 
 LIMITS = GrammarLimits()
+_IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimits = LIMITS) -> None:
@@ -30,6 +34,19 @@ def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimit
         raise RequestError(named, param=param, code=error.code) from None
 
 
+def check_schema(source: str, param: str, tool: str) -> None:
+    """Check the schema of a tool's arguments.
+
+    Raises:
+        RequestError: With `param`, the tool's name and the place.
+    """
+    try:
+        _check(GrammarSpec(kind=Kind.JSON, source=source), LIMITS)
+    except RequestError as error:
+        text = f"{param}: the parameters of the tool {tool!r}: {error.message}"
+        raise RequestError(text, param=param, code=error.code) from None
+
+
 def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
     try:
         size = len(spec.source.encode())
@@ -40,12 +57,14 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
     if size > limits.max_source_bytes:
         text = f"the grammar has {size} bytes; at most {limits.max_source_bytes} are allowed"
         raise RequestError(text, code="grammar_too_large")
-    if "\0" in spec.source or "\\u0000" in spec.source:
+    if "\0" in spec.source or (spec.kind in _IN_JSON and _NUL.search(spec.source)):
         raise RequestError("the grammar holds a NUL character; remove it", code="invalid_grammar")
-    if spec.kind in (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL):
+    if spec.kind in _IN_JSON:
         check_nesting(spec.source, limits.max_nesting)
     if spec.kind is Kind.JSON:
-        schema.check(schema.parse(spec.source))
+        root = schema.parse(spec.source)
+        schema.check(root)
+        check_references(root)
     elif spec.kind is Kind.STRUCTURAL:
         structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():

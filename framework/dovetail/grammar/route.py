@@ -3,8 +3,8 @@
 The steps of a request go to the engine in this order, and the first that compiles is enforced:
 
 1. a backend that enforces the grammar in full, the one that likes its kind most first;
-2. one that enforces it but for what it names, or may read `oneOf` as `anyOf`, or may leave out what it does not know:
-   the one that ignores least first;
+2. one that enforces it but for what it names, and may leave out more (`weaken`): the one that ignores least first, and
+   of those that ignore as much the one that is liked most;
 3. any JSON value of the schema's outermost types.
 
 From the second on the finished text is validated, and the reply says so. Nothing is under-constrained without a word.
@@ -14,26 +14,71 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
-from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Relax, Support, SupportLevel
+from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
 from dovetail.engine.messages import GrammarStep
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
+from dovetail.grammar.advice import advice
+from dovetail.grammar.normal import Normal, normalize
+from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
 
 Enforcement = Literal["full", "approximate", "validate_only"]
-_RELAXED = (frozenset((Relax.ONE_OF,)), frozenset((Relax.ONE_OF, Relax.UNSUPPORTED)))
+MAX_ROUNDS = 3
+"""How often a schema from which something was left out is looked at again."""
+
+MAX_WEAKER = 2
+"""Ways of different backends that are not full: each travels with its source."""
+
+
+class Places(Protocol):
+    """Knows where the places of a step's source stood in what was given."""
+
+    def place(self, pointer: str) -> str:
+        """Return the given place."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One step, and what it means for the reply."""
+    """One step, and what it means for the reply.
+
+    Attributes:
+        step: What the engine gets.
+        enforcement: As far as is known before it compiles.
+        ignored: Places in the given schema that it does not enforce.
+        normal: What the step's source was made of: where its places stood.
+    """
 
     step: GrammarStep
     enforcement: Enforcement
     ignored: tuple[str, ...]
+    normal: Places | None = field(default=None, compare=False, repr=False)
+
+    def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
+        """Return enforcement and what is ignored, now that places of the step's source were left out, too."""
+        if not places or self.enforcement == "validate_only":
+            return self.enforcement, self.ignored
+        given = [self.normal.place(place) if self.normal is not None else place for place in places]
+        return "approximate", tuple(dict.fromkeys((*self.ignored, *given)))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool that a grammar lets the model call.
+
+    Attributes:
+        name: Its name.
+        source: The JSON schema of its arguments, as given.
+        place: Pointer to that in the request.
+    """
+
+    name: str
+    source: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +86,63 @@ class Route:
     """All ways to enforce a request's grammar, best first.
 
     Attributes:
-        spec: The grammar as asked for.
+        spec: The grammar as asked for; where there are tools, that of the text beside the calls.
         ways: In the order they are tried.
         param: The request's field.
+        tools: Those that it lets the model call.
     """
 
     spec: GrammarSpec
     ways: tuple[Way, ...]
     param: str
+    tools: tuple[ToolSchema, ...] = ()
 
     @property
     def steps(self) -> tuple[GrammarStep, ...]:
         """What the engine gets."""
         return tuple(way.step for way in self.ways)
 
-    def needs_validation(self, step: int) -> bool:
-        """Whether the finished text of this step has to be judged."""
-        return self.ways[step].enforcement != "full" and self.spec.kind is Kind.JSON
+    def needs_validation(self, step: int, left_out: Sequence[str] = ()) -> bool:
+        """Whether what came of this step has to be judged."""
+        enforcement, _ = self.ways[step].with_left_out(left_out)
+        return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
+
+
+@dataclass(frozen=True, slots=True)
+class Weakened:
+    """A schema as one backend enforces it.
+
+    Attributes:
+        schema: In the normal form, without what the backend refuses.
+        ignored: Places in the given schema that are not enforced.
+        annotations: Places that say nothing to a validator.
+        normal: What it was made of.
+        reason: Why the backend cannot enforce it at all; empty where it can.
+    """
+
+    schema: Any
+    ignored: tuple[str, ...]
+    annotations: tuple[str, ...]
+    normal: Normal
+    reason: str = ""
+
+
+def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec) -> Weakened:
+    """Leave out of a schema what a backend says that it refuses."""
+    found, ignored = normal.schema, list(normal.dropped)
+    support = Support.full()
+    for _ in range(MAX_ROUNDS):
+        support = backend.supports(replace(spec, kind=Kind.JSON, source=json.dumps(found, ensure_ascii=False)))
+        if support.level is SupportLevel.NONE:
+            return Weakened(found, tuple(ignored), (), normal, support.reason)
+        if support.level is SupportLevel.APPROXIMATE:
+            ignored += [normal.place(place) for place in support.ignored]
+        if not support.refused:
+            break
+        # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
+        found = leave_out(found, support.refused)
+    annotations = support.ignored if support.level is SupportLevel.FULL else ()
+    return Weakened(found, tuple(dict.fromkeys(ignored)), tuple(normal.place(place) for place in annotations), normal)
 
 
 class Router:
@@ -71,7 +156,19 @@ class Router:
             strict_schema: Refuse a `strict` schema that cannot be enforced in full.
         """
         self._backends = dict(backends)
-        self._strict_schema = strict_schema
+        self.strict_schema = strict_schema
+
+    def able(self, kind: Kind, param: str) -> list[tuple[str, GrammarBackend]]:
+        """Return the backends that read a kind of grammar, the one that likes it most first.
+
+        Raises:
+            RequestError: There is none.
+        """
+        liked = sorted(self._backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
+        able = [(name, backend) for name, backend in liked if kind in backend.kinds]
+        if not able:
+            raise self._no_backend(kind, param)
+        return able
 
     def route(self, spec: GrammarSpec, param: str) -> Route:
         """Return the ways for a grammar that `check_spec` has passed.
@@ -79,55 +176,66 @@ class Router:
         Raises:
             RequestError: No backend reads this kind, or strictness forbids what would remain.
         """
-        able = [
-            (name, backend)
-            for name, backend in sorted(self._backends.items(), key=lambda item: -item[1].preference.get(spec.kind, 0))
-            if spec.kind in backend.kinds
+        able = self.able(spec.kind, param)
+        if spec.kind is Kind.JSON:
+            return self._route_schema(spec, param, able)
+        answers = [(name, backend.supports(spec)) for name, backend in able]
+        ways = [
+            Way(step_of(name, spec), "full", support.ignored)
+            for name, support in answers
+            if support.level is SupportLevel.FULL
         ]
-        if not able:
-            raise self._no_backend(spec, param)
-        answers = [(name, spec, backend.supports(spec)) for name, backend in able]
-        ways = [_way(name, s, support) for name, s, support in answers if support.level is SupportLevel.FULL]
-        reasons = [
-            f"{name}: {_reason(support)}" for name, _, support in answers if support.level is not SupportLevel.FULL
-        ]
-        if spec.strict and self._strict_schema:
-            if not ways:
-                raise _not_strict(param, reasons)
-            return Route(spec, tuple(ways), param)
-        ways += self._approximate(spec, able, answers)
+        partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
+        for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
+            source = json.dumps(leave_out(json.loads(spec.source), support.refused), ensure_ascii=False)
+            step = step_of(name, replace(spec, source=source), weaken=True)
+            ways.append(Way(step, "approximate", support.ignored))
+        if spec.kind is Kind.STRUCTURAL:
+            ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
         if not ways:
-            text = f"{param} cannot be enforced: {'; '.join(reasons)}"
-            raise RequestError(text, param=param, code="unsupported_grammar")
+            reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
+            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
 
-    def _approximate(
-        self,
-        spec: GrammarSpec,
-        able: Sequence[tuple[str, GrammarBackend]],
-        answers: Sequence[tuple[str, GrammarSpec, Support]],
-    ) -> list[Way]:
-        """Ways that are not full, those that ignore least first; at the end any JSON of the right type."""
-        found = list(answers)
-        if spec.kind is Kind.JSON:
-            weaker = [replace(spec, relax=relax) for relax in _RELAXED]
-            found += [(name, each, backend.supports(each)) for each in weaker for name, backend in able]
-        partial = [item for item in found if item[2].level is SupportLevel.APPROXIMATE]
-        ways = [_way(*item) for item in sorted(partial, key=lambda item: len(item[2].ignored))]
-        if spec.kind is Kind.JSON:
-            any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
-            name = next((n for n, b in able if b.supports(any_json).level is SupportLevel.FULL), None)
-            if name is not None:
-                ways.append(Way(step_of(name, any_json), "validate_only", ("/",)))
-        return ways
+    def _route_schema(self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]]) -> Route:
+        normal = normalize(schema.parse(spec.source))
+        found = [(name, weakened(backend, normal, spec)) for name, backend in able]
+        possible = [(name, item) for name, item in found if not item.reason]
+        full = [(name, item) for name, item in possible if not item.ignored]
+        if spec.strict and self.strict_schema:
+            strict = [(name, item) for name, item in full if not item.annotations]
+            if not strict:
+                raise not_strict(param, [item for _, item in found])
+            return Route(spec, tuple(_way(name, item, spec) for name, item in strict), param)
+        ways = [_way(name, item, spec) for name, item in full]
+        nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))
+        ways += [_way(name, item, spec, weaken=True) for name, item in nearest[:MAX_WEAKER]]
+        any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
+        name = next((n for n, b in able if b.supports(any_json).level is SupportLevel.FULL), None)
+        if name is not None:
+            ways.append(Way(step_of(name, any_json), "validate_only", ("/",)))
+        if not ways:
+            reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
+            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
+        return Route(spec, tuple(ways), param)
 
-    def _no_backend(self, spec: GrammarSpec, param: str) -> RequestError:
+    def _no_backend(self, kind: Kind, param: str) -> RequestError:
         if not self._backends:
             text = f"{param} needs a grammar backend, and this server has none; start it with --grammar-backend auto"
             return RequestError(text, param=param, code="unsupported_parameter")
         kinds = ", ".join(f"{name}: {' '.join(sorted(b.kinds))}" for name, b in self._backends.items())
-        text = f"{param} is a grammar of kind {spec.kind}, which no backend here reads ({kinds})"
+        text = f"{param} is a grammar of kind {kind}, which no backend here reads ({kinds})"
         return RequestError(text, param=param, code="unsupported_grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReport:
+    """What a reply says of the calls of one tool; as `GrammarReport`. `valid` is None where it was not called."""
+
+    name: str
+    enforcement: Enforcement
+    ignored: tuple[str, ...]
+    valid: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +247,29 @@ class GrammarReport:
         enforcement: `full`; `approximate`: but for `ignored`; `validate_only`: any JSON, judged at the end.
         ignored: JSON pointers or keywords.
         valid: Whether the text conforms; None where it was cut off or could not be judged in time.
+        tools: The same for each tool that could be called.
     """
 
     backend: str
     enforcement: Enforcement
     ignored: tuple[str, ...]
     valid: bool | None
+    tools: tuple[ToolReport, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
+        made: dict[str, Any] = {
             "backend": self.backend,
             "enforcement": self.enforcement,
             "ignored": list(self.ignored),
             "valid": self.valid,
         }
-
-
-def report(route: Route, step: int, valid: bool | None) -> GrammarReport:
-    """Return the report for the step that the engine enforced."""
-    way = route.ways[step]
-    return GrammarReport(way.step.backend, way.enforcement, way.ignored, valid)
+        if self.tools:
+            made["tools"] = [
+                {"name": t.name, "enforcement": t.enforcement, "ignored": list(t.ignored), "valid": t.valid}
+                for t in self.tools
+            ]
+        return made
 
 
 def outer_types(source: str) -> list[str]:
@@ -175,15 +285,23 @@ def outer_types(source: str) -> list[str]:
     return list(schema.TYPES)
 
 
-def _way(name: str, spec: GrammarSpec, support: Support) -> Way:
-    full = support.level is SupportLevel.FULL
-    return Way(step_of(name, spec), "full" if full else "approximate", support.ignored)
-
-
-def _reason(support: Support) -> str:
-    return support.reason or f"ignores {', '.join(support.ignored[:8])}"
-
-
-def _not_strict(param: str, reasons: Sequence[str]) -> RequestError:
-    text = f"{param} is strict and cannot be enforced in full: {'; '.join(reasons)}; drop these keywords or strict"
+def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
+    """Word the refusal of a strict schema, by the backend that would come nearest."""
+    best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
+    places = [*best.ignored, *best.annotations]
+    why = best.reason or "; ".join(f"{place} ({advice(place)})" for place in places[:8])
+    text = f"{param} is strict and cannot be enforced in full: {why}; change these keywords, or drop strict"
     return RequestError(text, param=param, code="unsupported_grammar")
+
+
+def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+    enforcement: Enforcement = "approximate" if item.ignored else "full"
+    source = json.dumps(item.schema, ensure_ascii=False)
+    step = step_of(name, replace(spec, source=source), weaken=weaken)
+    return Way(step, enforcement, item.ignored or item.annotations, item.normal)
+
+
+def _weakening(step: GrammarStep) -> GrammarStep:
+    return GrammarStep(
+        backend=step.backend, kind=step.kind, source=step.source, max_whitespace=step.max_whitespace, weaken=True
+    )

@@ -6,6 +6,7 @@ Knows the keywords of draft 2020-12 and draft 7. All walks are iterative: depth 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -39,8 +40,6 @@ ANNOTATIONS = frozenset(
         "$id",
         "$schema",
         "$vocabulary",
-        "contentEncoding",
-        "contentMediaType",
         "contentSchema",
         "default",
         "deprecated",
@@ -165,42 +164,19 @@ def resolve(schema: Any, reference: str) -> Any:
 
 
 def check(schema: Any) -> None:
-    """Refuse what is no schema, naming the place: wrong types of keywords, references that lead nowhere or away.
+    """Refuse what is no schema, naming the place: wrong types of keywords.
 
     Raises:
         RequestError: With the JSON pointer and the keyword.
     """
-    names = _names(schema)
     for pointer, node in every(schema):
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise _wrong(pointer, "must be a schema: an object, true or false")
+            raise wrong(pointer, "must be a schema: an object, true or false")
         for key, value in node.items():
             if (why := _why_wrong(key, value)) is not None:
-                raise _wrong(f"{pointer}/{_escape(key)}", why)
-        reference = node.get("$ref")
-        if isinstance(reference, str) and reference not in names:
-            _check_reference(schema, reference, f"{pointer}/$ref")
-
-
-def _names(schema: Any) -> set[str]:
-    """Every anchor and id that a reference may name."""
-    found = {"#"}
-    for _, node in every(schema):
-        if isinstance(node, dict):
-            found |= {f"#{node['$anchor']}"} if isinstance(node.get("$anchor"), str) else set()
-            found |= {node[key] for key in ("$id", "id") if isinstance(node.get(key), str)}
-    return found
-
-
-def _check_reference(schema: Any, reference: str, where: str) -> None:
-    if not reference.startswith("#"):
-        raise _wrong(where, f"{reference!r} is not in this schema; nothing is fetched: put it under $defs")
-    try:
-        resolve(schema, reference)
-    except KeyError:
-        raise _wrong(where, f"{reference!r} names nothing in this schema") from None
+                raise wrong(f"{pointer}/{_escape(key)}", why)
 
 
 def _why_wrong(key: str, value: Any) -> str | None:
@@ -209,6 +185,8 @@ def _why_wrong(key: str, value: Any) -> str | None:
         given = value if isinstance(value, list) else [value]
         if not given or any(name not in TYPES for name in given if isinstance(name, str)) or not _strings(given):
             return f"must be one or more of {', '.join(TYPES)} (given: {json.dumps(value)[:60]})"
+    elif key in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
+        return None  # draft 4
     elif key in _NUMBERS:
         if not _number(value) or (key == "multipleOf" and value <= 0):
             return "must be a number" if key != "multipleOf" else "must be a number above 0"
@@ -239,10 +217,11 @@ def _strings(values: list[Any]) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) < 1e308
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _wrong(pointer: str, why: str) -> RequestError:
+def wrong(pointer: str, why: str) -> RequestError:
+    """Word a fault of a schema, with its place."""
     keyword = pointer.rsplit("/", 1)[-1]
     return RequestError(f"JSON schema, {pointer or '/'} ({keyword}): {why}", code="invalid_json_schema")
 

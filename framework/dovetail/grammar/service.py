@@ -25,6 +25,7 @@ from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.pool import ChildDiedError, ChildTimeoutError
 from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.weaken import is_weakenable
 from dovetail.grammar.wire import spec_of, step_of
 from dovetail.plugins import LoadedPlugins
 
@@ -284,24 +285,35 @@ class GrammarService:
             try:
                 self.token_sets()  # here, and not when the engine needs them
                 step = job.steps[job.index]
-                if not outside and not self._compiler.backend(step.backend).inline(spec_of(step)):
+                compiled = self._compile(job, step, now, outside=outside)
+                if compiled is None:
                     self._outside.put(job.owner, partial(self._work, job, outside=True))
                     return
-                job.began = job.began or now
-                compiled = self._compile(job, step, outside=outside)
-                self._finish(job, Enforced(job.index, compiled.grammar, compiled.backend), compiled.num_bytes)
+                enforced = Enforced(job.index, compiled.grammar, compiled.backend, compiled.ignored)
+                self._finish(job, enforced, compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request
                 job.refused = job.refused or _refusal(error)
-                if isinstance(error, RequestError) and error.code in FINAL:
+                if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
                     break
             job.index += 1
         self._finish(job, self._why_not(job), 0)
 
-    def _compile(self, job: Job, step: GrammarStep, *, outside: bool) -> Compiled:
+    def _compile(self, job: Job, step: GrammarStep, now: float, *, outside: bool) -> Compiled | None:
+        """Compile one way; None where that has to be done outside, and is not."""
+        if not outside:
+            if not self._compiler.backend(step.backend).inline(spec_of(step)):
+                return None
+            job.began = job.began or now
+            try:
+                return self._compiler.inline(step)
+            except RequestError as error:
+                if step.weaken and is_weakenable(error.code, error.message):
+                    return None  # finding out what to leave out takes many compilations
+                raise
+        job.began = job.began or now
         is_last = job.index == len(job.steps) - 1
-        until = job.deadline if is_last else min(job.deadline, time.monotonic() + EARLY_WAY_S)
-        return self._compiler.outside(step, until) if outside else self._compiler.inline(step)
+        return self._compiler.outside(step, job.deadline if is_last else min(job.deadline, now + EARLY_WAY_S))
 
     def _why_not(self, job: Job) -> Refused:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
@@ -333,6 +345,12 @@ class GrammarService:
         except Exception:
             # The grammar works without; the log is the only place to say it.
             logger.exception("preparing a grammar failed")
+
+
+def _is_final(step: GrammarStep, error: RequestError) -> bool:
+    """Whether no other way of enforcing the same grammar would mend it."""
+    has_schemas = step.kind in (Kind.JSON, Kind.STRUCTURAL)
+    return error.code in FINAL and not (has_schemas and is_weakenable(error.code, error.message))
 
 
 def _refusal(error: Exception) -> Refused:

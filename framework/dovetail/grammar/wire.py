@@ -6,7 +6,7 @@ import socket
 
 import msgspec
 
-from dovetail.contracts.grammar import GrammarSpec, Kind, Relax
+from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine.messages import GrammarStep
 from dovetail.engine.wire import HEADER, MAX_FRAME
 from dovetail.plugins import PluginPlan
@@ -47,10 +47,12 @@ class ChildBegun(msgspec.Struct, frozen=True, kw_only=True):
 class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a job. With neither `blob` nor `error` the grammar compiles, but its result cannot travel.
 
-    `load_s` (of processor time) and `load_bytes` are what it takes to bring the result into another process.
+    `ignored` names what had to be left out of the source, as JSON pointers into it. `load_s` (of processor time) and
+    `load_bytes` are what it takes to bring the result into another process.
     """
 
     blob: bytes | None = None
+    ignored: tuple[str, ...] = ()
     load_s: float = 0.0
     load_bytes: int = 0
     error: str | None = None
@@ -111,22 +113,21 @@ def spec_of(step: GrammarStep) -> GrammarSpec:
     """Return a step's spec.
 
     Raises:
-        ValueError: Unknown kind or relaxation: the client is of another release.
+        ValueError: Unknown kind: the client is of another release.
     """
     return GrammarSpec(
         kind=Kind(step.kind),
         source=step.source,
         max_whitespace=step.max_whitespace,
-        relax=frozenset(Relax(name) for name in step.relax),
     )
 
 
-def step_of(backend: str, spec: GrammarSpec) -> GrammarStep:
+def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False) -> GrammarStep:
     """Return a spec as data, for the backend of this name."""
     return GrammarStep(
         backend=backend,
         kind=spec.kind.value,
         source=spec.source,
         max_whitespace=spec.max_whitespace,
-        relax=tuple(sorted(item.value for item in spec.relax)),
+        weaken=weaken,
     )

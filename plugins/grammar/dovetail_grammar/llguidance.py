@@ -32,7 +32,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import Words, draw_ids
-from dovetail.grammar.structural import schemas_in
+from dovetail.grammar.weaken import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
@@ -84,7 +84,7 @@ class LlguidanceBackend(GrammarBackend):
 
     def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.JSON:
-            return SchemaWalk(spec).support()
+            return SchemaWalk(spec.source).support()
         if spec.kind is Kind.STRUCTURAL:
             return _structural_support(spec)
         return Support.full()
@@ -247,13 +247,13 @@ class LlguidanceMatcher(EndingMatcher):
 def _structural_support(spec: GrammarSpec) -> Support:
     """Join the answers for all schemas in a structural grammar."""
     ignored: list[str] = []
-    for schema in schemas_in(json.loads(spec.source)):
-        inner = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema), relax=spec.relax)
-        support = SchemaWalk(inner).support()
-        if support.level is SupportLevel.NONE:
-            return support
-        ignored += support.ignored
-    return Support.approximate(ignored) if ignored else Support.full()
+    refused: list[str] = []
+    for start, schema in schemas_with_places(json.loads(spec.source)):
+        support = SchemaWalk(json.dumps(schema)).support()
+        if support.level is SupportLevel.APPROXIMATE:
+            ignored += [start + place for place in support.ignored]
+            refused += [start + place for place in support.refused]
+    return Support.approximate(ignored, refused) if ignored else Support.full()
 
 
 def _first_line(error: str) -> str:

@@ -15,53 +15,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec, Kind, Relax, Support
-from dovetail.errors import RequestError
+from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar import schema
+from dovetail.grammar.normal.nodes import escape
+from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
+from dovetail_grammar.patterns import is_leaky, is_unreadable
 
-FORMATS = frozenset(
-    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
-)
-ENFORCED = frozenset(
-    [
-        "$defs",
-        "$ref",
-        "additionalItems",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "const",
-        "definitions",
-        "enum",
-        "exclusiveMaximum",
-        "exclusiveMinimum",
-        "format",
-        "items",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maximum",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minimum",
-        "multipleOf",
-        "oneOf",
-        "pattern",
-        "patternProperties",
-        "prefixItems",
-        "properties",
-        "required",
-        "type",
-    ]
-)
-IGNORED = frozenset(
+REFUSED = frozenset(
     [
         "$dynamicAnchor",
         "$dynamicRef",
         "$recursiveAnchor",
         "$recursiveRef",
         "contains",
+        "contentEncoding",
+        "contentMediaType",
         "dependencies",
         "dependentRequired",
         "dependentSchemas",
@@ -77,121 +45,118 @@ IGNORED = frozenset(
         "uniqueItems",
     ]
 )
-"""Keywords of the drafts that the library refuses."""
-_UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
-_NEGATED = re.compile(r"\[\^((?:\\.|[^\]\\])*)\]")
-_HARMLESS = re.compile(r"[A-Za-z0-9]-[A-Za-z0-9]|\\[sSwWdDnrtfv./\]\[^*+?(){}|$-]|-$|^-")
-_CONTROLS = re.compile(r"\\x[01]|\\u00[01]|\\c|\\0|[\x00-\x1f]")
+"""Keywords of the drafts that the library does not know."""
 _GUIDANCE = "x-guidance"
+_NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
+PLAIN_ESCAPES = '"\\bfnrt'
+"""Escapes in strings: without those by number no key can be spelled in a second way."""
 
 
 class SchemaWalk:
     """Finds what is not enforced in one schema."""
 
-    def __init__(self, spec: GrammarSpec) -> None:
-        self._relax = spec.relax
+    def __init__(self, source: str) -> None:
         self._ignored: list[str] = []
-        self._reason = ""
-        self._nodes: tuple[tuple[str, schema.Node], ...] = ()
-        try:
-            self._nodes = schema.nodes(spec.source)
-        except RequestError as error:
-            self._reason = error.message
+        self._refused: list[str] = []
+        self._annotations: list[str] = []
+        self._needs_escapes = needs_escapes(source)
+        self._nodes = schema.nodes(source)
 
     def support(self) -> Support:
         """Return the answer for the whole schema."""
         for pointer, node in self._nodes:
             for key in node:
                 self._keyword(pointer, key, node)
-        if self._reason:
-            return Support.no(self._reason)
-        return Support.approximate(self._ignored) if self._ignored else Support.full()
+            if self._needs_escapes and is_open(node):
+                self._ignored.append(f"{pointer}/properties")
+        if not self._ignored:
+            return Support.full(self._annotations)
+        return Support.approximate(self._ignored, self._refused)
 
     def _keyword(self, pointer: str, key: str, node: Mapping[str, Any]) -> None:
         where = f"{pointer}/{key}"
-        if key in IGNORED:
-            self._give_up(Relax.UNSUPPORTED, where)
-        elif key == "oneOf" and Relax.ONE_OF in self._relax:
-            self._ignored.append(where)
+        if key in REFUSED:
+            self._refuse(where)
         elif key == "pattern":
             self._pattern(where, node[key])
         elif key == "patternProperties":
             for pattern in node[key]:
-                self._pattern(where, pattern)
-        elif key == "minProperties" and node[key] > 1 and not _all_required(node):
+                self._pattern(f"{where}/{escape(pattern)}", pattern)
+        elif key in ("minProperties", "maxProperties"):
+            self._count(where, key, node)
+        elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
+            (self._refuse if node[key] in UNENFORCED else self._annotations.append)(where)
+
+    def _count(self, where: str, key: str, node: Mapping[str, Any]) -> None:
+        """Counts are refused where a property may be missing; a repeated key that is not listed counts twice."""
+        required = set(node.get("required", ()))
+        if any(name not in required for name, part in node.get("properties", {}).items() if part is not False):
+            self._refuse(where)
+        elif key == "minProperties" and node[key] - len(required) > 1 and node.get("additionalProperties") is not False:
             self._ignored.append(where)
 
     def _pattern(self, where: str, pattern: str) -> None:
         if is_unreadable(pattern):
-            self._give_up(Relax.UNSUPPORTED, where)
+            self._refuse(where)
         elif is_leaky(pattern):
             self._ignored.append(where)
 
-    def _give_up(self, item: Relax, where: str) -> None:
-        if item in self._relax:
-            self._ignored.append(where)
-        elif not self._reason:
-            self._reason = f"{where} is not supported"
+    def _refuse(self, where: str) -> None:
+        self._ignored.append(where)
+        self._refused.append(where)
 
 
-def is_unreadable(pattern: str) -> bool:
-    """Whether a pattern has look-around, back-references or word boundaries."""
-    return _UNREADABLE.search(pattern) is not None
+def is_open(node: Mapping[str, Any]) -> bool:
+    """Whether an object may have keys beside those that are named, whose own escapes could spell one of these."""
+    return ("properties" in node or "patternProperties" in node) and node.get("additionalProperties") is not False
 
 
-def is_leaky(pattern: str) -> bool:
-    """Whether a class may let an escaped quote or backslash through that it excludes.
-
-    Such a class holds a control character, by being written so or by negation. May say so of a pattern that is fine.
-    """
-    if _CONTROLS.search(pattern):
-        return True
-    return any(set(_HARMLESS.sub("", body)) & set('"\\-') for body in _NEGATED.findall(pattern))
+def needs_escapes(source: str) -> bool:
+    """Whether a schema's own strings hold a control character that JSON can write as a number only."""
+    return _NUMBERED.search(source) is not None
 
 
 def prepare_schema(spec: GrammarSpec, max_whitespace: int) -> GrammarSpec:
-    """Return a schema for the library: unknown formats dropped, what is relaxed left out, whitespace bounded.
+    """Return a schema for the library."""
+    root = {"type": "object"} if spec.kind is Kind.JSON_OBJECT else schema.parse(spec.source)
+    return replace(spec, kind=Kind.JSON, source=json.dumps(prepare_value(root, max_whitespace), ensure_ascii=False))
+
+
+def prepare_value(root: Any, max_whitespace: int) -> Any:
+    """Copy a schema for the library: formats as patterns, whitespace bounded, no other spelling of a key.
 
     The library's own options in a schema (`x-guidance`) are replaced: they could loosen what is enforced.
     """
-    root = {"type": "object"} if spec.kind is Kind.JSON_OBJECT else schema.parse(spec.source)
-    drop = Relax.UNSUPPORTED in spec.relax
-    root = prepare_value(root, drop=drop)
-    if root is True:
-        root = {}
-    if isinstance(root, dict):
-        root[_GUIDANCE] = {
-            "whitespace_pattern": whitespace(max_whitespace),
-            "coerce_one_of": Relax.ONE_OF in spec.relax,
-            "lenient": drop,
-        }
-    return replace(spec, kind=Kind.JSON, source=json.dumps(root, ensure_ascii=False))
+    made = {} if root is True else _prepare(root)
+    if isinstance(made, dict):
+        made[_GUIDANCE] = {"whitespace_pattern": whitespace(max_whitespace)}
+        opens = any(isinstance(node, dict) and is_open(node) for _, node in schema.every(made))
+        if opens and not needs_escapes(json.dumps(made, ensure_ascii=False)):
+            made[_GUIDANCE]["json_allowed_escapes"] = PLAIN_ESCAPES
+    return made
 
 
-def prepare_value(root: Any, *, drop: bool) -> Any:
-    """Copy a schema without unknown formats and, with `drop`, without what the library does not know."""
+def _prepare(root: Any) -> Any:
     if not isinstance(root, dict):
         return root
-    result: dict[str, Any] = {}
-    for key, value in root.items():
-        if key == _GUIDANCE or (key == "format" and value not in FORMATS):
-            continue
-        if drop and (key in IGNORED or (key == "pattern" and is_unreadable(value))):
-            continue
-        result[key] = _prepare_keyword(key, value, drop=drop)
-    return result
+    made = {key: _prepare_keyword(key, value) for key, value in root.items() if key != _GUIDANCE and key != "format"}
+    if root.get("format") in FORMATS:
+        made["format"] = root["format"]
+    elif root.get("format") in PATTERNS:
+        pattern = {"pattern": PATTERNS[root["format"]]}
+        made = {**made, "allOf": [*made.get("allOf", ()), pattern]} if "pattern" in made else made | pattern
+    return made
 
 
-def _prepare_keyword(key: str, value: Any, *, drop: bool) -> Any:
+def _prepare_keyword(key: str, value: Any) -> Any:
     """Copy a keyword's value; depth is bounded, the source was checked."""
     if key in schema.ONE and isinstance(value, dict):
-        return prepare_value(value, drop=drop)
+        return _prepare(value)
     if key in schema.LISTS and isinstance(value, list):
-        options = [prepare_value(item, drop=drop) for item in value]
+        options = [_prepare(item) for item in value]
         return merge_strings(options) if key == "anyOf" else options
     if key in schema.MAPS and isinstance(value, dict):
-        names = [name for name in value if not (drop and key == "patternProperties" and is_unreadable(name))]
-        return {name: prepare_value(value[name], drop=drop) for name in names}
+        return {name: _prepare(part) for name, part in value.items()}
     return value
 
 
@@ -232,9 +197,3 @@ def _lengths(option: Any) -> tuple[float, float] | None:
 def whitespace(most: int) -> str:
     """The pattern of whitespace between JSON tokens."""
     return rf"[ \t\r\n]{{0,{most}}}"
-
-
-def _all_required(node: Mapping[str, Any]) -> bool:
-    """Whether an object has exactly its listed properties, all of them required."""
-    listed = set(node.get("properties", ()))
-    return node.get("additionalProperties") is False and listed <= set(node.get("required", ()))

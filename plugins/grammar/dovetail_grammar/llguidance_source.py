@@ -14,7 +14,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.structural import formats_of
 from dovetail_grammar.choices import read_choices
-from dovetail_grammar.llguidance_schema import prepare_value, whitespace
+from dovetail_grammar.llguidance_schema import prepare_value
+from dovetail_grammar.patterns import strip_anchors
 
 
 def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
@@ -42,14 +43,6 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     return str(matcher.grammar_from_lark(spec.source))
 
 
-def strip_anchors(pattern: str) -> str:
-    """Drop `^` and `$` around a pattern: a grammar's regex is matched against the whole text anyway."""
-    pattern = pattern.removeprefix("^")
-    if pattern.endswith("$") and not re.search(r"(?:^|[^\\])(?:\\\\)*\\\$$", pattern):
-        pattern = pattern[:-1]
-    return pattern
-
-
 def choice_lark(choices: list[str]) -> str:
     """Return a grammar of alternatives."""
     return "start: " + " | ".join(quote(choice) for choice in choices) + "\n"
@@ -65,7 +58,7 @@ class StructuralLark:
 
     def __init__(self, vocabulary: Vocabulary, max_whitespace: int = 20) -> None:
         self._rules: list[str] = []
-        self._guidance = {"whitespace_pattern": whitespace(max_whitespace)}
+        self._max_whitespace = max_whitespace
         self._added = {text: token_id for text, token_id in vocabulary.added.items() if text}
         alternatives = "|".join(re.escape(text) for text in sorted(self._added, key=len, reverse=True))
         self._split = re.compile(f"({alternatives})") if alternatives else None
@@ -97,10 +90,7 @@ class StructuralLark:
         return self._text(node["value"])
 
     def _json_schema(self, node: Mapping[str, Any]) -> str:
-        schema = prepare_value(node["json_schema"], drop=False)
-        schema = {} if schema is True else schema
-        if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": self._guidance}
+        schema = prepare_value(node["json_schema"], self._max_whitespace)
         return self._rule("%json " + json.dumps(schema, ensure_ascii=False))
 
     def _regex(self, node: Mapping[str, Any]) -> str:

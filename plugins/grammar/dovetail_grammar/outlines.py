@@ -30,9 +30,8 @@ from dovetail.errors import PluginError, RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.bits import Words
 from dovetail_grammar.choices import UNREADABLE, read_choices
-from dovetail_grammar.llguidance_schema import is_unreadable
-from dovetail_grammar.llguidance_source import strip_anchors
 from dovetail_grammar.matching import EndingMatcher, Ends
+from dovetail_grammar.patterns import has_inner_anchors, is_unreadable, strip_anchors
 from dovetail_grammar.schema_subset import Subset
 
 WHITESPACE = r"[ \n]{0,%d}"
@@ -74,10 +73,10 @@ class OutlinesBackend(GrammarBackend):
     def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.REGEX and is_unreadable(spec.source):
             return Support.no("look-around, back-references and word boundaries are not regular")
+        if spec.kind is Kind.REGEX and has_inner_anchors(spec.source):
+            return Support.no("anchors within an expression are ignored")
         if spec.kind is not Kind.JSON:
             return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
-        if spec.relax:
-            return Support.no("nothing to relax")
         if _is_open(spec.source):
             return Support.no("values of any type or with any keys have no regular expression")
         return SUBSET.support(spec)

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Support
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
-from dovetail_grammar.llguidance_schema import is_unreadable
+from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
 
 _STRUCTURE = frozenset(("$defs", "definitions"))
 _OF_TYPE = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
@@ -90,7 +90,9 @@ def is_plain(pattern: str) -> bool:
     """
     whole = pattern.startswith("^") and re.search(r"(?<!\\)\$$", pattern) is not None
     inner = re.sub(r"\((?:[^()\\]|\\.)*\)", "", pattern)
-    return whole and "|" not in inner and not is_unreadable(pattern) and _RISKY.search(pattern) is None
+    if has_inner_anchors(pattern) or is_unreadable(pattern):
+        return False
+    return whole and "|" not in inner and _RISKY.search(pattern) is None
 
 
 _RISKY = re.compile(r"(?<!\\)\.|\[\^|\\[sSWDpPcxu\\]|[\"\x00-\x1f]")

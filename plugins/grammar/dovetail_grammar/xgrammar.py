@@ -25,6 +25,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import PluginError, RequestError
 from dovetail_grammar.choices import UNREADABLE, read_choices
+from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class XgrammarBackend(GrammarBackend):
 
     def _supports(self, spec: GrammarSpec) -> Support:
         if spec.kind is Kind.JSON:
-            return Support.no("nothing to relax") if spec.relax else SUBSET.support(spec)
+            return SUBSET.support(spec)
+        if spec.kind is Kind.REGEX and (has_inner_anchors(spec.source) or is_unreadable(spec.source)):
+            return Support.no("anchors within an expression, look-around and back-references are ignored")
         if spec.kind is Kind.STRUCTURAL:
             return Support.no("added tokens could be spelled out in other tokens")
         return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")

@@ -138,17 +138,28 @@ class GrammarFields(RequestModel):
     structured_outputs: FreeForm | None = None
 
 
+class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):
+    """As `StructuredOutput`, for the arguments of one tool; `valid` is null where it was not called."""
+
+    name: str
+    enforcement: Literal["full", "approximate", "validate_only"]
+    ignored: list[str]
+    valid: bool | None
+
+
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a request's grammar.
 
     `full`: every token conforms. `approximate`: all but `ignored` was enforced. `validate_only`: any JSON could come.
-    Where enforcement was not full, `valid` is the verdict on the finished text; null where it was cut off.
+    Where enforcement was not full, `valid` is the verdict on the finished text; null where it was cut off. `tools` says
+    the same of each tool that could be called.
     """
 
     backend: str
     enforcement: Literal["full", "approximate", "validate_only"]
     ignored: list[str]
     valid: bool | None
+    tools: list[ToolEnforcement] | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
 from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
-from dovetail.grammar.front import GrammarFront
+from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
@@ -58,12 +58,13 @@ class Choice:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     abort_code: str | None = None
+    """Set by the engine where the request is at fault."""
     route: Route | None = None
     """How its grammar is enforced."""
     grammar_step: int | None = None
+    grammar_ignored: tuple[str, ...] = ()
     grammar_report: GrammarReport | None = None
     """Set when it has ended, if it has a grammar."""
-    """Set by the engine where the request is at fault."""
     finished_at: float = 0.0
     is_dropped: bool = False
     """Nobody wants the output: it only had to exist so that the engine looks at the prompt."""
@@ -99,7 +100,7 @@ class Choice:
         """Take an engine delta."""
         self.num_cached = delta.cached_tokens
         self.num_retractions = delta.num_retractions
-        self.grammar_step = delta.grammar_step
+        self.grammar_step, self.grammar_ignored = delta.grammar_step, delta.grammar_ignored
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
         before = self.output.num_tokens
@@ -128,11 +129,18 @@ class Choice:
         if self.route is None or self.grammar_step is None or self.finish_reason == "abort":
             return
         ended = self.finish_reason in ("stop", "tool_calls") and not isinstance(self.matched_stop, str)
-        if ended and self.route.needs_validation(self.grammar_step):
-            work = asyncio.to_thread(front.report, self.route, self.grammar_step, self.output.text, ended=True)
-            self.grammar_report = await work
+        output = self.output
+        outcome = Outcome(
+            step=self.grammar_step,
+            left_out=self.grammar_ignored,
+            text=output.text,
+            calls=[(call.name, call.arguments) for call in output.tool_calls],
+            ended=ended,
+        )
+        if ended and self.route.needs_validation(outcome.step, outcome.left_out):
+            self.grammar_report = await asyncio.to_thread(front.report, self.route, outcome)
         else:
-            self.grammar_report = front.report(self.route, self.grammar_step, "", ended=ended)
+            self.grammar_report = front.report(self.route, outcome)
 
     def _with_first_token(self, rows: list[TokenLogprob]) -> list[TokenLogprob]:
         """Add the prompt's first token, which nothing predicts, where the engine left it out."""

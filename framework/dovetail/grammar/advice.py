@@ -1,0 +1,35 @@
+"""What to write in place of a keyword that cannot be enforced."""
+
+from __future__ import annotations
+
+ADVICE = {
+    "uniqueItems": "bound the list with maxItems, or list what is allowed as an enum of lists",
+    "not": "say what is allowed instead: enum, pattern, or another type",
+    "if": "write anyOf with one schema for each case",
+    "then": "write anyOf with one schema for each case",
+    "else": "write anyOf with one schema for each case",
+    "oneOf": "write anyOf, or tell the options apart by a required property with a const in each",
+    "contains": "put what must be there first, with prefixItems",
+    "minContains": "put what must be there first, with prefixItems",
+    "maxContains": "put what must be there first, with prefixItems",
+    "propertyNames": "write patternProperties with additionalProperties: false",
+    "dependentRequired": "write anyOf with one schema for each case",
+    "dependentSchemas": "write anyOf with one schema for each case",
+    "dependencies": "write anyOf with one schema for each case",
+    "unevaluatedProperties": "list all properties, with additionalProperties: false",
+    "unevaluatedItems": "write items: false behind prefixItems",
+    "minProperties": "require properties by name",
+    "maxProperties": "list the properties, with additionalProperties: false",
+    "format": "write a pattern",
+    "pattern": "write it without look-around, back-references and anchors within, or as an enum",
+    "patternProperties": "write patterns that exclude each other, without look-around",
+    "$ref": "put what it names under $defs; nothing is fetched",
+    "multipleOf": "use a smaller divisor, or an enum",
+}
+
+
+def advice(place: str) -> str:
+    """Return what to do about a keyword, named by its JSON pointer."""
+    parts = place.rsplit("/", 2)
+    keyword = next((part for part in reversed(parts) if part in ADVICE), "")
+    return ADVICE.get(keyword, "write it in another way, or leave it out")

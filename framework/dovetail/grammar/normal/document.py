@@ -1,0 +1,164 @@
+"""A schema's document in draft 2020-12's keywords, and where each keyword stood in the schema as it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.grammar import schema
+from dovetail.grammar.keywords import CONTENT, MEANING, draft_of
+from dovetail.grammar.normal import nodes
+from dovetail.grammar.normal.rewrite import Rewriter
+from dovetail.grammar.references import REFERENCES, References, Target
+
+Node = dict[str, Any]
+MAX_GROWTH, MAX_ADDED = 4, 65536
+"""A rewritten schema is kept within so many times its size, and so many bytes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """A schema in the normal form.
+
+    Attributes:
+        schema: It.
+        dropped: Places in the given schema of references that lead out of it: they are not enforced.
+        places: For schemas of the form, by the identity of the object, where they stood.
+    """
+
+    schema: Any
+    dropped: tuple[str, ...]
+    places: Mapping[int, nodes.Place]
+
+    @property
+    def source(self) -> str:
+        """The form as JSON text."""
+        return json.dumps(self.schema, ensure_ascii=False)
+
+    def place(self, pointer: str) -> str:
+        """Return where a keyword of the form, named by its pointer, stood in the given schema."""
+        parts = pointer.split("/")[1:]
+        node, best, rest = self.schema, self.places.get(id(self.schema)), parts
+        for index, part in enumerate(parts):
+            name = part.replace("~1", "/").replace("~0", "~")
+            if name == "anyOf" and isinstance(node, dict) and "anyOf" not in node and "oneOf" in node:
+                name = "oneOf"  # what a `oneOf` that cannot be enforced becomes
+            if isinstance(node, list):
+                node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+            else:
+                node = node.get(name) if isinstance(node, dict) else None
+            found = self.places.get(id(node)) if isinstance(node, dict) else None
+            if found is not None:
+                best, rest = found, parts[index + 1 :]
+        return pointer if best is None else best.keyword(rest)
+
+
+def normalize(given: Any) -> Normal:
+    """Return a schema, which `schema.check` has passed, in the normal form."""
+    if not isinstance(given, dict):
+        return Normal(given, (), {})
+    work = _Document(given)
+    plain = work.write()
+    size = len(json.dumps(given))
+    rewritten = Rewriter(plain, work.places, most=max(MAX_GROWTH * size, size + MAX_ADDED)).run()
+    return Normal(rewritten, tuple(work.dropped), work.places)
+
+
+def plain(given: Any) -> Any:
+    """Return a schema in draft 2020-12's keywords with nothing rewritten, to judge texts by."""
+    return _Document(given).write() if isinstance(given, dict) else given
+
+
+class _Document:
+    """Writes one document anew."""
+
+    def __init__(self, given: Node) -> None:
+        self.places: dict[int, nodes.Place] = {}
+        self.dropped: list[str] = []
+        self._given = given
+        self._draft = draft_of(given)
+        self._references = References(given, self._draft)
+        self._names: dict[int, str] = {}
+        self._targets: list[tuple[str, Target]] = []
+
+    def write(self) -> Any:
+        """Return the document; definitions that nothing refers to are left out."""
+        root = self._node(self._given, "")
+        definitions: Node = {}
+        while self._targets:
+            name, target = self._targets.pop(0)
+            definitions[name] = self._node(target.node, target.pointer)
+        if definitions and isinstance(root, dict):
+            root["$defs"] = definitions
+        return root
+
+    def _node(self, node: Any, pointer: str) -> Any:
+        if not isinstance(node, dict):
+            return node
+        made: Node = {}
+        self.places[id(made)] = nodes.Place(pointer)
+        reference = self._reference(node, pointer)
+        if reference is False:
+            return False
+        if isinstance(reference, str):
+            made["$ref"] = reference
+        if "$ref" in node and self._draft is not None and self._draft < 2019:
+            return made  # what stands beside it says nothing in those drafts
+        meaning = MEANING | CONTENT if self._draft == 7 else MEANING
+        for key, value in node.items():
+            if key in meaning:
+                made[key] = self._value(key, value, f"{pointer}/{nodes.escape(key)}")
+        return nodes.simplify(made, self.places)
+
+    def _reference(self, node: Node, pointer: str) -> str | bool | None:
+        """Return where a node's reference leads, in the new document; a boolean where it leads to one."""
+        key = next((key for key in REFERENCES if isinstance(node.get(key), str)), None)
+        if key is None:
+            return None
+        try:
+            target = self._references.resolve(node[key], self._references.base_of(node))
+        except (KeyError, ValueError):
+            target = None
+        moves = key == "$recursiveRef" or (target is not None and self._is_dynamic(target))
+        if target is None or not isinstance(target.node, (dict, bool)) or (key != "$ref" and moves):
+            self.dropped.append(f"{pointer}/{key}")
+            return None
+        if isinstance(target.node, bool):
+            return target.node
+        if target.node is self._given:
+            return "#"
+        name = self._names.get(id(target.node))
+        if name is None:
+            name = self._names[id(target.node)] = self._new_name(target.pointer)
+            self._targets.append((name, target))
+        return f"#/$defs/{nodes.escape(name)}"
+
+    def _is_dynamic(self, target: Target) -> bool:
+        """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
+        name = target.node.get("$dynamicAnchor") if isinstance(target.node, dict) else None
+        found = [n for _, n in schema.every(self._given) if isinstance(n, dict) and n.get("$dynamicAnchor") == name]
+        return name is not None and len(found) > 1
+
+    def _new_name(self, pointer: str) -> str:
+        name = pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~") or "d"
+        taken = set(self._names.values())
+        return next(n for n in _numbered(name) if n not in taken)
+
+    def _value(self, key: str, value: Any, pointer: str) -> Any:
+        if key in schema.ONE and isinstance(value, dict):
+            return self._node(value, pointer)
+        if key in schema.LISTS and isinstance(value, list):
+            return [self._node(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+        if key in schema.MAPS and isinstance(value, dict):
+            return {name: self._node(item, f"{pointer}/{nodes.escape(name)}") for name, item in value.items()}
+        return value
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1

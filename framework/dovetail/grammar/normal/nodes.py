@@ -1,0 +1,175 @@
+"""One schema object: older drafts' keywords in the newest's words, and without what says nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.grammar import schema
+
+Node = dict[str, Any]
+COUNTS = (
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maxContains",
+)
+IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
+LARGEST = 10**18
+"""Bounds of numbers beyond it are this one: backends write numbers out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a schema stood: its pointer, and what its keywords were called there.
+
+    Attributes:
+        pointer: In the given document.
+        names: Keywords that have another name there.
+        whole: The schema was made of the keyword at `pointer`: what is in it stood there.
+    """
+
+    pointer: str
+    names: Mapping[str, str] | None = None
+    whole: bool = False
+
+    def keyword(self, parts: Sequence[str]) -> str:
+        """Return the pointer of what stands below the schema."""
+        if self.whole or not parts:
+            return self.pointer
+        first = (self.names or {}).get(parts[0], parts[0])
+        return "/".join((self.pointer, first, *parts[1:]))
+
+
+def escape(name: str) -> str:
+    """Write a name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def simplify(node: Node, places: dict[int, Place]) -> Any:
+    """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed."""
+    names: dict[str, str] = {}
+    _old_arrays(node, names)
+    _old_bounds(node)
+    _old_dependencies(node, names)
+    if names:
+        places[id(node)] = Place(places[id(node)].pointer, names)
+    for key in COUNTS:
+        if isinstance(node.get(key), float):
+            node[key] = int(node[key])
+    _clamp(node)
+    if "not" in node and node["not"] in (True, {}):
+        return False
+    _drop_silent(node)
+    _unevaluated(node)
+    _contains(node)
+    return node
+
+
+def _old_arrays(node: Node, names: dict[str, str]) -> None:
+    """A list of items, and what comes behind them, are `prefixItems` and `items`."""
+    rest = node.pop("additionalItems", None)
+    if isinstance(node.get("items"), list):
+        given = node.pop("items")
+        if given:
+            node["prefixItems"] = given
+            names["prefixItems"] = "items"
+        if rest is not None:
+            node["items"] = rest
+            names["items"] = "additionalItems"
+
+
+def _old_bounds(node: Node) -> None:
+    """Draft 4 says `true` beside a bound."""
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and bound in node:
+            node[exclusive] = node.pop(bound)
+
+
+def _old_dependencies(node: Node, names: dict[str, str]) -> None:
+    for name, value in node.pop("dependencies", {}).items():
+        key = "dependentRequired" if isinstance(value, list) else "dependentSchemas"
+        node.setdefault(key, {})[name] = value
+        names[key] = "dependencies"
+
+
+def _clamp(node: Node) -> None:
+    for key, sign in (("maximum", 1), ("exclusiveMaximum", 1), ("minimum", -1), ("exclusiveMinimum", -1)):
+        if key in node and sign * node[key] > LARGEST:
+            node[key] = sign * LARGEST
+
+
+_SILENT: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,), "minItems": (0,), "minLength": (0,), "minProperties": (0,), "required": ([],),
+    "additionalProperties": (True, {}), "items": (True, {}), "patternProperties": ({},), "dependentRequired": ({},),
+    "dependentSchemas": ({},), "propertyNames": (True, {}, {"type": "string"}), "not": (False,),
+    "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
+}  # fmt: skip
+
+
+def _drop_silent(node: Node) -> None:
+    """Leave out keywords that every instance passes, and those that need another beside them."""
+    for key, values in _SILENT.items():
+        if key in node and any(node[key] == value and type(node[key]) is type(value) for value in values):
+            del node[key]
+    if "if" not in node:
+        node.pop("then", None)
+        node.pop("else", None)
+    elif "then" not in node and "else" not in node:
+        del node["if"]
+    if "contains" not in node:
+        node.pop("minContains", None)
+        node.pop("maxContains", None)
+    node["allOf"] = [part for part in node.get("allOf", ()) if part is not True and part != {}]
+    if not node["allOf"]:
+        del node["allOf"]
+
+
+def _unevaluated(node: Node) -> None:
+    """Where nothing in place evaluates, what is unevaluated is what is additional."""
+    if not IN_PLACE & set(node):
+        for key, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+            if key in node and not (key == "unevaluatedItems" and "contains" in node):
+                node.setdefault(plain, node[key])
+                del node[key]
+
+
+def _contains(node: Node) -> None:
+    """Without a condition, what is contained is counted."""
+    least, most = node.get("minContains", 1), node.get("maxContains")
+    if node.get("contains") in (True, {}) and "contains" in node and "unevaluatedItems" not in node:
+        node["minItems"] = max(node.get("minItems", 0), least)
+        if most is not None:
+            node["maxItems"] = min(node.get("maxItems", most), most)
+    elif not ("contains" in node and least == 0 and most is None and "unevaluatedItems" not in node):
+        return
+    for key in ("contains", "minContains", "maxContains"):
+        node.pop(key, None)
+    if node.get("minItems") == 0:
+        del node["minItems"]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether an expression of a schema finds something in a name.
+
+    Raises:
+        ValueError: It is no expression.
+    """
+    try:
+        return re.search(pattern, name) is not None
+    except re.error as error:
+        raise ValueError(str(error)) from None
+
+
+def kinds_of(node: Any) -> frozenset[str]:
+    """Return the types that a schema's own `type` allows."""
+    given = node.get("type") if isinstance(node, dict) else None
+    if given is None:
+        return frozenset(schema.TYPES)
+    return frozenset([given] if isinstance(given, str) else given)

@@ -1,0 +1,283 @@
+"""Keywords that most backends refuse, in terms of those that they enforce, where both mean the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from math import comb
+from typing import Any
+
+from dovetail.grammar import schema
+from dovetail.grammar.normal.logic import Logic, all_of, any_of, types_of_value
+from dovetail.grammar.normal.nodes import Place, kinds_of, matches
+
+Node = dict[str, Any]
+MAX_OPTIONS = 24
+"""Alternatives that one keyword may become, and options of a `oneOf` that are looked at."""
+MAX_PRODUCT = 48
+"""Alternatives of one schema, multiplied."""
+MAX_UNIQUE = 4
+"""Values of which all orders are written out."""
+
+
+class Rewriter:
+    """Rewrites one document in place."""
+
+    def __init__(self, root: Any, places: dict[int, Place], most: int) -> None:
+        """Prepare. The document grows by at most `most` bytes."""
+        self._root = root
+        self._places = places
+        self._room = most
+        self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {})
+        self._kept: list[Any] = []  # objects that `places` knows by identity
+
+    def run(self) -> Any:
+        """Return the document."""
+        for _, node in list(schema.every(self._root)):
+            if isinstance(node, dict):
+                for key, rewrite in _REWRITES.items():
+                    if key in node:
+                        rewrite(self, node)
+        return self._root
+
+    def _replace(self, node: Node, key: str, made: Any, *also: str) -> bool:
+        """Put a schema in a keyword's place, if there is room for it; `also`: keywords that go with it."""
+        if made is None or not self._fits(node, made):
+            return False
+        for name in (key, *also):
+            node.pop(name, None)
+        self._mark(made, self._place(node, key))
+        if made is True:
+            return True
+        if isinstance(made, dict) and set(made) == {"anyOf"} and "anyOf" not in node:
+            node["anyOf"] = made["anyOf"]
+        else:
+            node.setdefault("allOf", []).append(made)
+        return True
+
+    def _fits(self, node: Node, made: Any) -> bool:
+        options = len(made["anyOf"]) if isinstance(made, dict) and "anyOf" in made else 1
+        size = len(json.dumps(made)) if options > 1 else 0
+        if options * _ways(node) > MAX_PRODUCT or size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def _place(self, node: Node, key: str) -> Place | None:
+        place = self._places.get(id(node))
+        return None if place is None else Place(place.keyword([key]), whole=True)
+
+    def _mark(self, made: Any, place: Place | None) -> None:
+        """Note where a new schema's parts come from; parts that stood in the document keep their own place."""
+        if place is None:
+            return
+        for _, part in schema.every(made):
+            if isinstance(part, dict) and id(part) not in self._places:
+                self._places[id(part)] = place
+                self._kept.append(part)
+
+    def negation(self, node: Node) -> None:
+        """`not`, where the opposite can be said."""
+        beside = {key: value for key, value in node.items() if key != "not"}
+        self._replace(node, "not", self._logic.opposite(node["not"], beside))
+
+    def condition(self, node: Node) -> None:
+        """`if`: it and `then` hold, or its opposite and `else` do."""
+        first, then, other = node["if"], node.get("then", True), node.get("else", True)
+        if then is True:
+            made = any_of([first, other])
+        else:
+            beside = {key: value for key, value in node.items() if key not in ("if", "then", "else")}
+            opposite = self._logic.opposite(first, beside)
+            made = None if opposite is None else any_of([all_of([first, then]), all_of([opposite, other])])
+        self._replace(node, "if", made, "then", "else")
+
+    def dependents(self, node: Node) -> None:
+        """A property is not there, or what depends on it is. Both name it: keys come in the order of names."""
+        made = [
+            any_of([_absent(name), {"properties": {name: {}}, "required": needed}])
+            for name, needed in node["dependentRequired"].items()
+            if needed
+        ]
+        self._replace_each(node, "dependentRequired", made)
+
+    def dependent_schemas(self, node: Node) -> None:
+        """As above, with schemas."""
+        made = [
+            any_of([_absent(name), all_of([{"properties": {name: {}}}, part])])
+            for name, part in node["dependentSchemas"].items()
+        ]
+        self._replace_each(node, "dependentSchemas", made)
+
+    def _replace_each(self, node: Node, key: str, made: list[Any]) -> None:
+        if 2 ** len(made) * _ways(node) <= MAX_PRODUCT:
+            place = self._place(node, key)
+            del node[key]
+            for part in made:
+                self._mark(part, place)
+            node["allOf"] = [*node.get("allOf", ()), *made]
+            if not node["allOf"]:
+                del node["allOf"]
+
+    def one_of(self, node: Node) -> None:
+        """Options that exclude each other may be `anyOf`, and so may others with each other's opposites."""
+        options = [option for option in node["oneOf"] if option is not False]
+        if not options or len(options) > 4 * MAX_OPTIONS:
+            return
+        beside = {key: value for key, value in node.items() if key != "oneOf"}
+        made = []
+        for index, option in enumerate(options):
+            parts = [option]
+            for other in options[:index] + options[index + 1 :]:
+                if self._logic.are_apart(option, other, beside):
+                    continue
+                opposite = self._logic.opposite(other, beside) if len(options) <= MAX_OPTIONS else None
+                if opposite is None:
+                    return
+                parts.append(opposite)
+            made.append(all_of(parts))
+        changed = any(part is not option for part, option in zip(made, options, strict=True))
+        if changed:
+            self._replace(node, "oneOf", any_of(made))
+            return
+        del node["oneOf"]
+        if "anyOf" in node:
+            node.setdefault("allOf", []).append({"anyOf": options})
+            self._mark(node["allOf"][-1], self._place(node, "oneOf"))
+        else:
+            node["anyOf"] = options
+
+    def property_names(self, node: Node) -> None:
+        """Names that are listed are properties, and those that match are properties by pattern."""
+        rule, rest = node["propertyNames"], node.get("additionalProperties", True)
+        if not isinstance(rule, dict) or "patternProperties" in node:
+            return
+        listed = dict(node.get("properties", {}))
+        given = {key: value for key, value in rule.items() if key != "type" or value != "string"}
+        names = given.get("enum", [given["const"]] if "const" in given else None)
+        if set(given) <= {"enum", "const"} and names is not None:
+            allowed = [name for name in names if isinstance(name, str)]
+            made: dict[str, Any] = {name: part if name in allowed else False for name, part in listed.items()}
+            made |= {name: rest for name in allowed if name not in listed}
+            patterns = {}
+        elif set(given) == {"pattern"} or (given and set(given) <= {"minLength", "maxLength"}):
+            pattern = given.get("pattern") or _of_length(given.get("minLength", 0), given.get("maxLength"))
+            try:
+                made = {name: part if matches(pattern, name) else False for name, part in listed.items()}
+            except ValueError:
+                return
+            patterns = {} if rest is False else {pattern: rest}
+            if rest not in (True, False, {}) and any(made.values()):
+                return  # the pattern would speak of listed properties, too
+        else:
+            return
+        del node["propertyNames"]
+        node |= {"properties": made, "additionalProperties": False} | (
+            {"patternProperties": patterns} if patterns else {}
+        )
+
+    def fewest_properties(self, node: Node) -> None:
+        """Some of the optional properties are there, or one that is not listed is."""
+        required = set(node.get("required", ()))
+        missing = node["minProperties"] - len(required)
+        if missing <= 0:
+            del node["minProperties"]
+            return
+        free = _optional(node, required)
+        closed = node.get("additionalProperties") is False and "patternProperties" not in node
+        if (
+            not free
+            or "patternProperties" in node
+            or comb(len(free), missing) > MAX_OPTIONS
+            or (not closed and missing > 1)
+        ):
+            return
+        ways: list[Any] = [{"required": list(some)} for some in itertools.combinations(free, missing)]
+        if not closed:
+            others = dict.fromkeys(free, False)
+            ways.append({"properties": others, "minProperties": node["minProperties"]})
+        self._replace(node, "minProperties", any_of(ways) if ways else {"type": _not_object(node)})
+
+    def most_properties(self, node: Node) -> None:
+        """All but so many of the optional properties are absent."""
+        required = set(node.get("required", ()))
+        free, most = _optional(node, required), node["maxProperties"]
+        room = most - len(required)
+        closed = node.get("additionalProperties") is False and "patternProperties" not in node
+        if closed and len(free) <= room:
+            del node["maxProperties"]
+            return
+        if not free or room < 0 or "patternProperties" in node:
+            return
+        sizes = [room] if closed else range(min(room, len(free)) + 1)
+        if sum(comb(len(free), size) for size in sizes) > MAX_OPTIONS:
+            return
+        ways = []
+        for some in itertools.chain.from_iterable(itertools.combinations(free, size) for size in sizes):
+            way: Node = {"properties": {name: False for name in free if name not in some}}
+            if not closed:
+                way |= {"required": list(some), "maxProperties": most}
+            ways.append({key: value for key, value in way.items() if value not in ({}, [])})
+        self._replace(node, "maxProperties", any_of(ways))
+
+    def unique_items(self, node: Node) -> None:
+        """Few values in every order, or no more than one item."""
+        if node.get("maxItems", 2) <= 1:
+            del node["uniqueItems"]
+            return
+        items = self._logic.followed(node.get("items"))
+        if not isinstance(items, dict) or {"prefixItems", "contains", "const", "enum"} & set(node):
+            return
+        values = [False, True] if items == {"type": "boolean"} else items.get("enum")
+        if values is None or set(items) - {"enum", "type"} or len(values) > MAX_UNIQUE:
+            return
+        if "type" in items:
+            values = [value for value in values if types_of_value(value) & kinds_of(items)]
+        low, high = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
+        texts = {json.dumps(value, sort_keys=True) for value in values}
+        if len(texts) < len(values) or any(isinstance(value, (float, list, dict)) for value in values):
+            return
+        lists = [list(some) for size in range(low, high + 1) for some in itertools.permutations(values, size)]
+        others = sorted(kinds_of(node) - {"array"})
+        made = any_of([*([{"enum": lists}] if lists else []), *([{"type": others}] if others else [])])
+        if self._replace(node, "uniqueItems", made, "items", "minItems", "maxItems"):
+            return
+
+
+_REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
+    "propertyNames": Rewriter.property_names,
+    "not": Rewriter.negation,
+    "if": Rewriter.condition,
+    "dependentRequired": Rewriter.dependents,
+    "dependentSchemas": Rewriter.dependent_schemas,
+    "oneOf": Rewriter.one_of,
+    "minProperties": Rewriter.fewest_properties,
+    "maxProperties": Rewriter.most_properties,
+    "uniqueItems": Rewriter.unique_items,
+}
+
+
+def _absent(name: str) -> Node:
+    return {"properties": {name: False}}
+
+
+def _optional(node: Node, required: set[str]) -> list[str]:
+    return [name for name, part in node.get("properties", {}).items() if name not in required and part is not False]
+
+
+def _not_object(node: Node) -> list[str]:
+    return sorted(kinds_of(node) - {"object"})
+
+
+def _of_length(least: int, most: int | None) -> str:
+    return rf"^[\s\S]{{{least},{'' if most is None else most}}}$"
+
+
+def _ways(node: Node) -> int:
+    """How many alternatives a schema has already."""
+    ways = len(node.get("anyOf", ())) or 1
+    for part in node.get("allOf", ()):
+        if isinstance(part, dict):
+            ways *= len(part.get("anyOf", ())) or 1
+    return ways

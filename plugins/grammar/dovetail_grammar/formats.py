@@ -1,0 +1,63 @@
+"""The formats of JSON Schema: those that llguidance enforces, and expressions for others.
+
+Where a format's texts are no regular language, or nobody would want all of them (hosts in brackets, every script), the
+expression has some of its texts only, and none that is not of the format. Sources: RFC 3986, 3987, 6570, 6901 and the
+draft of relative JSON pointers.
+"""
+
+from __future__ import annotations
+
+FORMATS = frozenset(["duration", "ipv4", "ipv6", "uri", "uuid"])
+"""As the library has them."""
+
+_SCRIPTS = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0400-\u045f\u3041-\u3096\u4e00-\u9fff\uac00-\ud7a3"
+"""Letters of some scripts."""
+_HEX = "%[0-9A-Fa-f]{2}"
+
+
+def _reference(beyond: str, *, absolute: bool) -> str:
+    """URIs and references, or with characters beyond ASCII IRIs."""
+    unreserved, marks = rf"A-Za-z0-9._~{beyond}-", "!$&'()*+,;="
+    char = rf"(?:[{unreserved}{marks}:@]|{_HEX})"
+    first = rf"(?:[{unreserved}{marks}@]|{_HEX})"
+    host = rf"(?:[{unreserved}{marks}]|{_HEX})*"
+    authority = rf"//(?:(?:[{unreserved}{marks}:]|{_HEX})*@)?{host}(?::[0-9]*)?"
+    tail = rf"(?:\?(?:{char}|[/?])*)?(?:#(?:{char}|[/?])*)?"
+    behind = rf"(?:{authority}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?|{char}+(?:/{char}*)*)?"
+    with_scheme = rf"[A-Za-z][A-Za-z0-9+.-]*:{behind}{tail}"
+    if absolute:
+        return f"^{with_scheme}$"
+    without = rf"(?:{authority}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?|{first}+(?:/{char}*)*)?{tail}"
+    return f"^(?:{with_scheme}|{without})$"
+
+
+_VARIABLE = r"[A-Za-z0-9_](?:\.?[A-Za-z0-9_])*(?:\*|:[1-9][0-9]{0,3})?"
+_LABEL = r"[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,30}"
+_WORD = r"[a-zA-Z0-9_+]+"
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    r"[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29"
+)
+_HOUR, _MINUTE = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]"
+_TIME = (
+    rf"{_HOUR}:{_MINUTE}:{_MINUTE}(?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR}:{_MINUTE})"
+    r"|23:59:60(?:\.[0-9]+)?(?:[Zz]|[+-]00:00)"
+)
+PATTERNS = {
+    "date-time": f"^(?:{_DATE})[Tt](?:{_TIME})$",
+    "time": f"^(?:{_TIME})$",
+    "date": f"^(?:{_DATE})$",
+    "email": rf"^{_WORD}(?:[.-]{_WORD})*@{_LABEL}(?:\.{_LABEL}){{1,6}}$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,6}}$",
+    "idn-email": rf"^(?:{_WORD}|[{_SCRIPTS}])(?:[.-]?(?:{_WORD}|[{_SCRIPTS}]))*@{_LABEL}(?:\.{_LABEL}){{1,6}}$",
+    "idn-hostname": rf"^{_LABEL.replace('A-Z', '')}(?:\.{_LABEL.replace('A-Z', '')}){{0,6}}$",
+    "iri": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=True),
+    "iri-reference": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=False),
+    "json-pointer": "^(?:/(?:[^/~]|~[01])*)*$",
+    "relative-json-pointer": "^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^/~]|~[01])*)*)$",
+    "uri-reference": _reference("", absolute=False),
+    "uri-template": rf"^(?:[!#$&()*+,./0-9:;=?@A-Z\[\]_a-z~-]|{_HEX}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$",
+}
+UNENFORCED = frozenset(["regex"])
+"""Formats that JSON Schema defines and nobody here enforces. All others are annotations."""

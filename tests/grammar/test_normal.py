@@ -1,0 +1,164 @@
+"""The normal form of schemas means the same, in keywords of one draft, and its places are those of the given one."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import jsonschema
+import pytest
+from random_pairs import CHECKER, Maker, is_valid
+
+from dovetail.errors import RequestError
+from dovetail.grammar import schema
+from dovetail.grammar.normal import normalize, plain
+from dovetail.grammar.references import check_references
+
+NUM = int(os.environ.get("DOVETAIL_RANDOM_NORMAL", "600"))
+DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"
+
+
+def holds(form: Any, value: Any) -> bool:
+    """Whether a value conforms to a schema of draft 2020-12."""
+    return bool(jsonschema.Draft202012Validator(form, format_checker=CHECKER).is_valid(value))
+
+
+def test_random_schemas_mean_the_same() -> None:
+    """On random instances, the draft's own validator judges a schema as 2020-12's judges its forms."""
+    num_valid = num = 0
+    for seed in range(NUM):
+        maker = Maker(seed)
+        given = maker.schema()
+        judged, form = plain(given), normalize(given).schema
+        for _ in range(12):
+            value = maker.instance(given)
+            expected = is_valid(given, value)
+            assert holds(judged, value) == expected, (given, value)
+            if "unevaluated" not in json.dumps(given):  # what is evaluated depends on how a schema is written
+                assert holds(form, value) == expected, (given, form, value)
+            num_valid += expected
+            num += 1
+    assert 0.1 * num < num_valid < 0.9 * num
+
+
+ENFORCEABLE: dict[str, Any] = {
+    "no-ops": {
+        "uniqueItems": False, "not": False, "minItems": 0, "minProperties": 0, "additionalProperties": True,
+        "contains": {"type": "null"}, "minContains": 0, "if": {"type": "null"}, "dependentRequired": {},
+        "propertyNames": True, "allOf": [True, {}],
+    },
+    "not required": {"not": {"required": ["a"]}},
+    "not of a named value": {
+        "properties": {"a": {"enum": [1, 2]}}, "not": {"properties": {"a": {"const": 1}}, "required": ["a"]},
+    },
+    "if": {
+        "properties": {"kind": {"enum": ["x", "y"]}, "n": {}},
+        "if": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]}, "then": {"required": ["n"]},
+    },
+    "oneOf of types": {
+        "oneOf": [{"type": "string"}, {"type": "null"}, {"$ref": "#/$defs/o"}], "$defs": {"o": {"type": "object"}},
+    },
+    "oneOf told apart": {
+        "oneOf": [{"type": "object", "properties": {"t": {"const": n}}, "required": ["t"]} for n in "ab"]
+    },
+    "oneOf required": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "dependencies": {"$schema": DRAFT7, "dependencies": {"a": ["b"], "c": {"required": ["d"]}}},
+    "propertyNames": {"propertyNames": {"pattern": "^[a-z]+$"}, "properties": {"A": {}, "b": {"type": "integer"}}},
+    "a single item": {"type": "array", "uniqueItems": True, "maxItems": 1},
+    "few values": {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}},
+    "one of some properties": {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1},
+    "at most one": {"properties": {"a": {}, "b": {}}, "maxProperties": 1, "additionalProperties": False},
+    "lists of items": {"$schema": DRAFT7, "items": [{"type": "integer"}], "additionalItems": False},
+    "exclusive as in draft 4": {"$schema": DRAFT4, "minimum": 3, "exclusiveMinimum": True},
+    "unevaluated": {"properties": {"a": {}}, "unevaluatedProperties": False},
+}  # fmt: skip
+REFUSED = {
+    "uniqueItems", "not", "if", "then", "else", "oneOf", "dependencies", "dependentRequired", "dependentSchemas",
+    "propertyNames", "contains", "unevaluatedProperties", "additionalItems",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENFORCEABLE)
+def test_what_can_be_said_in_plain_keywords_is(name: str) -> None:
+    """Nothing that backends refuse is left of these."""
+    form = normalize(ENFORCEABLE[name]).schema
+    used = {key for _, node in schema.every(form) if isinstance(node, dict) for key in node}
+    assert not used & REFUSED, form
+
+
+def test_references_become_local() -> None:
+    """By `$id`, relative URI, anchor, pointer with escapes, and to a draft's metaschema."""
+    given = {
+        "$id": "http://example.com/root.json",
+        "properties": {
+            "a": {"$ref": "item.json"},
+            "b": {"$ref": "#named"},
+            "c": {"$ref": "#/$defs/x~1y"},
+            "d": {"$ref": "http://example.com/item.json#/properties/n"},
+            "e": {"$ref": DRAFT7},
+            "f": {"$ref": "#"},
+        },
+        "$defs": {
+            "i": {"$id": "item.json", "type": "object", "properties": {"n": {"type": "integer"}}},
+            "n": {"$anchor": "named", "const": 1},
+            "x/y": {"const": 2},
+        },
+    }
+    schema.check(given)
+    check_references(given)
+    form = normalize(given)
+    assert not form.dropped
+    for value in ({"a": {"n": 1}, "b": 1, "c": 2, "d": 5, "e": {"type": "string"}, "f": {"b": 1}}, {}):
+        assert holds(form.schema, value)
+    for value in ({"a": {"n": "x"}}, {"b": 2}, {"c": 1}, {"d": "x"}, {"e": {"type": "strange"}}, {"f": {"b": 2}}):
+        assert not holds(form.schema, value)
+
+
+def test_a_reference_out_of_the_schema_is_named() -> None:
+    """It is left out at its place; where it is all that there is, or leads nowhere within, the schema is refused."""
+    given = {"properties": {"a": {"$ref": "http://example.com/x.json"}, "b": {"type": "integer"}}}
+    check_references(given)
+    assert normalize(given).dropped == ("/properties/a/$ref",)
+    for wrong in ({"$ref": "http://example.com/x.json"}, {"items": {"$ref": "#/$defs/none"}}):
+        with pytest.raises(RequestError, match="nothing"):
+            check_references(wrong)
+
+
+def test_places_are_those_of_the_given_schema() -> None:
+    """Keywords of the form are traced back through renaming, moved definitions and rewriting."""
+    given = {
+        "$schema": DRAFT7,
+        "properties": {
+            "a": {"$ref": "#/definitions/x"},
+            "b": {"oneOf": [{"uniqueItems": True}, {"uniqueItems": True}]},
+        },
+        "definitions": {"x": {"items": [{"pattern": "a"}], "dependencies": {"q": {"uniqueItems": True}}}},
+    }
+    form = normalize(given)
+    found = {
+        form.place(f"{pointer}/{key}")
+        for pointer, node in schema.every(form.schema)
+        if isinstance(node, dict)
+        for key in node
+    }
+    assert {
+        "/definitions/x/items/0/pattern",
+        "/definitions/x/dependencies/q/uniqueItems",
+        "/properties/b/oneOf/1/uniqueItems",
+    } <= found
+
+
+def test_bounds_beyond_what_is_written_out_are_kept_below() -> None:
+    """A bound near the largest float, a whole number as a float, and a NUL in a pattern are no faults."""
+    form = normalize({"maximum": 1.797e308, "minLength": 2.0, "pattern": "^[^\\u0000]*$"}).schema
+    assert (form["maximum"], form["minLength"]) == (10**18, 2)
+    assert isinstance(form["minLength"], int)
+
+
+def test_large_schemas_are_normal_in_linear_time() -> None:
+    """Ten thousand properties, and a thousand options, grow no worse than they are."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10_000)}, "minProperties": 1}
+    assert len(normalize(many).source) < 3 * len(json.dumps(many))
+    options = {"oneOf": [{"properties": {"t": {"const": i}}, "required": ["t"]} for i in range(1000)]}
+    assert len(normalize(options).source) < 3 * len(json.dumps(options))

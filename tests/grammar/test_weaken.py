@@ -1,0 +1,224 @@
+"""Leaving out what a backend refuses: each keyword at its place, no more than it must, named, and judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from served import Served
+
+from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.errors import RequestError
+from dovetail.grammar.cache import Enforced
+from dovetail.grammar.front import GrammarFront, Outcome
+from dovetail.grammar.route import Route, Router
+from dovetail.grammar.service import GrammarService
+from dovetail.grammar.weaken import keywords_in, leave_out, weaken
+from dovetail.plugins import Registry, load, make_plan
+
+FOREVER = 1e12
+
+
+def spec(schema: Any, kind: Kind = Kind.JSON) -> GrammarSpec:
+    return GrammarSpec(kind=kind, source=json.dumps(schema))
+
+
+def refusing(*places: str) -> Callable[[GrammarSpec], str]:
+    """A compiler that refuses these keywords."""
+
+    def compile_(given: GrammarSpec) -> str:
+        found = {place for place, _ in keywords_in(given)}
+        if found & set(places):
+            raise RequestError("something here is not supported", code="unsupported_grammar")
+        return given.source
+
+    return compile_
+
+
+def test_only_what_is_refused_is_left_out() -> None:
+    """Two keywords of forty, wherever they stand; the source that compiled lacks nothing else."""
+    schema = {"properties": {f"p{i}": {"type": "string", "minLength": i, "pattern": f"^{i}"} for i in range(20)}}
+    places = ("/properties/p7/pattern", "/properties/p13/minLength")
+    source, gone = weaken(spec(schema), refusing(*places), FOREVER)
+    assert set(gone) == set(places)
+    assert json.loads(source) == leave_out(schema, places)
+
+
+def test_a_search_without_time_leaves_out_more_rather_than_failing() -> None:
+    """With no time left, what was found to work is taken."""
+    schema = {"properties": {f"p{i}": {"minLength": i} for i in range(20)}}
+    source, gone = weaken(spec(schema), refusing("/properties/p3/minLength"), 0.0)
+    assert "/properties/p3/minLength" in gone or "/properties" in gone
+    assert json.loads(source) is not None
+
+
+def test_what_no_keyword_is_to_blame_for_stays_an_error() -> None:
+    """A grammar that nothing conforms to is not weakened into one that something does."""
+
+    def unsatisfiable(_: GrammarSpec) -> str:
+        raise RequestError("Unsatisfiable schema", code="invalid_grammar")
+
+    def broken(_: GrammarSpec) -> str:
+        raise RequestError("no", code="unsupported_grammar")
+
+    for compile_ in (unsatisfiable, broken):
+        with pytest.raises(RequestError):
+            weaken(spec({"minimum": 3, "properties": {"a": {"minimum": 1}}}), compile_, FOREVER)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "left"),
+    [
+        ({"oneOf": [{"const": 1}]}, "/oneOf", {"anyOf": [{"const": 1}]}),
+        ({"oneOf": [{}], "anyOf": [{}]}, "/oneOf", {"anyOf": [{}], "allOf": [{"anyOf": [{}]}]}),
+        ({"properties": {"a": {}}, "additionalProperties": False, "type": "object"}, "/properties", {"type": "object"}),
+        ({"if": {}, "then": {}, "else": {}, "minItems": 1}, "/if", {"minItems": 1}),
+        ({"properties": {"a/b": {"not": {}}}}, "/properties/a~1b/not", {"properties": {"a/b": {}}}),
+    ],
+)
+def test_what_goes_with_a_keyword(schema: Any, place: str, left: Any) -> None:
+    """What would forbid more without it goes, too; a `oneOf` becomes `anyOf`."""
+    assert leave_out(schema, [place]) == left
+
+
+@pytest.fixture(scope="module")
+def router(small: Vocabulary) -> Router:
+    """All backends."""
+    plan = make_plan(Registry.scan(), grammar_backend="auto")
+    plugins = load(plan, "api")
+    return Router({planned.name: backend(small) for planned, backend in plugins.candidates("grammar_backend")})
+
+
+def test_ties_go_to_the_backend_that_is_liked_most(router: Router) -> None:
+    """Of two that ignore one keyword, the fast one is tried first."""
+    route = router.route(spec({"type": "array", "items": {"type": "string"}, "uniqueItems": True}), "json_schema")
+    first = route.ways[0]
+    assert (first.step.backend, first.enforcement, first.ignored) == ("llguidance", "approximate", ("/uniqueItems",))
+
+
+@pytest.fixture
+def service(small: Vocabulary) -> Any:
+    plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "engine")
+    made = GrammarService(plugins, lambda: small, timeout_s=60, cache_bytes=1 << 24)
+    yield made
+    made.close()
+
+
+def settled(service: GrammarService, route: Route) -> Enforced:
+    ticket = service.request(route.steps)
+    for _ in range(600):
+        if ticket.is_ready:
+            break
+        service.wait(0.1)
+    assert isinstance(ticket.outcome, Enforced), ticket.outcome
+    return ticket.outcome
+
+
+def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarService, small: Vocabulary) -> None:
+    """Patterns that overlap pass the walk over the schema and fail in the compiler: one goes, the rest is enforced."""
+    plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "api")
+    router = Router({"llguidance": plugins.get("grammar_backend", "llguidance")(small)})
+    schema = {
+        "definitions": {
+            "x": {
+                "type": "object",
+                "patternProperties": {"^x": {"type": "integer"}, "y$": {"type": "string"}},
+                "properties": {"n": {"type": "integer"}},
+                "required": ["n"],
+            }
+        },
+        "$ref": "#/definitions/x",
+    }
+    route = router.route(spec(schema), "json_schema")
+    assert route.ways[0].enforcement == "full"  # as far as is known before
+    outcome = settled(service, route)
+    enforcement, ignored = route.ways[outcome.step].with_left_out(outcome.ignored)
+    assert (enforcement, ignored) == ("approximate", ("/definitions/x/patternProperties",))
+    matcher = outcome.compiled.matcher()
+    wrong = [small.tokens.index(bytes([byte])) for byte in b'{"n":"']
+    assert matcher.accept(wrong) < len(wrong)
+
+
+def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, router: Router) -> None:
+    """Ten thousand optional properties compile and fail at the first key: found out before anybody is given it."""
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
+    route = router.route(spec(schema), "json_schema")
+    only = Route(route.spec, tuple(way for way in route.ways if way.step.backend == "llguidance"), "json_schema")
+    outcome = settled(service, only)
+    assert only.ways[outcome.step].with_left_out(outcome.ignored)[0] != "full"
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "tags": {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True, "maxItems": 4},
+            },
+            "required": ["city", "tags"],
+            "additionalProperties": False,
+        },
+    },
+}
+PLACE = "/tools/0/function/parameters/properties/tags/uniqueItems"
+FORMATS = [record.name for record in Registry.scan().of_kind("tool_parser") if record.distribution == "dovetail"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Router) -> None:
+    """In every format of calls the rest of the schema is in the grammar, and the keyword is named at its place."""
+    parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
+    front = GrammarFront({"llguidance": dict(router.able(Kind.JSON, ""))["llguidance"]})
+    route = front.tools(parser, name, [TOOL], "required", parallel=False, param="tool_choice")
+    way = route.ways[0]
+    assert (way.enforcement, way.ignored) == ("approximate", (PLACE,))
+    assert "uniqueItems" not in way.step.source
+    assert "Rome" in way.step.source
+    assert '"maxItems": 4' in way.step.source
+
+
+def test_arguments_are_judged_and_reported_for_each_tool(router: Router) -> None:
+    """A call that breaks what was ignored is not valid; a tool that was not called has no verdict."""
+    parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
+    other = {"type": "function", "function": {"name": "plain", "parameters": {"type": "object", "properties": {}}}}
+    front = GrammarFront(dict(router.able(Kind.JSON, "")))
+    try:
+        route = front.tools(parser, "hermes", [TOOL, other], "required", parallel=True, param="tool_choice")
+        call = {"city": "Rome", "tags": ["a", "a"]}
+        calls = [("note", json.dumps(call)), ("plain", "{}")]
+        report = front.report(route, Outcome(step=0, calls=calls, ended=True))
+        found = {tool.name: (tool.enforcement, tool.ignored, tool.valid) for tool in report.tools}
+        assert found == {"note": ("approximate", (PLACE,), False), "plain": ("full", (), True)}
+        assert report.valid is False
+        call["tags"] = ["a", "b"]
+        report = front.report(route, Outcome(step=0, calls=[("note", json.dumps(call))], ended=True))
+        assert (report.valid, report.tools[1].valid) == (True, None)
+    finally:
+        front.close()
+
+
+def test_what_a_format_of_tags_does_not_say_is_ignored(router: Router) -> None:
+    """A string's length has no place between tags."""
+    parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
+    parameters = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    front = GrammarFront(dict(router.able(Kind.JSON, "")))
+    route = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tool_choice")
+    assert route.ways[0].ignored == ("/tools/0/function/parameters/properties/s/maxLength",)
+
+
+def test_a_tool_is_told_of_over_http(served: Served) -> None:
+    """`tool_choice: required` with an unsupported keyword: the call conforms but for it, and the reply says so."""
+    choice = served.chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    [call] = choice["message"]["tool_calls"]
+    report = choice["structured_output"]
+    assert (report["enforcement"], report["ignored"]) == ("approximate", [PLACE])
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments["city"] in ("Paris", "Rome")
+    assert report["tools"][0]["valid"] is (len(set(arguments["tags"])) == len(arguments["tags"]))
+    assert report["valid"] is report["tools"][0]["valid"]
