@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.model import (
         CausalLM,
+        LayerSpec,
         ModelConfig,
         ModelPlugin,
         RopeConfig,
         WeightRule,
     )
+    from dovetail.contracts.needs import Needs
     from dovetail.contracts.observers import (
         HttpEnd,
         LoadStats,
@@ -104,6 +106,7 @@ __all__ = [
     "KVPool",
     "Kind",
     "LayerFactory",
+    "LayerSpec",
     "Linear",
     "LoadStats",
     "Malformed",
@@ -111,6 +114,7 @@ __all__ = [
     "Messages",
     "ModelConfig",
     "ModelPlugin",
+    "Needs",
     "NewCall",
     "Norm",
     "OutputParser",
@@ -156,7 +160,9 @@ _HOME = {
     "RMSScale": "layers",
     "Stream": "layers",
     "CausalLM": "model",
+    "LayerSpec": "model",
     "ModelConfig": "model",
+    "Needs": "needs",
     "ModelPlugin": "model",
     "RopeConfig": "model",
     "WeightRule": "model",

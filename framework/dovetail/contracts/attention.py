@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from dovetail.contracts.needs import unmet
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCaps:
-    """What a backend can do. `None` for a set means: any."""
+    """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
+
+    Every backend multiplies scores by the layer's `scale`.
+    """
 
     devices: frozenset[str]
     dtypes: frozenset[str]
@@ -43,14 +47,17 @@ class AttentionCaps:
     batch_invariant: bool = False
     sliding_window: bool = False
     sinks: bool = False
+    soft_cap: bool = False
+    bidirectional: bool = False
     mla: bool = False
     needs_cpu_lens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer of the model as a backend sees it. Scores are multiplied by `scale`.
+    """One attention layer of the model as a backend sees it: a `LayerSpec` with its tensors and this rank's heads.
 
+    Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None.
     `sliding_window` counts the tokens that a query sees, itself included; `sinks` is `[Hq]` float32 or None.
     """
 
@@ -61,6 +68,7 @@ class AttentionLayer:
     scale: float
     sliding_window: int | None = None
     sinks: Tensor | None = None
+    soft_cap: float | None = None
 
 
 class KVPool(Protocol):
@@ -143,13 +151,9 @@ class AttentionBackend(Configurable, ABC):
             return f"device {device.type!r} is not supported; it runs on {', '.join(sorted(caps.devices))}"
         if name not in caps.dtypes:
             return f"dtype {name} is not supported; possible: {', '.join(sorted(caps.dtypes))}"
-        if caps.head_dims is not None and config.head_dim not in caps.head_dims:
-            return f"head dim {config.head_dim} is not supported; possible: {sorted(caps.head_dims)}"
         if caps.page_sizes is not None and page_size not in caps.page_sizes:
             return f"page size {page_size} is not supported; possible: {sorted(caps.page_sizes)}"
-        if any(spec.sliding_window is not None for spec in config.layer_specs) and not caps.sliding_window:
-            return "the model uses a sliding window, which this backend does not support"
-        return None
+        return unmet(config, caps)
 
     @abstractmethod
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:

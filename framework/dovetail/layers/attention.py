@@ -6,7 +6,21 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.layers import BuildContext, Part
 from dovetail.layers import ops
+from dovetail.layers.matrix import Matrix
+
+
+class Sinks(Matrix):
+    """One logit for each query head `[Hq]`, float32, as `AttentionLayer` takes them; ranks divide the heads."""
+
+    suffixes = {"weight": ("", ".weight")}  # noqa: RUF012 - as the base declares it
+
+    weight: Tensor
+
+    def __init__(self, ctx: BuildContext, num_qo_heads: int) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", num_qo_heads),), "out")
+        self.store("weight", torch.float32, granule=None)
 
 
 def attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:

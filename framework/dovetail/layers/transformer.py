@@ -8,7 +8,7 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.layers.attention import attend_qkv
+from dovetail.layers.attention import Sinks, attend_qkv
 from dovetail.layers.norm import QKNorm, RMSNorm
 from dovetail.layers.rope import head_order
 
@@ -53,6 +53,7 @@ class SelfAttention(nn.Module):
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d
         self.qk_norm = QKNorm(self.hq, self.hk, d, config.norm_eps, ctx, order) if qk_norm else None
+        self.sinks = Sinks(ctx.at("sinks"), hq) if spec.sinks else None
         self.layer = AttentionLayer(
             index=index,
             num_qo_heads=self.hq,
@@ -60,6 +61,8 @@ class SelfAttention(nn.Module):
             head_dim=d,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            sinks=None if self.sinks is None else self.sinks.weight,
+            soft_cap=spec.soft_cap,
         )
 
     def forward(

@@ -11,7 +11,8 @@ import torch
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import ModelConfig
-from dovetail.errors import ConfigError, DovetailError, PluginError
+from dovetail.contracts.needs import one_shape, unmet
+from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
@@ -54,8 +55,8 @@ class Wanted:
     page_size: int
 
     def why_not(self, backend: Backend) -> str | None:
-        """Say why a backend cannot serve it, or None."""
-        return backend.why_not(self.config, self.device, self.dtype, self.page_size)
+        """Say why a backend cannot serve it, or None; what its caps lack holds, whatever its own `why_not` says."""
+        return unmet(self.config, backend.caps) or backend.why_not(self.config, self.device, self.dtype, self.page_size)
 
     def why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
@@ -78,8 +79,11 @@ def choose_backend(
     """Return the backend class that serves the model here, and its name; `a+b` for prefill by a and decode by b.
 
     Raises:
+        ModelError: No backend can: the KV cache has no room for layers of different shapes.
         PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
     """
+    if (reason := one_shape(config)) is not None:
+        raise ModelError(reason)
     wanted = Wanted(config, device, dtype, settings.page_size)
     given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
     asked = {use: None if name == AUTO else name for use, name in given.items()}

@@ -122,6 +122,8 @@ def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
         batch_invariant=prefill.batch_invariant and decode.batch_invariant,
         sliding_window=prefill.sliding_window and decode.sliding_window,
         sinks=prefill.sinks and decode.sinks,
+        soft_cap=prefill.soft_cap and decode.soft_cap,
+        bidirectional=prefill.bidirectional and decode.bidirectional,
         mla=prefill.mla and decode.mla,
         needs_cpu_lens=prefill.needs_cpu_lens or decode.needs_cpu_lens,
     )

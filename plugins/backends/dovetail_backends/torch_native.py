@@ -46,6 +46,7 @@ class TorchNativeBackend(AttentionBackend):
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
         sliding_window=True,
         sinks=True,
+        soft_cap=True,
         needs_cpu_lens=True,
     )
 
@@ -94,11 +95,11 @@ class TorchNativeBackend(AttentionBackend):
         n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
         keys, values = self._gather(layer, group.half_pages, n)
         mask = self._decode_mask(layer.sliding_window, q.dtype, keys.shape[2], group)
-        if layer.sinks is None:
+        if is_plain(layer):
             grouped = q.view(n, hk, -1, d)
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
         else:
-            attended = attend_with_sinks(q.view(n, -1, 1, d), keys, values, mask, layer.scale, layer.sinks)
+            attended = attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer)
         return attended.reshape(n, -1, d)
 
     def forward_extend(
@@ -131,14 +132,14 @@ class TorchNativeBackend(AttentionBackend):
             pages = batch.page_table[batch.rows[index], :num_pages].long()[None]
             keys, values = (x[:, :, :num_all] for x in self._gather(layer, half_pages(pages), 1))
         queries = q.transpose(0, 1)[None]
-        plain_causal = num_new == num_all and layer.sliding_window is None and layer.sinks is None
+        plain_causal = num_new == num_all and layer.sliding_window is None and is_plain(layer)
         mask = None if plain_causal else self._extend_mask(num_new, num_all, layer.sliding_window, q.dtype)
-        if layer.sinks is None:
+        if is_plain(layer):
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=plain_causal, scale=layer.scale, enable_gqa=True
             )
         else:
-            attended = attend_with_sinks(queries, keys, values, mask, layer.scale, layer.sinks)
+            attended = attend_written_out(queries, keys, values, mask, layer)
         out.copy_(attended[0].transpose(0, 1))
 
     def _gather(self, layer: AttentionLayer, wanted: Tensor, num: int) -> tuple[Tensor, Tensor]:
@@ -201,26 +202,32 @@ def similar_lengths(lens: list[int]) -> list[list[int]]:
     return groups if len(groups) != 1 else [list(range(len(lens)))]
 
 
-def attend_with_sinks(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
-) -> Tensor:
-    """Attention whose softmax has one more, valueless key per query head, with logit `sinks`.
+def is_plain(layer: AttentionLayer) -> bool:
+    """Whether torch's own attention computes this layer."""
+    return layer.sinks is None and layer.soft_cap is None
+
+
+def attend_written_out(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, layer: AttentionLayer) -> Tensor:
+    """Attention with what torch's own has not: capped scores, and one more, valueless key of each query head.
 
     Args:
         q: `[B, Hq, T, D]`.
         keys: `[B, Hk, L, D]`.
         values: `[B, Hk, L, D]`.
         mask: Added to the scores; None for none.
-        scale: Factor of the scores.
-        sinks: `[Hq]`.
+        layer: Scale, soft cap and sinks.
 
-    Source: gpt-oss model card, arXiv:2508.10925.
+    Source: Gemma 2, arXiv:2408.00118; gpt-oss model card, arXiv:2508.10925.
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (keys, values))
-    scores = (q.float() @ keys.transpose(-1, -2)) * scale
+    scores = (q.float() @ keys.transpose(-1, -2)) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     if mask is not None:
         scores = scores + mask
-    extra = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    if layer.sinks is None:
+        return (scores.softmax(-1) @ values).to(q.dtype)
+    extra = layer.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
     weights = torch.cat((scores, extra), dim=-1).softmax(-1)[..., :-1]
     return (weights @ values).to(q.dtype)

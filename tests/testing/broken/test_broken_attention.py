@@ -25,6 +25,7 @@ class Right(AttentionBackend):
         head_dims=frozenset({8, 16}),
         sliding_window=True,
         sinks=True,
+        soft_cap=True,
         graph="decode",
         batch_invariant=True,
     )
@@ -70,6 +71,8 @@ def right(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Ten
     num_new, num_all, group = q.shape[0], keys.shape[0], q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1, output_size=q.shape[1]) for x in (keys, values))
     scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     places = torch.arange(num_all)
     queries = places[num_all - num_new :, None]
     hidden = places > queries
@@ -319,6 +322,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "ignores the window": (mistaken(ignores_window=True), "test_sliding_window", "it ignores the sliding window"),
     "window off by one": (mistaken(window_shift=1), "test_sliding_window", "window is one token too wide"),
     "ignores sinks": (mistaken(ignores_sinks=True), "test_sinks", "it ignores the sinks"),
+    "ignores the soft cap": (mistaken(ignores_soft_cap=True), "test_soft_cap", "it ignores the soft cap of the scores"),
     "ignores the prefix": (
         mistaken(ignores_prefix=True),
         "test_prefix_of_every_length",

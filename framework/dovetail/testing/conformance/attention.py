@@ -94,8 +94,14 @@ class AttentionBackendConformance(Conformance):
         }
         if self._caps().page_sizes is not None:
             wrong["page size 7777"] = (case.config(), device, case.dtype, 7777)
-        if not self._caps().sliding_window:
-            wrong["a sliding window"] = (replace(case, window=4).config(), device, case.dtype, case.page_size)
+        needs: dict[str, dict[str, Any]] = {
+            "sliding_window": {"window": 4},
+            "soft_cap": {"soft_cap": 30.0},
+            "sinks": {"sinks": True},
+        }
+        for name, changes in needs.items():
+            if not getattr(self._caps(), name):
+                wrong[f"a model with {name}"] = (replace(case, **changes).config(), device, case.dtype, case.page_size)
         for what, arguments in wrong.items():
             answer = backend.why_not(*arguments)
             one_line = isinstance(answer, str) and bool(answer) and "\n" not in answer
@@ -190,6 +196,17 @@ class AttentionBackendConformance(Conformance):
             pytest.skip("caps claim no sinks")
         for lengths in (DECODE, PREFILL, MIXED):
             self._verify(lengths, sinks=True, num_kv_heads=2)
+
+    def test_soft_cap(self) -> None:
+        """Scores become `soft_cap * tanh(score / soft_cap)` behind the scale, before masks and sinks."""
+        if not self._caps().soft_cap:
+            pytest.skip("caps claim no soft cap")
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, soft_cap=0.7, num_kv_heads=2)
+        if self._caps().sliding_window:
+            self._verify(MIXED, soft_cap=1.5, window=5)
+        if self._caps().sinks:
+            self._verify(MIXED, soft_cap=1.5, sinks=True, scale=0.8)
 
     def test_rows_and_pages_in_any_order(self) -> None:
         """Device rows and page ids come in any order: both are looked up, never assumed."""
@@ -305,6 +322,8 @@ class AttentionBackendConformance(Conformance):
             self._verify(COMMON, "common prefixes under a window", window=100, **heads)
         if self._caps().sinks:
             self._verify(COMMON, "common prefixes with sinks", sinks=True, **heads)
+        if self._caps().soft_cap:
+            self._verify(COMMON, "common prefixes with capped scores", soft_cap=0.7, **heads)
 
     def test_common_prefixes_of_a_graphs_padding(self) -> None:
         """Rows with a negative slot, which pad the batch of a graph, do not change their neighbours' results."""

@@ -22,6 +22,7 @@ class Mistake:
     ignores_window: bool = False
     window_shift: int = 0
     ignores_sinks: bool = False
+    ignores_soft_cap: bool = False
     scale: float | None = None
     interleaves_heads: bool = False
     ignores_prefix: bool = False
@@ -41,6 +42,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mist
     queries, keys, values = q.double(), k.double()[:, kv_head], v.double()[:, kv_head]
     scale = layer.scale if mistake.scale is None else mistake.scale
     scores = torch.einsum("nhd,lhd->hnl", queries, keys) * scale
+    if layer.soft_cap is not None and not mistake.ignores_soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     scores = scores.masked_fill(~_seen(num_new, num_all, layer.sliding_window, mistake, q.device), float("-inf"))
     if layer.sinks is not None and not mistake.ignores_sinks:
         sinks = layer.sinks.double().to(q.device)[:, None, None].expand(-1, num_new, 1)
@@ -73,6 +76,8 @@ def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
         yield Mistake("its sliding window is one token too narrow", window_shift=-1)
     if layer.sinks is not None:
         yield Mistake("it ignores the sinks", ignores_sinks=True)
+    if layer.soft_cap is not None:
+        yield Mistake("it ignores the soft cap of the scores", ignores_soft_cap=True)
     if abs(layer.scale - usual) > 1e-9:
         yield Mistake("it multiplies scores by 1/sqrt(head_dim), not by layer.scale", scale=usual)
     yield Mistake("it does not multiply scores by layer.scale", scale=1.0)

@@ -41,6 +41,7 @@ class Case:
     window: int | None = None
     sinks: bool = False
     scale: float | None = None
+    soft_cap: float | None = None
     dtype: torch.dtype = torch.float32
     is_shuffled: bool = True
     layer: int = 1
@@ -59,6 +60,7 @@ class Case:
         """Say what is special about the batch."""
         parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
         parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
+        parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
         parts += [f"common tokens {list(self.common)} {'with' if self.hint else 'without'} hint"] if self.common else []
         return f"{', '.join(parts)}, (cached, new) = {list(self.lengths)}"
@@ -80,6 +82,7 @@ class Case:
             scale=self.head_dim**-0.5 if self.scale is None else self.scale,
             sliding_window=self.window,
             sinks=self.sinks,
+            soft_cap=self.soft_cap,
         )
 
     def config(self) -> ModelConfig:
@@ -195,6 +198,7 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
         scale=case.head_dim**-0.5 if case.scale is None else case.scale,
         sliding_window=case.window,
         sinks=torch.randn(case.num_qo_heads, generator=torch_rng).to(device) if case.sinks else None,
+        soft_cap=case.soft_cap,
     )
     new_k, new_v = (
         torch.cat([p[i][c:] for p, (c, _) in zip(parts, case.lengths, strict=True)]).contiguous() for i in (1, 2)

@@ -39,7 +39,11 @@ class ReferenceAttention(AttentionBackend):
     """Attention in float64, one request at a time: slow, and right by definition."""
 
     caps = AttentionCaps(
-        devices=frozenset({"cpu"}), dtypes=frozenset({"float32", "bfloat16"}), sliding_window=True, sinks=True
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float32", "bfloat16"}),
+        sliding_window=True,
+        sinks=True,
+        soft_cap=True,
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:

@@ -26,6 +26,7 @@ class TritonBackend(AttentionBackend):
         graph="mixed",
         sliding_window=True,
         sinks=True,
+        soft_cap=True,
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
-from dovetail_backends.triton.tiles import load_pages, load_tile, merged, rotated
+from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged, rotated
 
 LOG2E = 1.4426950408889634
 
@@ -41,7 +41,7 @@ def _decode_kernel(
     HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, PREFIX_N: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr, PDL: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -92,6 +92,8 @@ def _decode_kernel(
                 tl.store(target[None, :], key, mask=(d < D)[None, :])
                 tl.store(target + stride_half, value, mask=d < D)
             best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+            if CAP > 0:
+                best = capped(best, CAP)
             total = tl.full([BLOCK_G], 1.0, tl.float32)
             acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value.to(tl.float32)[None, :]
     else:
@@ -106,6 +108,8 @@ def _decode_kernel(
         places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (places < end) & (places >= first)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        if CAP > 0:
+            scores = capped(scores, CAP)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(best, tl.max(scores, 1))
         shares = tl.exp2(scores - new[:, None])
@@ -283,6 +287,6 @@ def _launch(
         batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,
         NUM_SPLITS=shape.splits, CHUNK=max(1, min(8, 8192 // (block_g * block_d))), WINDOW=layer.sliding_window or 0,
-        SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, num_warps=shape.warps,
-        **cut, **launch_options(q),
+        SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
+        num_warps=shape.warps, **cut, **launch_options(q),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
+from dovetail_backends.triton.tiles import capped
 
 LOG2E = 1.4426950408889634
 
@@ -31,7 +32,7 @@ def _attend_tile(
     queries, kv, table, at, head, length, place, best, total, acc, scale,
     stride_page, stride_half, stride_token, stride_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
     d, places = tl.arange(0, BLOCK_D), at + tl.arange(0, BLOCK_N)
@@ -50,6 +51,9 @@ def _attend_tile(
     else:
         keys = tl.load(base)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if CAP > 0:
+        scores = capped(scores * scale, CAP)
+        scale = 1.0
     if MASKED:
         seen = inside[None, :] & (places[None, :] <= place[:, None])
         if WINDOW > 0:
@@ -77,7 +81,7 @@ def _extend_kernel(
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, PDL: tl.constexpr,
+    SINKS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -117,12 +121,12 @@ def _extend_kernel(
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
             queries, kv, table, at, head, length, place, best, total, acc, scale,
-            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, False,
+            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, False, CAP,
         )  # fmt: skip
     for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
             queries, kv, table, at, head, length, place, best, total, acc, scale,
-            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, True,
+            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, True, CAP,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -196,5 +200,6 @@ def extend(
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_R=_block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
+        CAP=(layer.soft_cap or 0.0) * LOG2E,
         num_warps=warps, **launch_options(q),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
-from dovetail_backends.triton.tiles import rotated
+from dovetail_backends.triton.tiles import capped, rotated
 
 LOG2E = 1.4426950408889634
 MAX_ROWS = 16
@@ -82,7 +82,7 @@ def _prefix_kernel(
     scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
     GROUP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    FUSED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    FUSED: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (group, KV head, split): tiles `split, split + NUM_SPLITS, …` of the shared tokens, for every row."""
     if PDL:
@@ -119,8 +119,13 @@ def _prefix_kernel(
                 keys = tl.load(base)
                 values = tl.load(base + stride_half)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            new = tl.maximum(best, tl.max(scores, 1) * scale)
-            shares = tl.exp2(scores * scale - new[:, None])
+            if CAP > 0:
+                scores = capped(scores * scale, CAP)
+                new = tl.maximum(best, tl.max(scores, 1))
+                shares = tl.exp2(scores - new[:, None])
+            else:
+                new = tl.maximum(best, tl.max(scores, 1) * scale)
+                shares = tl.exp2(scores * scale - new[:, None])
             shrink = tl.exp2(best - new)
             acc = tl.dot(shares.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             total = total * shrink + tl.sum(shares, 1)
@@ -246,7 +251,7 @@ def attend_prefix(
         q.stride(0), q.stride(1), batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)),
         P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=parts.splits, STAGES=stages, FUSED=is_fused, NORM=norm is not None,
-        num_warps=warps, **launch_options(q),
+        CAP=(layer.soft_cap or 0.0) * LOG2E, num_warps=warps, **launch_options(q),
     )  # fmt: skip
     return parts
 

@@ -87,3 +87,10 @@ def merged(
         parts = tl.load(part + where, mask=wide, other=0.0, cache_modifier=".cg")
         out += tl.sum(parts * shares[:, :, None], 1)
     return out, best, total
+
+
+@triton.jit
+def capped(scores, CAP: tl.constexpr):
+    """`CAP * tanh(scores / CAP)`; both in units of log2."""
+    shrunk = tl.exp(-2.0 / CAP * tl.abs(scores))  # of what cannot overflow
+    return tl.where(scores < 0, -CAP, CAP) * (1.0 - shrunk) / (1.0 + shrunk)
