@@ -174,7 +174,7 @@ class Experts(Protocol):
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream) -> Stream: ...
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
-        """Compute `Σ weights[k] * expert[ids[k]](x)`.
+        """Add up what each token's experts make of it, times their weights.
 
         Args:
             x: `[T, H]`, the same on all ranks.
