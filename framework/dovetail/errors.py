@@ -40,7 +40,7 @@ class RequestError(DovetailError):
         message: What was given, what is possible, what to do.
         param: Name of the field at fault, as the client wrote it.
         code: Stable machine-readable code (`context_length_exceeded`, `model_not_found`, …).
-        status: HTTP status, 4xx.
+        status: HTTP status: 4xx, or 500 for a request that ends the engine and would again.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from dovetail.engine.messages import OUT_OF_MEMORY
+from dovetail.engine.messages import OUT_OF_MEMORY, POISON
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
@@ -89,6 +89,8 @@ def aborted(message: str | None, code: str | None = None, param: str | None = No
     if code in LATER or code == OUT_OF_MEMORY:
         status = 429 if code == OWNER_FULL else 503
         return ServiceError(message or "the server is busy", code=code, status=status, retry_after_s=2)
+    if code == POISON:
+        return RequestError(message or "the engine died of the request", code=code, status=500)
     if code is not None:
         return RequestError(message or "the request cannot be served", param=param, code=code)
     if message in (None, "aborted"):
@@ -144,7 +146,7 @@ def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = 
 def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
     """Return status, body and headers for an error; what is not ours is logged and becomes a 500 with an id."""
     if isinstance(error, RequestError):
-        kind = TYPES.get(error.status, "invalid_request_error")
+        kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
         return error.status, ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code), {}
     if isinstance(error, ServiceError):
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}

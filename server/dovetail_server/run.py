@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.engine.client import EngineClient
 from dovetail.engine.messages import EngineInfo
+from dovetail.engine.streams import CLOSED
+from dovetail.errors import EngineError
 from dovetail.settings import EngineSettings
 from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail_server.hooks import ApiHooks
@@ -47,9 +49,14 @@ def engine_settings(settings: ServeSettings) -> EngineSettings:
 
 def make_engine(settings: ServeSettings, plan: PluginPlan) -> EngineClient:
     """Make the client of an engine in its own process."""
-    from dovetail.engine.process import ProcessClient
+    from dovetail.engine.process import ProcessClient, Restarts
 
-    return ProcessClient(engine_settings(settings), plan)
+    restarts = Restarts(
+        max_restarts=settings.max_engine_restarts,
+        window_s=settings.engine_restart_window,
+        hang_s=settings.engine_hang_timeout,
+    )
+    return ProcessClient(engine_settings(settings), plan, restarts=restarts)
 
 
 async def run(
@@ -67,7 +74,7 @@ async def run(
 
     Raises:
         ConfigError: The engine or the tokenizer found something the user can fix.
-        EngineError: The engine could not start.
+        EngineError: The engine could not start, or is gone for good.
     """
     hooks = ApiHooks()
     engine: EngineClient | None = None
@@ -88,13 +95,15 @@ async def run(
             if ready.done():
                 ready.result()
                 announce(settings, listener, phases)
-                keep_running(server.state)
+                keep_running(server)
             await http
         finally:
             server.should_exit = True
             if not ready.done():
                 await tasks.stop([ready, engine_start])
             await asyncio.gather(http, return_exceptions=True)
+        if engine.dead not in (None, CLOSED):
+            raise EngineError(f"the engine is gone: {engine.dead}")
     finally:
         tasks.exit_after(LAST_RESORT_S)
         await tasks.close()
@@ -112,9 +121,10 @@ def forget_secrets() -> None:
             os.environ.pop(f"{ENV_PREFIX}{name.upper()}", None)
 
 
-def keep_running(state: ServerState) -> None:
+def keep_running(server: HttpServer) -> None:
     """Start what goes on beside the requests, until the server ends."""
-    state.tasks.keep("engine watcher", lambda: watch_engine(state.engine))
+    state = server.state
+    state.tasks.keep("engine watcher", lambda: watch_engine(server))
     state.tasks.keep("storage opener", state.storage.resume)
     state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
@@ -127,11 +137,13 @@ async def start_engine(engine: EngineClient, phases: Phases) -> EngineInfo:
     return info
 
 
-async def watch_engine(engine: EngineClient) -> None:
-    """Log the death of the engine, once; replies refer to the log."""
+async def watch_engine(server: HttpServer) -> None:
+    """End the server when the engine is gone for good: whoever started it can start it again, and knows why."""
+    engine = server.state.engine
     while engine.dead is None:
         await asyncio.sleep(WATCH_S)
-    logger.error("The engine is gone: %s. Requests get 503 until the server is restarted.", engine.dead)
+    if engine.dead != CLOSED:
+        server.should_exit = True
 
 
 def build_http(

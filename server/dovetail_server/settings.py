@@ -405,6 +405,32 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Seconds that running requests get to finish after SIGTERM.",
         json_schema_extra=flag("shutdown-timeout", common=True),
     )
+    max_engine_restarts: int = Field(
+        16,
+        ge=0,
+        le=10000,
+        description="Times that an engine which died or hung is started again within --engine-restart-window; beyond "
+        "that the server ends, with an exit code that is not 0. 0: the first death ends it. Deaths of which one "
+        "request is found guilty do not count.",
+        json_schema_extra=flag(common=True),
+    )
+    engine_restart_window: float = Field(
+        600.0,
+        gt=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds in which restarts of the engine are counted.",
+        json_schema_extra=flag(),
+    )
+    engine_hang_timeout: float = Field(
+        30.0,
+        ge=0.5,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds without a step after which a busy engine counts as hanging, and is ended and started "
+        "again; ten times as long as a recent step where that is more.",
+        json_schema_extra=flag(),
+    )
     file_storage_path: Path | None = Field(
         None,
         description="Folder of uploaded files and batches, created when first used; dovetail in the user's data "

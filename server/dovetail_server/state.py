@@ -16,7 +16,6 @@ from dovetail.errors import EngineDeadError, RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
-from dovetail_server.heartbeat import Heartbeat, has_no_work
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.openai.models import DEFAULT_MODEL
@@ -71,7 +70,9 @@ class ServerState:
         self.hooks = hooks or ApiHooks()
         self.tasks = tasks or Supervisor()
         """All background work of this process."""
-        self.metrics = Metrics(settings.metrics_style, self.served_names[0], self.tasks.deaths)
+        self.metrics = Metrics(
+            settings.metrics_style, self.served_names[0], self.tasks.deaths, lambda: self.engine.num_restarts
+        )
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
         self.registry: Registry | None = None
@@ -91,7 +92,6 @@ class ServerState:
         self.storage = LazyStorage(self)
         """Files and batches, opened when first needed."""
         self._text: TextTools | None = None
-        self._heartbeat = Heartbeat()
 
     def ready_with(self, text: TextTools) -> None:
         """Take requests from now on; the engine has started."""
@@ -152,7 +152,7 @@ class ServerState:
 
         Raises:
             ServiceError: Starting or draining.
-            EngineDeadError: The engine is gone.
+            EngineDeadError: The engine is gone for good. While it is started again, requests wait.
         """
         if not self.has_started:
             raise errors.starting()
@@ -189,8 +189,6 @@ class ServerState:
         if taken is not None:
             text = f"rid {taken!r} belongs to a running request of yours; choose another or leave it out"
             raise RequestError(text, param="rid", code="duplicate_rid", status=409)
-        if self.num_live == 0:
-            self._heartbeat.restart()
         self.num_live += len(rids)
         self.num_live_tokens += num_tokens
         admitted = [Live(owner, rid, 0) for rid in rids]
@@ -208,8 +206,6 @@ class ServerState:
 
     async def health(self) -> str | None:
         """Say why the server should get no traffic, or None."""
-        if self._heartbeat.late_s(self.engine.step, is_busy=self.num_live > 0) and await has_no_work(self.engine):
-            self._heartbeat.restart()
         self.storage.retry()
         return self.why_not_ready()
 
@@ -221,9 +217,8 @@ class ServerState:
             return "draining"
         if self.engine.dead is not None:
             return f"engine dead: {self.engine.dead}"
-        late_s = self._heartbeat.late_s(self.engine.step, is_busy=self.num_live > 0)
-        if late_s is not None:
-            return f"engine stuck: no step for {late_s:.0f} s"
+        if self.engine.restarting is not None:
+            return f"engine restarting: {self.engine.restarting}"
         if self.storage.problem is not None:
             return f"files and batches: {self.storage.problem}"
         if self.tasks.problem is not None:

@@ -29,7 +29,7 @@ def per_item(run: Callable[[], None], items: int, rounds: int = 7) -> float:
 
 def main() -> None:
     for style in ("dovetail", "vllm", "sglang"):
-        metrics, observers = Metrics(style, "m"), Observers()
+        metrics, observers = Metrics(style, "m", {}), Observers()
         observers.add_observers("bench", metrics.tally)
 
         def tokens(observers: Observers = observers) -> None:

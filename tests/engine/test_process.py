@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dovetail.engine.life import LOT_BYTES, EngineLife, Link
 from dovetail.engine.messages import SamplingParams, Submit, Tick, TokenDelta
-from dovetail.engine.process import LOT_BYTES, ProcessClient, _Link
+from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.wire import FrameReader, frame
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.plugins import Registry, make_plan
@@ -23,11 +24,11 @@ from dovetail.settings import EngineSettings
 from dovetail.testing.engine import collect, tokens
 
 
-def process_client(folder: Path, **changes: object) -> ProcessClient:
+def process_client(folder: Path, restarts: Restarts | None = None, **changes: object) -> ProcessClient:
     """A client of an engine process for a tiny Qwen3."""
     settings = EngineSettings.model_validate({"model_path": str(folder), "max_total_tokens": 4096, **changes})
     plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")
-    return ProcessClient(settings, plan, log_level="warning")
+    return ProcessClient(settings, plan, log_level="warning", restarts=restarts)
 
 
 def long_request(rid: str = "a") -> Submit:
@@ -69,17 +70,17 @@ def test_requests_run_in_the_engine_process_and_close_ends_it(qwen3: Path) -> No
     assert gone(asyncio.run(main()))
 
 
-def test_a_killed_engine_ends_every_stream_with_an_error(qwen3: Path) -> None:
+def test_without_restarts_a_killed_engine_ends_every_stream_with_an_error(qwen3: Path) -> None:
     """After `kill -9` of the engine, open streams and later calls raise, none hangs."""
 
     async def main() -> None:
-        client = process_client(qwen3)
+        client = process_client(qwen3, restarts=Restarts(max_restarts=0))
         await client.start()
         stream = client.submit(long_request())
         await anext(stream)
         assert client.pid is not None
         os.kill(client.pid, signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="exit code -9"):
+        with pytest.raises(EngineDeadError, match=r"killed by SIGKILL.*restarts are off"):
             async for _ in stream:
                 pass
         assert client.dead is not None
@@ -161,7 +162,9 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
 
     async def main() -> None:
         client, wire = process_client(qwen3), Wire()
-        link = _Link(client)
+        client._life = life = EngineLife((), client._start_message, client._take)
+        life.is_ready = True
+        link = Link(life)
         link.connection_made(wire)
         stream = client.submit(long_request())
         reader = asyncio.create_task(anext(stream))

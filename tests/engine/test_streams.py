@@ -29,8 +29,8 @@ from dovetail.errors import EngineDeadError
 class Loopback(StreamClient):
     """A client whose engine is the test."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
         self.sent: list[ToEngine] = []
 
     def _send(self, message: ToEngine) -> None:
@@ -165,3 +165,25 @@ def test_what_waits_comes_before_the_news_of_death() -> None:
             await anext(stream)
 
     asyncio.run(main())
+
+
+def test_a_client_sets_seeds_and_keeps_them() -> None:
+    """A request without a seed gets one of the client's, which it has in the next engine, too; handles are all new."""
+
+    async def main() -> list[Submit]:
+        client = Loopback(seed=11)
+        streams_ = [client.submit(submit()) for _ in range(3)]
+        for each in list(client._entries.values()):
+            client._renumber(each)
+            client._dispatch(each)
+        assert len(streams_) == 3
+        return [message for message in client.sent if isinstance(message, Submit)]
+
+    sent = asyncio.run(main())
+    assert [each.handle for each in sent] == [1, 2, 3, 4, 5, 6]
+    seeds = [each.params.seed for each in sent]
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+    assert seeds[:3] == seeds[3:]
+    assert [each.again for each in sent] == [False] * 3 + [True] * 3
+    assert [each.params.seed for each in asyncio.run(main())] == seeds[:3] * 2

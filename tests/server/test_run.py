@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -60,8 +59,7 @@ def test_a_server_comes_up_serves_and_goes_down(
                     continue
             found.append(http.get(f"{url}/v1/models", timeout=60).status_code)
             found.append(len(http.get(f"{url}/v1/plugins", timeout=60).json()["data"]))
-            engine.dead = "killed by the test"
-            time.sleep(2 * run.WATCH_S)
+            engine.restarting = "killed by the test"
             found.append(http.get(f"{url}/health", timeout=60).status_code)
         os.kill(os.getpid(), number)
 
@@ -79,7 +77,6 @@ def test_a_server_comes_up_serves_and_goes_down(
     assert found[0] == 200
     assert found[1] > 3
     assert found[2] == 503
-    assert output.count("The engine is gone: killed by the test.") == 1
     assert engine.is_closed
     assert "The server is fired up and ready to roll!" in output
     assert '"GET /v1/models HTTP/1.1" 200 OK' in output
@@ -87,6 +84,34 @@ def test_a_server_comes_up_serves_and_goes_down(
     lines = output.splitlines()
     ready = next(i for i, line in enumerate(lines) if "ready to roll" in line)
     assert len([line for line in lines[: ready + 1] if line.strip() and "HTTP/1.1" not in line]) <= 12
+
+
+def test_an_engine_that_is_gone_for_good_ends_the_server(
+    model: Path, engine: FakeEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 and one line that says why; whoever started the server can start it again."""
+    port = free_port()
+
+    def use() -> None:
+        while True:
+            try:
+                if requests.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200:
+                    break
+            except requests.ConnectionError:
+                continue
+        engine.dead = "killed by the test"
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        code = serve.main([str(model), "--port", str(port)])
+    finally:
+        thread.join(60)
+        signal.signal(signal.SIGTERM, before)
+        logging.getLogger("dovetail").propagate = True
+    assert code == 1
+    assert capfd.readouterr().err.count("dovetail serve: the engine is gone: killed by the test") == 1
 
 
 def test_a_signal_while_starting_ends_the_server(

@@ -23,7 +23,7 @@ class TokenStream(Protocol):
         """Wait for the next delta.
 
         Raises:
-            EngineDeadError: The engine died.
+            EngineDeadError: The engine is gone for good.
         """
         ...
 
@@ -51,7 +51,17 @@ class EngineClient(Protocol):
 
     @property
     def dead(self) -> str | None:
-        """Why the engine is gone, or None while it lives."""
+        """Why the engine is gone for good, or None."""
+        ...
+
+    @property
+    def restarting(self) -> str | None:
+        """Why the engine is being started again, or None. What is submitted meanwhile waits for it."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine was started again."""
         ...
 
     async def start(self) -> EngineInfo:
@@ -76,7 +86,7 @@ class EngineClient(Protocol):
         ...
 
     async def control(self, op: str) -> dict[str, Any]:
-        """Run `flush_cache` or `stats` and return its result."""
+        """Run `flush_cache` or `stats` and return its result; where the engine is being started again, after that."""
         ...
 
     async def close(self, *, wait: bool = True) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
 from dovetail.engine.messages import (
     Abort,
+    Admitted,
     Control,
     ControlReply,
     EngineInfo,
     Finish,
+    FromEngine,
     Stats,
     Submit,
     Tick,
@@ -68,6 +71,8 @@ class EngineCore:
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
         self.step_count = 0
+        self.tell: Callable[[FromEngine], None] = lambda message: None
+        """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
         self._arrivals = 0
         self._ended: list[TokenDelta] = []
         on_cpu = self.runner.device.type == "cpu"
@@ -152,6 +157,7 @@ class EngineCore:
 
     def _launch(self, plan: StepPlan) -> Launched | Failure:
         """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not."""
+        self._announce([chunk.request for chunk in plan.chunks if not chunk.request.is_announced])
         self.report.planned(plan, self.scheduler, self.pages)
         self.scheduler.launching(plan)
         try:
@@ -160,6 +166,13 @@ class EngineCore:
             return failure_of(error, self.runner.device)
         self.scheduler.launched(plan)
         return launched
+
+    def _announce(self, requests: list[Request]) -> None:
+        """Tell the client which requests take part from now on: should the engine die, one of those may be why."""
+        if requests:
+            for request in requests:
+                request.is_announced = True
+            self.tell(Admitted([request.handle for request in requests]))
 
     def _recover(self, plan: StepPlan, failure: Failure) -> list[TokenDelta]:
         """Undo a step that has failed; end its request if there is no other way to go on."""
@@ -251,6 +264,8 @@ class EngineCore:
         self.scheduler.add(request)
         if self.grammars is not None:
             self.grammars.take(request, message)
+            if request.undecided:
+                self._announce([request])  # its grammar is being compiled
         elif message.grammar or message.thinking is not None:
             why = "this engine has no grammar backend"
             self._abort(message.handle, Finish("abort", None, why, "unsupported_parameter"))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from dovetail.engine.messages import Submit, TokenDelta
+import msgspec
+
+from dovetail.engine.messages import Finish, Submit, TokenDelta
 from dovetail.errors import EngineDeadError
 
 MAX_WAITING = 1 << 17
@@ -35,22 +37,33 @@ class Entry:
         number: In order of submission.
         submit: As it was last sent, or is to be sent; its handle is the address of what comes.
         output: All ids that came.
-        is_sent: An engine has it.
+        is_sent: The engine has it.
+        is_admitted: The engine said that it takes part in steps.
+        is_aborted: Somebody asked for its end.
         has_ended: Its last delta came.
+        place: How many ids had come when the engine last died while it took part; -1 if none did.
+        num_deaths: Deaths in a row that found it at this place.
+        num_trials: How many of these came while it was tried alone.
     """
 
     __slots__ = (
         "_error",
         "_every",
+        "_facts",
         "_has_begun",
         "_is_due",
         "_reader",
         "_waiting",
         "_weight",
         "has_ended",
+        "is_aborted",
+        "is_admitted",
         "is_sent",
+        "num_deaths",
+        "num_trials",
         "number",
         "output",
+        "place",
         "submit",
     )
 
@@ -59,8 +72,9 @@ class Entry:
         self.number = submit.handle
         self.submit = submit
         self.output: list[int] = []
-        self.is_sent = False
-        self.has_ended = False
+        self.is_sent = self.is_admitted = self.is_aborted = self.has_ended = False
+        self.place, self.num_deaths, self.num_trials = -1, 0, 0
+        self._facts: TokenDelta | None = None
         self._every = every
         self._has_begun = False
         self._is_due = False
@@ -73,6 +87,7 @@ class Entry:
         """Add a delta, and wake the reader if enough waits for it. False: too much waits."""
         waiting = self._waiting
         self.output += delta.ids
+        self._facts = delta
         if waiting is None:
             self._waiting = waiting = delta
         else:
@@ -85,6 +100,30 @@ class Entry:
             self._has_begun = True
             self._wake()
         return self._weight <= MAX_WAITING
+
+    def resumed(self, handle: int) -> Submit:
+        """Return the request that goes on behind what has come, in an engine that knows nothing of it."""
+        facts = self._facts
+        if facts is None:
+            return msgspec.structs.replace(self.submit, handle=handle, again=True)
+        return msgspec.structs.replace(
+            self.submit,
+            handle=handle,
+            again=True,
+            output_ids=self.output[:],
+            cached_tokens=facts.cached_tokens,
+            num_retractions=facts.num_retractions,
+            grammar_step=facts.grammar_step,
+        )
+
+    def end(self, finish: Finish) -> None:
+        """End it without an engine; what waits for the reader comes first."""
+        facts = self._facts
+        last = TokenDelta(handle=self.submit.handle, ids=[], prompt_tokens=len(self.submit.prompt_ids), finish=finish)
+        if facts is not None:
+            last.cached_tokens, last.num_retractions = facts.cached_tokens, facts.num_retractions
+            last.grammar_step = facts.grammar_step
+        self.put(last)
 
     def drop(self, last: TokenDelta) -> None:
         """Put the last delta in the place of what waits."""

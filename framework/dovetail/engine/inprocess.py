@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 
@@ -10,7 +11,7 @@ import msgspec
 
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.messages import Control, EngineInfo, Failed, FromEngine, Ready, ToEngine
-from dovetail.engine.streams import StreamClient
+from dovetail.engine.streams import CLOSED, StreamClient
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.loader import naming_plugin
@@ -42,7 +43,7 @@ class InProcessClient(StreamClient):
             self._send(Control(id=0, op="shutdown"))
             if wait:
                 await asyncio.to_thread(self._thread.join)
-        self._lost("the engine was closed")
+        self._lost(CLOSED)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
         """See `Transport.poll`; called by the engine's thread."""
@@ -68,6 +69,7 @@ class InProcessClient(StreamClient):
         self._inbox.put(message)
 
     def _run(self) -> None:
+        why = "the engine's thread ended"
         try:
             plugins = load(self._plan, "engine")
             with running_hooks(plugins):
@@ -78,7 +80,15 @@ class InProcessClient(StreamClient):
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:
-            self.send(Failed(str(error), user_error=True))
-        except Exception as error:
-            # The last resort of the thread: whoever waits for the engine must hear of it.
-            self.send(Failed(f"{type(error).__name__}: {error}", user_error=False))
+            self._tell(Failed(str(error), user_error=True))
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+            if not isinstance(error, Exception | SystemExit):
+                raise
+        finally:
+            # The last resort of the thread, whatever ended it: whoever waits for the engine must hear of it.
+            self._tell(Failed(why, user_error=False))
+
+    def _tell(self, message: Failed) -> None:
+        with contextlib.suppress(ClosedError):
+            self.send(message)

@@ -43,6 +43,7 @@ class Transport(Protocol):
 
 def run_loop(core: EngineCore, transport: Transport) -> None:
     """Serve until a `shutdown` message or until the client is gone."""
+    core.tell = transport.send
     try:
         while True:
             wait_s = core.rest_s if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S

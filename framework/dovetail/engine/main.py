@@ -13,7 +13,7 @@ import msgspec
 from dovetail import log
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.messages import Failed, Ready
-from dovetail.engine.wire import SocketTransport, Start
+from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.errors import ConfigError
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
@@ -57,7 +57,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
     with running_hooks(plugins):
         from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
 
-        with naming_plugin(plugins):
+        with StartSigns(transport), naming_plugin(plugins):
             core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         if core.grammars is not None:

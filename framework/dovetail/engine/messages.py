@@ -1,7 +1,7 @@
 """What travels between an engine and its client: msgpack structs, never pickle.
 
-Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Ready` or `Failed` once, then `Tick`s and
-`ControlReply`s. Lengths are in tokens, times in seconds.
+Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Starting` now and then, `Ready` or `Failed` once,
+then `Admitted`, `Tick`s and `ControlReply`s. Lengths are in tokens, times in seconds.
 """
 
 from __future__ import annotations
@@ -127,6 +127,16 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """What the text must match: the first step that compiles is enforced. Empty: anything."""
     thinking: Thinking | None = None
     """Given where a grammar or a budget depends on it."""
+    output_ids: list[int] = []
+    """What an engine that is gone generated for it. It goes on behind that, as it would have there: draws are keyed by
+    seed and position, counts and the states of grammar and thinking are made again from these ids."""
+    cached_tokens: int | None = None
+    """That engine's word on how much of the prompt it found cached; None where it had not come to that."""
+    num_retractions: int = 0
+    grammar_step: int | None = None
+    """Which step that engine enforced."""
+    again: bool = False
+    """An engine that is gone had it, and came to these or to nothing yet."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -160,6 +170,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 OUT_OF_MEMORY = "out_of_memory"
 """Code of a request for which memory ran out: the engine's fault, and worth another try."""
+POISON = "engine_crashed"
+"""The code with which a request ends that killed the engine, again and again, at last alone."""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -219,6 +231,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
 
 
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """The engine has got on with its start since it last said so."""
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True):
+    """From now on these requests take part in what the engine does; sent before the step that they begin with."""
+
+    handles: list[int]
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has started."""
 
@@ -254,4 +276,4 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToEngine = Submit | Abort | Control
-FromEngine = Ready | Failed | Tick | ControlReply
+FromEngine = Starting | Ready | Failed | Admitted | Tick | ControlReply

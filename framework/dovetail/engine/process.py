@@ -1,169 +1,269 @@
-"""The client of an engine in a process of its own."""
+"""The client of an engine in a process of its own, which it starts again when it dies or hangs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
-import sys
-import tempfile
-from pathlib import Path
-from typing import cast
+import logging
+import time
+from dataclasses import dataclass
 
-import msgspec
-
-from dovetail.engine.messages import Control, EngineInfo, FromEngine, ToEngine
-from dovetail.engine.streams import StreamClient
-from dovetail.engine.wire import FrameReader, Start, frame
+from dovetail.engine.entry import Entry
+from dovetail.engine.heartbeat import Heartbeat
+from dovetail.engine.life import EngineLife
+from dovetail.engine.messages import (
+    POISON,
+    Abort,
+    Control,
+    EngineInfo,
+    Failed,
+    Finish,
+    FromEngine,
+    Ready,
+    Submit,
+    Tick,
+    ToEngine,
+)
+from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
+from dovetail.engine.suspects import RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.wire import Start
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings
+from dovetail.supervisor import Supervisor
 
-CONNECT_TIMEOUT_S = 60.0
+logger = logging.getLogger("dovetail.engine")
+
+CONNECT_S = 60.0
+"""For the new process to connect, which it does before it imports anything large."""
+START_SILENCE_S = 120.0
+"""Starting may take as long as it does, but for so long nothing must be heard of it."""
 STOP_TIMEOUT_S = 5.0
-LOT_BYTES = 1 << 16
-"""So much at once from the engine means that this process is behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """When an engine counts as hanging, and how often it is started again.
+
+    `max_restarts` within `window_s` seconds, 0 for never; `hang_s` is how long a busy engine may stand still, or ten
+    times as long as a recent step took.
+    """
+
+    max_restarts: int = 16
+    window_s: float = 600.0
+    hang_s: float = 30.0
 
 
 class ProcessClient(StreamClient):
-    """Starts the engine process and speaks to it over a Unix socket in a directory that only this user can enter.
+    """Keeps an engine process running. What was submitted goes on in the next one, behind what has come of it."""
 
-    The socket is the death pipe in both directions: when either process dies, by whatever signal, the kernel closes
-    it and the other one notices.
-    """
-
-    def __init__(self, settings: EngineSettings, plan: PluginPlan, *, log_level: str = "info") -> None:
+    def __init__(
+        self, settings: EngineSettings, plan: PluginPlan, *, log_level: str = "info", restarts: Restarts | None = None
+    ) -> None:
+        """Prepare; `start` starts the first engine."""
         super().__init__(seed=settings.random_seed)
         self.command: tuple[str, ...] = ("-m", "dovetail.engine.main")
         """Arguments of the interpreter, before the path of the socket."""
-        self._start_message = Start(
-            settings=EngineSettings.model_validate(
-                {name: getattr(settings, name) for name in EngineSettings.model_fields}
-            ).model_dump(mode="json"),
-            plan=plan,
-            log_level=log_level,
-        )
-        self._encoder = msgspec.msgpack.Encoder()
-        self._link: _Link | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        names = EngineSettings.model_fields
+        plain = EngineSettings.model_validate({name: getattr(settings, name) for name in names})
+        self._start_message = Start(settings=plain.model_dump(mode="json"), plan=plan, log_level=log_level)
+        self._restarts = restarts or Restarts()
+        self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
+        self._tasks = Supervisor()
+        self._life: EngineLife | None = None
+        self._heart = Heartbeat(CONNECT_S)
+        self._num_heard = 0
+        self._num_restarts = 0
+        self._restarting: str | None = None
+        self._died_at = 0.0
+        self._tried: Entry | None = None
         self._closing = False
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine."""
-        return self._process.pid if self._process is not None else None
+        return None if self._life is None else self._life.pid
+
+    @property
+    def restarting(self) -> str | None:
+        """See `EngineClient.restarting`."""
+        return self._restarting
+
+    @property
+    def num_restarts(self) -> int:
+        """See `EngineClient.num_restarts`."""
+        return self._num_restarts
 
     async def start(self) -> EngineInfo:
         """See `EngineClient.start`."""
-        loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
-        directory = tempfile.mkdtemp(prefix="dovetail-")  # mode 0700
-        path = Path(directory) / "engine.sock"
-        server = await loop.create_unix_server(lambda: _Link(self), str(path))
+        self._started = asyncio.get_running_loop().create_future()
+        self._tasks.start("engine", self._keep_alive())
+        self._tasks.keep("engine heartbeat", self._watch)
         try:
-            # Threads that spin at a barrier starve each other as soon as the machine has anything else to do: on two
-            # busy cores a decode step took 300 ms instead of 5. Waiting passively costs microseconds.
-            environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *self.command,
-                str(path),
-                stdin=asyncio.subprocess.DEVNULL,
-                env=environment,
-            )
-            self._watcher = loop.create_task(self._watch(self._process))
             return await asyncio.shield(self._started)
         except BaseException:
             await self.close()
             raise
-        finally:
-            server.close()
-            shutil.rmtree(directory, ignore_errors=True)
 
     async def close(self, *, wait: bool = True) -> None:
         """See `EngineClient.close`."""
         self._closing = True
-        if self._link is not None and self._dead is None:
-            self._send(Control(id=0, op="shutdown"))
-        if self._process is not None and self._process.returncode is None:
-            try:
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S if wait else 0)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
-        if self._link is not None:
-            self._link.close()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-            self._watcher = None
-        self._lost("the engine was closed")
+        life = self._life
+        if life is not None:
+            if life.is_ready:
+                life.send(Control(id=0, op="shutdown"))
+            if not life.is_ready or not await life.wait(STOP_TIMEOUT_S if wait else 0):
+                life.kill(CLOSED)
+        await self._tasks.close()
+        self._lost(CLOSED)
 
-    def connected(self, link: _Link) -> bool:
-        """Take the connection of the engine, the first that comes."""
-        if self._link is not None:
-            return False
-        self._link = link
-        link.send(self._encoder.encode(self._start_message))
-        return True
+    def submit(self, request: Submit, *, every: int = 1) -> Stream:
+        """See `EngineClient.submit`."""
+        if self._closing:
+            self._lost(CLOSED)
+        return super().submit(request, every=every)
+
+    def leave(self, entry: Entry, *, finished: bool) -> None:
+        """See `StreamClient.leave`."""
+        super().leave(entry, finished=finished)
+        if entry is self._tried:
+            self._try_next()
+
+    # ---- one engine after another
+
+    async def _keep_alive(self) -> None:
+        """Start engines until there may be no further one; nobody waits for ever, whatever happens here."""
+        try:
+            while True:
+                self._life = life = EngineLife(self.command, self._start_message, self._take)
+                self._heart = Heartbeat(CONNECT_S)
+                why = await life.run()
+                if self._info is None or self._closing or (refusal := self._may_not_restart(life, why)):
+                    break
+                await asyncio.sleep(self._limit.delay_s)
+            if self._closing:
+                self._lost(CLOSED)
+            elif self._info is None:
+                self._lost(why, user_error=life.failure is not None and life.failure.user_error)
+            else:
+                self._lost(f"{why}; it is not started again, for {refusal}")
+        except Exception as error:
+            self._lost(f"the engine cannot be started: {type(error).__name__}: {error}")
+            raise
+
+    def _may_not_restart(self, life: EngineLife, why: str) -> str | None:
+        """Account for a death; returns why there is no further start, if there is none."""
+        self._note_death(life, why)
+        refusal = self._limit.died(was_ready=life.is_ready)
+        if refusal is not None:
+            return refusal
+        if self._restarting is None:
+            self._died_at = time.monotonic()
+        self._restarting = why
+        text = "The engine is gone: %s. It is started again (time %d of at most %d within %g s); %d requests wait."
+        limit = self._limit
+        logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
+        return None
+
+    def _note_death(self, life: EngineLife, why: str) -> None:
+        """Take all requests back, and end those that are over and the one that is to blame."""
+        open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
+        present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
+        culprit = note_death(present, self._tried, from_outside=life.ended_from_outside)
+        self._tried = None
+        for entry in open_entries:
+            if entry.is_sent:
+                self._renumber(entry)
+            if entry is culprit:
+                self._limit.explained(entry.num_deaths - 1)
+                text = "Request %s ended the engine %d times at its token %d, at last alone, and is refused: %s"
+                logger.error(text, entry.submit.rid, entry.num_deaths, len(entry.output), why)
+                message = f"the engine died {entry.num_deaths} times of this request, the last time of it alone"
+                entry.end(Finish("abort", None, message, POISON))
+            elif entry.is_aborted:
+                entry.end(ABORTED)
+
+    def _tell_of_return(self) -> None:
+        took_s = time.monotonic() - self._died_at
+        self._num_restarts += 1
+        why, self._restarting = self._restarting, None
+        num_begun = sum(bool(entry.output) for entry in self._entries.values() if not entry.has_ended)
+        text = "The engine is back after %.1f s (%s); %d requests go on, %d wait as before."
+        logger.warning(text, took_s, why, num_begun, len(self._entries) - num_begun)
+
+    # ---- trials
+
+    def _try_next(self) -> None:
+        """Try the next suspect alone; where there is none, send everything: first what had begun, in order."""
+        last, self._tried = self._tried, None
+        if last is not None and not last.has_ended and last.submit.handle in self._entries:
+            self._tried_well(last)
+        waiting = sorted(self._entries.values(), key=lambda entry: (not entry.output, entry.number))
+        waiting = [entry for entry in waiting if not entry.is_sent and not entry.has_ended]
+        self._tried = to_try(waiting)
+        for entry in waiting if self._tried is None else [self._tried]:
+            super()._dispatch(entry)
+
+    def _tried_well(self, entry: Entry) -> None:
+        """A suspect has got on alone: it waits until the others were tried, and is none any more."""
+        entry.num_deaths = entry.num_trials = 0
+        if not entry.is_aborted:  # else it is about to end
+            self._send(Abort(entry.submit.handle))
+            self._renumber(entry)
+
+    def _dispatch(self, entry: Entry) -> None:
+        is_up = self._life is not None and self._life.is_ready and self._restarting is None
+        if is_up and self._tried is None:
+            super()._dispatch(entry)
+
+    # ---- what the engine says, and its silence
 
     def _send(self, message: ToEngine) -> None:
-        if self._link is not None:
-            self._link.send(self._encoder.encode(message))
+        if self._life is not None:
+            self._life.send(message)
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self._link is not None:
-            await self._link.wait_closed(STOP_TIMEOUT_S)  # let what it said last arrive first
-        self._lost("the engine was closed" if self._closing else f"the engine process ended with exit code {code}")
+    def _take(self, message: FromEngine) -> None:
+        self._num_heard += 1
+        if isinstance(message, Tick):
+            self._receive(message)
+            if self._tried is not None and has_got_on(self._tried):
+                self._try_next()
+        elif isinstance(message, Ready):
+            self._receive(message)
+            self._is_ready()
+        elif not isinstance(message, Failed) or self._info is None:  # else its end is near, and accounts for it
+            self._receive(message)
 
+    def _is_ready(self) -> None:
+        if self._life is not None:
+            self._life.is_ready = True
+        self._heart = Heartbeat(self._restarts.hang_s)
+        if self._restarting is not None:
+            self._tell_of_return()
+        for command, _ in self._replies.values():
+            self._send(command)
+        self._try_next()
 
-class _Link(asyncio.Protocol):
-    """The client's end of the socket. All messages that have come are taken at once."""
+    async def _watch(self) -> None:
+        """End an engine that stands still; its death is accounted for as any other."""
+        while True:
+            await asyncio.sleep(self._heart.look_s)
+            life = self._life
+            if life is None:
+                continue
+            if life.is_connected and not life.is_ready and self._heart.limit_s == CONNECT_S:
+                self._heart = Heartbeat(START_SILENCE_S)
+            late_s = self._heart.look(self._num_heard, self._step, is_busy=not life.is_ready or self._is_busy)
+            if late_s is not None:
+                life.kill(self._late(life, late_s))
 
-    def __init__(self, client: ProcessClient) -> None:
-        self._client = client
-        self._receive = client._receive
-        self._frames = FrameReader()
-        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
-        self._transport: asyncio.Transport | None = None
-        self._closed = asyncio.Event()
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the engine has something to do or to answer."""
+        return bool(self._replies) or any(e.is_sent and not e.has_ended for e in self._entries.values())
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Offer itself to the client."""
-        self._transport = cast("asyncio.Transport", transport)
-        if not self._client.connected(self):
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what has arrived. After a lot of it the streams go first: more of theirs gathers in the socket."""
-        for payload in self._frames.feed(data):
-            self._receive(self._decode(payload))
-        if len(data) >= LOT_BYTES and self._transport is not None:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._resume)
-
-    def _resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note that nothing more will come."""
-        self._closed.set()
-
-    def send(self, payload: bytes) -> None:
-        """Send one message, unless the engine is gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(payload))
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._transport is not None:
-            self._transport.close()
-
-    async def wait_closed(self, timeout_s: float) -> None:
-        """Wait until the engine has closed its end and everything from it has been taken."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), timeout_s)
+    @staticmethod
+    def _late(life: EngineLife, late_s: float) -> str:
+        if not life.is_connected:
+            return f"the engine process did not connect within {late_s:.0f} s"
+        if not life.is_ready:
+            return f"the engine process did not get on with its start for {late_s:.0f} s"
+        return f"the engine hung: no step for {late_s:.0f} s"

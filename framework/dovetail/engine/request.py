@@ -31,8 +31,9 @@ class Request:
         matched_pages: Cached pages that it was last found to have while it waited, …
         matched_version: … and in which version of the tree, -1 for none.
         max_tokens: Most tokens it may generate, what its context leaves included.
+        is_announced: Its client knows that it takes part in steps.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
-        grammar_step: Which of the ways to enforce its grammar is in force.
+        grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
     """
 
@@ -60,6 +61,7 @@ class Request:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    is_announced: bool = False
     undecided: bool = False
     grammar_step: int | None = None
     grammar_ignored: tuple[str, ...] = ()
@@ -69,19 +71,23 @@ class Request:
         """Take a message; `seed` is used if the request brings none."""
         params = message.params
         seed = params.seed if params.seed is not None else message.handle  # a client has set one
+        output = message.output_ids
         stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
         return cls(
             handle=message.handle,
             rid=message.rid,
-            ids=array("i", message.prompt_ids),
+            ids=array("i", message.prompt_ids + output),
             num_prompt=len(message.prompt_ids),
             params=params,
-            sample=SampleRow(params, seed, stops, message.prompt_ids),
+            sample=SampleRow(params, seed, stops, message.prompt_ids, output, len(output)),
             priority=message.priority,
             cache_salt=message.cache_salt,
             arrival=arrival,
             max_tokens=params.max_tokens,
-            prompt_logprobs=[] if params.prompt_logprobs is not None else None,
+            cached_len=-1 if message.cached_tokens is None else message.cached_tokens,
+            num_retractions=message.num_retractions,
+            prompt_logprobs=[] if params.prompt_logprobs is not None and not output else None,
+            grammar_step=message.grammar_step,
         )
 
     @property

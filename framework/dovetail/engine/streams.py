@@ -18,6 +18,7 @@ import msgspec
 from dovetail.engine.entry import Entry
 from dovetail.engine.messages import (
     Abort,
+    Admitted,
     Control,
     ControlReply,
     EngineInfo,
@@ -33,6 +34,8 @@ from dovetail.engine.messages import (
 from dovetail.errors import ConfigError, EngineDeadError, EngineError
 from dovetail.runtime.seeds import derive_seed
 
+ABORTED = Finish("abort", None, "aborted")
+CLOSED = "the engine was closed"
 SLOW_READER = "the reply was read too slowly: too much of it was waiting; read faster, or ask for less"
 
 
@@ -88,7 +91,7 @@ class StreamClient(ABC):
         self._started: asyncio.Future[EngineInfo] | None = None
         self._entries: dict[int, Entry] = {}
         self._handles = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
         self._ids = itertools.count(1)
 
     @property
@@ -107,6 +110,16 @@ class StreamClient(ABC):
     def dead(self) -> str | None:
         """Why the engine is gone, or None while it lives."""
         return self._dead
+
+    @property
+    def restarting(self) -> str | None:
+        """Why the engine is being started again, or None."""
+        return None
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine was started again."""
+        return 0
 
     @property
     def num_streams(self) -> int:
@@ -129,26 +142,40 @@ class StreamClient(ABC):
     def leave(self, entry: Entry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
         self._entries.pop(entry.submit.handle, None)
-        if not finished and self._dead is None and not entry.has_ended:
+        if not finished and self._dead is None and entry.is_sent and not entry.has_ended:
             self._send(Abort(entry.submit.handle))
 
     def abort(self, entry: Entry) -> None:
         """Abort a request; its stream ends with a delta that says so."""
-        if self._dead is None and not entry.has_ended:
+        if self._dead is not None or entry.has_ended:
+            return
+        entry.is_aborted = True
+        if entry.is_sent:
             self._send(Abort(entry.submit.handle))
+        else:
+            entry.end(ABORTED)
 
     def _dispatch(self, entry: Entry) -> None:
         """Send a request to the engine."""
         entry.is_sent = True
         self._send(entry.submit)
 
+    def _renumber(self, entry: Entry) -> None:
+        """Give a request that an engine had another handle: what that engine still says of it reaches nobody."""
+        del self._entries[entry.submit.handle]
+        entry.submit = entry.resumed(next(self._handles))
+        entry.is_sent = entry.is_admitted = False
+        self._entries[entry.submit.handle] = entry
+
     async def control(self, op: str) -> dict[str, Any]:
         """See `EngineClient.control`."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         number = next(self._ids)
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self._send(Control(id=number, op=op))  # type: ignore[arg-type]  # the engine checks it
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        command = Control(id=number, op=op)  # type: ignore[arg-type]  # the engine checks it
+        self._replies[number] = command, reply
+        self._send(command)
         try:
             result: dict[str, Any] = await reply
             return result
@@ -167,10 +194,14 @@ class StreamClient(ABC):
                 entry = self._entries.get(delta.handle)
                 if entry is not None and not entry.put(delta):
                     self._give_up(entry)
+        elif isinstance(message, Admitted):
+            for handle in message.handles:
+                if (entry := self._entries.get(handle)) is not None:
+                    entry.is_admitted = True
         elif isinstance(message, ControlReply):
-            reply = self._replies.get(message.id)
-            if reply is not None and not reply.done():
-                reply.set_result(message.result)
+            waiting = self._replies.get(message.id)
+            if waiting is not None and not waiting[1].done():
+                waiting[1].set_result(message.result)
         elif isinstance(message, Ready):
             self._info = message.info
             if self._started is not None and not self._started.done():
@@ -194,6 +225,6 @@ class StreamClient(ABC):
             self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
         for entry in self._entries.values():
             entry.fail(EngineDeadError(why))
-        for reply in self._replies.values():
+        for _, reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(EngineDeadError(why))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import select
 import signal
 import socket
@@ -13,11 +15,12 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.loop import ClosedError
-from dovetail.engine.messages import FromEngine, ToEngine
+from dovetail.engine.messages import FromEngine, Starting, ToEngine
 from dovetail.plugins import PluginPlan
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
+SIGN_S = 2.0
 LEAVE_S = 3.0
 """Time for the engine to end in order when its client is gone."""
 
@@ -60,6 +63,40 @@ class FrameReader:
             at = end
         del self._buffer[:at]
         return frames
+
+
+class StartSigns:
+    """Tells the client that the start goes on, as long as it does: weights may take minutes to load.
+
+    A sign is sent where the process has computed or read something since the last one, so that a start which waits for
+    what never comes falls silent.
+    """
+
+    def __init__(self, transport: SocketTransport) -> None:
+        self._transport = transport
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dovetail-start-signs", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        done = _work_done()
+        with contextlib.suppress(ClosedError):  # the loop will hear of it, too
+            while not self._ended.wait(SIGN_S):
+                before, done = done, _work_done()
+                if any(now > then for now, then in zip(done, before, strict=True)):
+                    self._transport.send(Starting())
+
+
+def _work_done() -> tuple[int, ...]:
+    """What this process has done so far: tenths of a second computed, pages read, blocks read."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int(10 * (used.ru_utime + used.ru_stime)), used.ru_majflt, used.ru_inblock
 
 
 class SocketTransport:

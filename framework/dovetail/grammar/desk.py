@@ -5,6 +5,7 @@ A request with a grammar may prefill while it is compiled; nothing is sampled fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,10 @@ class GrammarDesk:
         if not message.grammar and (message.thinking is None or message.thinking.budget is None):
             return
         request.undecided = True
-        ticket = self.service.request(message.grammar, message.owner) if message.grammar else self.service.prepare()
+        steps = message.grammar
+        if message.grammar_step is not None:
+            steps = steps[message.grammar_step : message.grammar_step + 1]  # the text so far is of that one
+        ticket = self.service.request(steps, message.owner, again=message.again) if steps else self.service.prepare()
         self._undecided.append((request, ticket, message.thinking))
 
     def forget(self, request: Request) -> None:
@@ -82,10 +86,16 @@ class GrammarDesk:
             elif isinstance(outcome, Refused):
                 failed.append((request, Finish("abort", None, outcome.message, outcome.code)))
             else:
+                constraint = self._constraint(request, outcome, thinking)
+                error = _follow(constraint, request.ids[request.num_prompt :])
+                if error is not None:
+                    failed.append((request, Finish("abort", None, error, "grammar_failed")))
+                    continue
                 request.undecided = False
-                request.sample.constraint = self._constraint(request, outcome, thinking)
+                request.sample.constraint = constraint
                 if outcome is not None:
-                    request.grammar_step, request.grammar_ignored = outcome.step, outcome.ignored
+                    request.grammar_ignored = outcome.ignored
+                    request.grammar_step = outcome.step if request.grammar_step is None else request.grammar_step
         self._undecided = still
         return failed
 
@@ -103,6 +113,15 @@ class GrammarDesk:
         if outcome is None:
             return Constraint(sets, gate, None)
         return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, request.sample.stop_ids)
+
+
+def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:
+    """Let a constraint take what was generated in an engine before this one; returns an error if it does not fit."""
+    for token in ids:
+        error = constraint.accept(token)
+        if error is not None:
+            return error
+    return None
 
 
 def make_desk(

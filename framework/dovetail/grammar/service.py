@@ -37,6 +37,8 @@ EARLY_WAY_S = 1.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
+AGAIN = 12
+"""Times as long may compiling take after a restart of the engine, when all grammars are compiled anew at once."""
 MAX_VISITS = 8
 """Grammars that wait for that: with more, there is no time for any."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
@@ -83,6 +85,7 @@ class Job:
         steps: The ways to enforce it.
         ticket: To be filled.
         owner: Who asked first.
+        asked: When.
         deadline: When the ticket is filled at the latest.
         began: When a compilation began; None while it waits for its first.
         index: The way that is tried next.
@@ -92,6 +95,7 @@ class Job:
     steps: Steps
     ticket: Ticket
     owner: str
+    asked: float
     deadline: float
     began: float | None = None
     index: int = 0
@@ -184,8 +188,15 @@ class GrammarService:
         """Distinct grammars that are being compiled, or wait for it."""
         return len(self._pending)
 
-    def request(self, steps: Steps, owner: str = "") -> Ticket:
-        """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too."""
+    def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> Ticket:
+        """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too.
+
+        Args:
+            steps: The ways to enforce it.
+            owner: Who asks.
+            again: An engine before this one was asked for it. Then it is not refused for all that have come back at
+                once, and has longer.
+        """
         with self._lock:
             known = self._cache.get(steps)
             if known is not None:
@@ -194,9 +205,9 @@ class GrammarService:
             if ticket is not None:
                 ticket.num_claims += 1
                 return ticket
-            deadline = time.monotonic() + self._timeout_s
-            job = Job(steps=steps, ticket=Ticket(), owner=owner, deadline=deadline)
-            refused = self._waiting.refuse(job, self._bounds)
+            now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
+            job = Job(steps=steps, ticket=Ticket(), owner=owner, asked=now, deadline=now + patience_s)
+            refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
                 return Ticket(refused)
             self._pending[steps] = job.ticket
@@ -317,11 +328,11 @@ class GrammarService:
 
     def _why_not(self, job: Job) -> Refused:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
-        waited = (job.began or job.deadline) - (job.deadline - self._timeout_s)
+        waited = (job.began or job.deadline) - job.asked
         timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
         if job.ticket.num_claims <= 0:
             return Refused("nobody waits for it any more", BUSY)
-        if timed_out and time.monotonic() >= job.deadline and waited > self._timeout_s / 2:
+        if timed_out and time.monotonic() >= job.deadline and waited > (job.deadline - job.asked) / 2:
             return Refused("the server is busy compiling other grammars; try again later", BUSY)
         return job.refused or Refused("no way to enforce the grammar was given", None)
 

@@ -52,6 +52,7 @@ class ScriptedEngine:
         delay_s: Pause before each token.
         hold: While cleared, no request gets a token.
         give_up: How every request ends at once.
+        restarting: Why the engine is being started again; None: it runs.
         die_after: After so many tokens in all, the engine dies.
         per_delta: Tokens per delta.
         submits: Every request, in order.
@@ -76,6 +77,8 @@ class ScriptedEngine:
         self.live: list[str] = []
         self.step = 0
         self.dead: str | None = None
+        self.restarting: str | None = None
+        self.num_restarts = 0
         self.is_closed = False
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -25,16 +25,20 @@ from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
 class Metrics(Collector):
     """All numbers of one server. `tally` and `load` are what observes; nothing here is global."""
 
-    def __init__(self, style: str, model_name: str, deaths: Mapping[str, int]) -> None:
+    def __init__(
+        self, style: str, model_name: str, deaths: Mapping[str, int], restarts: Callable[[], int] = lambda: 0
+    ) -> None:
         """Count nothing yet.
 
         Args:
             style: Of `STYLES`: whose names are written beside Dovetail's own.
             model_name: The label of that name.
             deaths: How often background work died, by its name; kept up to date by its owner.
+            restarts: Returns how often the engine was started again.
         """
         self.model_name = model_name
         self.deaths = deaths
+        self.restarts = restarts
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
         self.tally = Tally(bounds_of(self.styles))
         self.load = LatestLoad()
@@ -57,6 +61,9 @@ class Metrics(Collector):
             for series in style.series:
                 yield from self._family(series, style)
         yield self._deaths()
+        yield CounterMetricFamily(
+            "dovetail_engine_restarts", "Times that the engine was started again.", value=self.restarts()
+        )
         yield from self._http()
 
     def _family(self, series: Series, style: Style) -> Iterator[Metric]:

@@ -1,0 +1,196 @@
+"""One life of the engine process: started, connected, listened to, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from dovetail.engine.messages import Failed, FromEngine, ToEngine
+from dovetail.engine.wire import FrameReader, Start, frame
+
+LAST_WORDS_S = 5.0
+"""Time for what a dead engine had said to arrive."""
+LOT_BYTES = 1 << 16
+"""So much at once from the engine means that this process is behind."""
+
+
+class EngineLife:
+    """An engine process and the Unix socket to it, in a directory that only this user can enter.
+
+    The socket is the death pipe in both directions: when either process dies, by whatever signal, the kernel closes
+    it and the other one notices.
+
+    Attributes:
+        is_ready: The engine has started; set by whoever hears it say so.
+        failure: The engine's own word on why it failed.
+    """
+
+    def __init__(self, command: Sequence[str], start: Start, receive: Callable[[FromEngine], None]) -> None:
+        """Prepare.
+
+        Args:
+            command: Arguments of the interpreter, before the path of the socket.
+            start: What the engine is started with.
+            receive: Called with all that it says.
+        """
+        self.is_ready = False
+        self.failure: Failed | None = None
+        self._command, self._start, self._receive = command, start, receive
+        self._encoder = msgspec.msgpack.Encoder()
+        self._link: Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._ended_for: str | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, once it is on its way."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the engine has come up far enough to connect."""
+        return self._link is not None
+
+    @property
+    def ended_from_outside(self) -> bool:
+        """Whether neither the engine nor its client ended it."""
+        code = None if self._process is None else self._process.returncode
+        return self._ended_for is None and code in (-signal.SIGKILL, -signal.SIGTERM)
+
+    async def run(self) -> str:
+        """Live, to the end; returns why it came. Cancelling ends the process."""
+        directory = tempfile.mkdtemp(prefix="dovetail-")  # mode 0700
+        path = Path(directory) / "engine.sock"
+        loop = asyncio.get_running_loop()
+        server: asyncio.AbstractServer | None = None
+        try:
+            server = await loop.create_unix_server(lambda: Link(self), str(path))
+            # Threads that spin at a barrier starve each other as soon as the machine has anything else to do: on two
+            # busy cores a decode step took 300 ms instead of 5. Waiting passively costs microseconds.
+            environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *self._command, str(path), stdin=asyncio.subprocess.DEVNULL, env=environment
+            )
+            await self._process.wait()
+        except OSError as error:
+            return f"the engine process could not be started: {error}"
+        finally:
+            if server is not None:
+                server.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            await self._end()
+        return self._why()
+
+    def send(self, message: ToEngine) -> None:
+        """Send one message, unless the engine is gone or not there yet."""
+        if self._link is not None:
+            self._link.send(self._encoder.encode(message))
+
+    def kill(self, why: str) -> None:
+        """End the process at once, if it has not ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._ended_for = self._ended_for or why
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def wait(self, limit_s: float) -> bool:
+        """Wait for the end of the process; False if it did not come in time."""
+        if self._process is None:
+            return True
+        try:
+            await asyncio.wait_for(self._process.wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def connected(self, link: Link) -> bool:
+        """Take the connection of the engine, the first that comes."""
+        if self._link is not None:
+            return False
+        self._link = link
+        link.send(self._encoder.encode(self._start))
+        return True
+
+    def heard(self, message: FromEngine) -> None:
+        """Pass on what the engine said."""
+        if isinstance(message, Failed):
+            self.failure = message
+        self._receive(message)
+
+    async def _end(self) -> None:
+        self.kill("its client has ended")
+        if self._process is not None:
+            await self._process.wait()
+        if self._link is not None:
+            await self._link.wait_closed(LAST_WORDS_S)  # what it said last arrives first
+            self._link.close()
+
+    def _why(self) -> str:
+        code = None if self._process is None else self._process.returncode
+        if self.failure is not None:
+            return self.failure.message
+        if self._ended_for is not None:
+            return self._ended_for
+        if code is not None and code < 0:
+            return f"the engine process was killed by {signal.Signals(-code).name}"
+        return f"the engine process ended with exit code {code}"
+
+
+class Link(asyncio.Protocol):
+    """The client's end of the socket. All messages that have come are taken at once."""
+
+    def __init__(self, life: EngineLife) -> None:
+        """Prepare; the transport brings the rest."""
+        self._life = life
+        self._heard = life.heard
+        self._frames = FrameReader()
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._transport: asyncio.Transport | None = None
+        self._closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Offer itself to the client."""
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._life.connected(self):
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived. After a lot of it the streams go first: more of theirs gathers in the socket."""
+        for payload in self._frames.feed(data):
+            self._heard(self._decode(payload))
+        if len(data) >= LOT_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that nothing more will come."""
+        self._closed.set()
+
+    def send(self, payload: bytes) -> None:
+        """Send one message, unless the engine is gone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(payload))
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._transport is not None:
+            self._transport.close()
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Wait until the engine has closed its end and everything from it has been taken."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), timeout_s)
