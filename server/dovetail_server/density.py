@@ -15,7 +15,9 @@ MAX_VALUES = 1 << 20
 """Parsing holds Python's lock, and with it the event loop: so many numbers take 50 ms."""
 FREE_OBJECTS = 1 << 16
 BYTES_PER_OBJECT = 16
-"""Objects and lists may be as many as `FREE_OBJECTS`, and one more for each so many bytes."""
+MAX_OBJECTS = 1 << 17
+"""Objects and lists may be as many as `FREE_OBJECTS`, and one more for each so many bytes, but no more than that:
+parsing these takes 50 ms, too."""
 _WINDOW = 1 << 16
 """Matching holds Python's lock too, so nothing is matched in larger pieces."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -29,7 +31,7 @@ def check_density(raw: bytes) -> None:
     Raises:
         RequestError: It would take much more memory than it has bytes, or stop the server while it is parsed.
     """
-    most_objects = FREE_OBJECTS + len(raw) // BYTES_PER_OBJECT
+    most_objects = min(FREE_OBJECTS + len(raw) // BYTES_PER_OBJECT, MAX_OBJECTS)
     counts = _count(raw, 0, len(raw))
     if counts[0] <= most_objects and sum(counts) <= MAX_VALUES:
         return

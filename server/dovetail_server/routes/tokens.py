@@ -13,6 +13,7 @@ from dovetail.errors import RequestError
 from dovetail_server.body import json_body
 from dovetail_server.native.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from dovetail_server.openapi import json_route
+from dovetail_server.serving.chat import plain_message
 from dovetail_server.serving.params import check_token_ids, same_field
 from dovetail_server.serving.text import TextTools
 from dovetail_server.state import ServerState, get_ready_state
@@ -53,7 +54,7 @@ def token_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
         raise RequestError("send one of prompt and messages", param="prompt", code="invalid_value")
     if prompt is not None:
         return text.encode(prompt, "prompt", add_special_tokens=body.add_special_tokens is not False)
-    messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+    messages = [plain_message(message) for message in body.messages or ()]
     text.check_size(messages)
     rendered = text.template.render(
         messages,

@@ -10,7 +10,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
-from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.chat import ChatRequest, Message
 from dovetail_server.serving.chat_events import ChatView
 from dovetail_server.serving.common import choice_rid, rid_of, submit_of
 from dovetail_server.serving.generation import Choice, Generation
@@ -58,7 +58,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     tools = None if wish is None else wish.tools
     rules = stop_rules(request)
     text = state.text
-    messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+    messages = [plain_message(message) for message in request.messages]
     text.check_size(messages)
     kwargs = text.template_kwargs(request.reasoning_effort, request.chat_template_kwargs)
     rendered = text.template.render(
@@ -107,6 +107,14 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     return ChatJob(
         request=request, model=model, generation=generation, view=view, is_legacy=request.functions is not None
     )
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """Return a message as it was sent. Parts are taken one by one: pydantic holds Python's lock while it dumps."""
+    if not isinstance(message.content, list):
+        return message.model_dump(exclude_unset=True)
+    plain = message.model_dump(exclude_unset=True, exclude={"content"})
+    return {**plain, "content": [part.model_dump(exclude_unset=True) for part in message.content]}
 
 
 def make_output(

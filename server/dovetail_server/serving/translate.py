@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dovetail.errors import RequestError
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.serving.chat import tool_wish
+from dovetail_server.serving.chat import plain_message, tool_wish
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
@@ -58,7 +58,7 @@ def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
     wish = tool_wish(request, text)
-    messages = [message.model_dump(exclude_unset=True) for message in request.messages]
+    messages = [plain_message(message) for message in request.messages]
     text.check_size(messages)
     rendered = text.template.render(
         messages,

@@ -1,0 +1,162 @@
+"""What a request body costs: processor time, how long the event loop stands still, and memory.
+
+Every field of every body of the OpenAPI document is filled with each of some shapes until the body has a size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wire import JSON_TYPE, Wire, request
+
+from conftest import Harness
+from dovetail_server.examples import BODIES, fill
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def repeated(piece: Any) -> Callable[[int], Any]:
+    """Return what makes a list of equal pieces of about so many bytes."""
+    length = len(json.dumps(piece)) + 2
+    return lambda size: [piece] * max(1, size // length)
+
+
+def objects_of(value: Any) -> Callable[[int], Any]:
+    """Return what makes an object of many names."""
+    length = len(json.dumps(value)) + 14
+    return lambda size: {f"k{i:07}": value for i in range(max(1, size // length))}
+
+
+def nested(size: int) -> Any:
+    """Lists in lists, as deep as the parser allows, again and again."""
+    one: Any = 1
+    for _ in range(150):
+        one = [one]
+    return [one] * max(1, size // 304)
+
+
+SHAPES: dict[str, Callable[[int], Any]] = {
+    "text": lambda size: "some words " * (size // 11),
+    "one word": lambda size: "a" * size,
+    "escapes": lambda size: '"\\\n' * (size // 6),
+    "digits": lambda size: ("1" * 4000 if size > 4000 else "1" * size) + "x",
+    "numbers": repeated(123),
+    "floats": repeated(1.5),
+    "texts": repeated("abc"),
+    "empty objects": repeated({}),
+    "empty lists": repeated([]),
+    "messages": repeated({"role": "user", "content": "hello there"}),
+    "messages of no role": repeated({"role": "x", "content": "hello there"}),
+    "parts": lambda size: [{"role": "user", "content": repeated({"type": "text", "text": "hello"})(size)}],
+    "tools": repeated({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}),
+    "items": repeated({"type": "function_call_output", "call_id": "a", "output": "hello there"}),
+    "names": objects_of(1),
+    "names of objects": objects_of({"a": [1]}),
+    "ids with a bias": lambda size: {str(i): 1.0 for i in range(size // 12)},
+    "schema": lambda size: {"type": "object", "properties": objects_of({"type": "string"})(size)},
+    "nested": nested,
+}
+LARGE = ("text", "escapes", "numbers", "empty objects", "messages", "names")
+"""Shapes that are tried at the limit as well."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A field of a route's body, and a shape."""
+
+    path: str
+    field: str
+    shape: str
+
+    def body(self, size: int) -> bytes:
+        """Return the request's body, of about `size` bytes."""
+        examples = BODIES.get(self.path, {"": {"model": "$model"}})
+        example = fill(next(iter(examples.values())), "tiny")
+        return json.dumps({**example, self.field: SHAPES[self.shape](size)}).encode()
+
+
+def fields_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield path and name of every field of every JSON body; where routes share a body, of the first of them."""
+    schemas = dict(document["components"]["schemas"])
+    for path, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" in content:
+            name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            for field in schemas.pop(name, {}).get("properties", ()):
+                yield path, field
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one request cost."""
+
+    num_bytes: int
+    status: int
+    cpu_s: float
+    stall_s: float
+    """Processor time of the process between two rounds of the event loop, at most."""
+    memory_bytes: int = 0
+
+    @property
+    def memory_ratio(self) -> float:
+        """Memory by the body's size."""
+        return self.memory_bytes / self.num_bytes
+
+
+class Meter:
+    """Sends bodies to a server in this process, and looks at what they cost."""
+
+    def __init__(self, harness: Harness) -> None:
+        """Measure `harness`."""
+        self.harness = harness
+
+    def send(self, path: str, body: bytes) -> Cost:
+        """Send one body and measure processor time and stalls."""
+        head = JSON_TYPE + b"content-length: %d\r\n" % len(body)
+        data = request(b"POST %b HTTP/1.1" % path.encode(), head, body)
+        stalls: list[float] = []
+        probe = asyncio.run_coroutine_threadsafe(self._probe(stalls), self.harness.loop)
+        with Wire.to(self.harness) as wire:
+            began = time.process_time()
+            wire.send(data)
+            reply = wire.reply()
+            took = time.process_time() - began
+        probe.cancel()
+        assert reply is not None, (path, body[:200])
+        return Cost(len(body), reply.status, took, max(stalls, default=0.0))
+
+    def send_traced(self, path: str, body: bytes) -> Cost:
+        """As `send`, with the memory that Python objects took meanwhile, at most; the times mean nothing."""
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            cost = self.send(path, body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        sent = 2 * len(body)  # the request as this client holds it
+        return Cost(cost.num_bytes, cost.status, cost.cpu_s, cost.stall_s, max(0, peak - before - sent))
+
+    async def _probe(self, stalls: list[float]) -> None:
+        last = time.process_time()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.process_time()
+            stalls.append(now - last)
+            last = now
+
+
+def cases(document: dict[str, Any], shapes: Sequence[str] | None = None) -> list[Case]:
+    """Return every field with every shape; without `shapes`, each field with one of them, in turn."""
+    found = list(fields_of(document))
+    if shapes is not None:
+        return [Case(path, field, shape) for path, field in found for shape in shapes]
+    names = list(SHAPES)
+    return [Case(path, field, names[at % len(names)]) for at, (path, field) in enumerate(found)]
