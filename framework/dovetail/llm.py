@@ -50,6 +50,8 @@ logger = logging.getLogger("dovetail")
 T = TypeVar("T")
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
+CANCEL_S = 5.0
+"""How long an interrupted call waits for its requests to be aborted."""
 RETRY_S = 0.1
 """Between two tries where the engine has no room for another grammar."""
 
@@ -236,7 +238,7 @@ class LLM:
                 plugins, self.tokenizer, self.info.vocab_size, strict_schema=strict_schema
             )
         except BaseException:
-            self.close()
+            self._stop(wait=False)  # a model that is still loading cannot be interrupted
             raise
 
     def generate(
@@ -258,6 +260,7 @@ class LLM:
 
         Raises:
             RequestError: A prompt or a parameter is wrong.
+            KeyboardInterrupt: On Ctrl-C. All of the call's requests are aborted; the `LLM` can be used again.
         """
         many = _as_prompts(prompts)
         ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else list(p) for p in many]
@@ -359,9 +362,12 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and free the model. Safe to call twice."""
+        self._stop(wait=True)
+
+    def _stop(self, *, wait: bool) -> None:
         if self._thread.is_alive():
             self._grammar.close()
-            self._call(self._client.close())
+            self._call(self._client.close(wait=wait))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -378,7 +384,21 @@ class LLM:
         if not self._thread.is_alive():
             work.close()
             raise ConfigError("this LLM was closed; make a new one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        ended = threading.Event()
+
+        async def run() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result()
+        except BaseException:  # of the work, or Ctrl-C in the thread that waits for it
+            if future.cancel():
+                ended.wait(CANCEL_S)
+            raise
 
     def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -455,7 +475,13 @@ class LLM:
 
     async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
         with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
-            return list(await asyncio.gather(*(self._one(job, bar) for job in jobs)))
+            tasks = [asyncio.create_task(self._one(job, bar)) for job in jobs]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:  # if one failed, or all are cancelled, none goes on
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deltas(self, submit: messages.Submit) -> AsyncGenerator[messages.TokenDelta, None]:
         """Submit a request, again where too many grammars wait: all prompts of a call come at once."""
