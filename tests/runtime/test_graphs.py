@@ -40,6 +40,21 @@ def test_a_missing_bucket_is_stood_in_for_until_it_is_worth_capturing(graphs: An
     assert graphs.bucket_for(12) == 12
 
 
+def test_a_bucket_without_memory_is_not_tried_again(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches run eagerly, or in a larger graph; the failure is no failure of the step."""
+    tries: list[Key] = []
+
+    def capture(self: Any, key: Key) -> None:
+        tries.append(key)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
+    assert [graphs.bucket_for(12) for _ in range(3 * PATIENCE)] == [None] * 3 * PATIENCE
+    assert tries == [Key(12)]
+    assert [graphs.bucket_for(3) for _ in range(3 * PATIENCE)] == [8] * 3 * PATIENCE
+    assert tries == [Key(12), Key(4)]
+
+
 def test_idle_time_completes_the_buckets(graphs: Any) -> None:
     """Chores capture what is missing, the smallest first, one at a time; then those that share prefixes."""
     seen: list[Key] = []

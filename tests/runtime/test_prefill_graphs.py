@@ -90,6 +90,23 @@ def test_a_missing_size_is_captured_when_it_has_been_missed_often(graphs: Prefil
     assert graphs.size_for([chunk(0, 1)]) is None
 
 
+def test_a_size_without_memory_is_not_tried_again(graphs: PrefillGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger size that is there serves, or none; the failure is no failure of the step."""
+    tries: list[Size] = []
+
+    def capture(self: PrefillGraphs, size: Size) -> None:
+        tries.append(size)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PrefillGraphs, "_capture", capture)
+    two = [chunk(0, 8), chunk(0, 9)]
+    assert [graphs.size_for(two) for _ in range(PATIENCE + 1)] == [None] * (PATIENCE + 1)
+    assert tries == [SIZES[2]]
+    for _ in range(3 * STAND_IN_PATIENCE):
+        graphs.size_for(two)
+    assert tries == [SIZES[2], SIZES[3]]
+
+
 def test_idle_time_completes_the_sizes(graphs: PrefillGraphs) -> None:
     """One at a time, in order."""
     assert graphs.num_left == 2

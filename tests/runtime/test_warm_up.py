@@ -22,7 +22,7 @@ from dovetail.engine.request import StepPlan
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.layers import ops
 from dovetail.layers.ops import fused, skinny
-from dovetail.runtime import draw, draw_triton, warm_up
+from dovetail.runtime import draw, draw_triton, step_triton, warm_up
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs import DecodeGraphs
@@ -187,7 +187,7 @@ def test_requests_under_way_are_not_touched(folder: Path) -> None:
 def test_a_lack_of_memory_is_told_and_survived(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A step without memory is left out with the larger ones, in one warning that says what to do."""
+    """A step without memory is left out with the larger ones; half as many tokens are the bound, and tried at once."""
     core = make_core(folder, **SETTINGS)
     made, run, most = make_warm_up(core), core.stepper.run_eagerly, 60
     sizes: list[int] = []
@@ -208,9 +208,52 @@ def test_a_lack_of_memory_is_told_and_survived(
     assert failed == sorted(failed, reverse=True)
     assert len(failed) == len(warnings) < len([s for s in shapes(LIMITS) if s.num_tokens > most])
     assert "--chunked-prefill-size" in caplog.text
-    assert [size for size in sizes if size <= most] == [s.num_tokens for s in shapes(LIMITS) if s.num_tokens <= most]
+    assert made.max_prefill_tokens <= most
+    bounded = replace(LIMITS, max_prefill_tokens=made.max_prefill_tokens)
+    assert sizes[sizes.index(failed[-1]) + 1] == min(failed[-1] // 2, made.max_prefill_tokens)
+    small = {shape.num_tokens for shape in shapes(LIMITS) if shape == shape.within(bounded)}
+    assert small <= set(sizes)
     assert not core.runner.pool.layer(0)[0].count_nonzero()
     assert core.runner.state.seq_lens[-1] == core.runner.state.next_ids[-1] == 0
+
+
+def test_an_engine_keeps_to_the_chunk_that_fitted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Real steps have at most as many prompt tokens as a trial step did, for good, and the start says so."""
+    core = make_core(folder, **SETTINGS)
+    core.runner._trials, run = make_warm_up(core), core.stepper.run_eagerly
+    core.runner.chores = Chores([core.runner._trials])
+
+    def failing(plan: StepPlan) -> Launched:
+        if plan.num_prefill_tokens > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(plan)
+
+    monkeypatch.setattr(core.stepper, "run_eagerly", failing)
+    while core.has_chores:
+        core.do_chore()
+    assert 16 < core.scheduler.limits.max_prefill_tokens <= 40
+    submit(core)
+    assert len(finish(core)) == 6
+    assert core.scheduler.limits.max_prefill_tokens == core.runner.max_prefill_tokens
+    memory = DeviceMemory(core.settings, core.runner.config, core.runner.device, core.runner.dtype)
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        memory.started(40)
+    assert "Steps have at most 40 prompt tokens, not 96" in caplog.text
+
+
+def test_a_chore_without_memory_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """An engine whose idle moment has no memory for a graph goes on without it; other chores are done."""
+    poor, other = Mock(num_left=3), Mock(num_left=1)
+    poor.run_next.side_effect = torch.OutOfMemoryError("CUDA out of memory\nDetails")
+    other.run_next.side_effect = lambda: setattr(other, "num_left", 0)
+    chores = Chores([poor, other])
+    for _ in range(3):
+        chores.do_next()
+    assert chores.is_complete
+    assert (poor.run_next.call_count, other.run_next.call_count) == (1, 1)
+    assert "Out of memory while preparing" in caplog.text
 
 
 def test_any_other_failure_is_passed_on(
@@ -321,6 +364,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr("dovetail.layers.linear.can_prepack", lambda weight: False)
     monkeypatch.setattr("dovetail.layers.embedding.can_prepack", lambda weight: False)
     monkeypatch.setattr(draw, "draw", drawn)
+    monkeypatch.setattr("dovetail.runtime.stepper.check_tokens", step_triton.check_tokens)
     every = dict.fromkeys(skinny.ROWS, (16, 64, 4, 3, 1))
     monkeypatch.setattr(fused, "_tile", lambda x, w, tiles: skinny.tile_for(x.shape[0], w, {tuple(w.shape): every}))
     return noted
@@ -356,4 +400,11 @@ def test_real_steps_find_their_kernels_compiled(
             core.step()
         finish(core)
     assert launches.keys <= warmed
-    assert {"_extend_kernel", "_decode_kernel", "_gemv_kernel", "_skinny_kernel", "_race_kernel"} <= launches.names()
+    assert {
+        "_extend_kernel",
+        "_decode_kernel",
+        "_gemv_kernel",
+        "_skinny_kernel",
+        "_race_kernel",
+        "_check_kernel",
+    } <= launches.names()

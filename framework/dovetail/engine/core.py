@@ -67,6 +67,7 @@ class EngineCore:
             _limits(settings, self.runner.device.type, self.runner.weight_bytes),
         )
         self.recovery = Recovery(self.scheduler)
+        self._bound_chunks()
         self.watch = PageWatch(self.pages)
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
@@ -112,6 +113,13 @@ class EngineCore:
     def do_chore(self) -> None:
         """Use a moment without work."""
         self.runner.chores.do_next()
+        self._bound_chunks()
+
+    def _bound_chunks(self) -> None:
+        """Keep to the prompt tokens of a step for which memory was found to suffice."""
+        most = self.runner.max_prefill_tokens
+        if most is not None and most < self.scheduler.limits.max_prefill_tokens and self.scheduler.limits.cut_prompts:
+            self.recovery.bound(most)
 
     @property
     def rest_s(self) -> float:

@@ -147,7 +147,7 @@ class Scheduler:
             if request.num_output == 0:
                 request.cached_len = -1
             if request.row >= 0:
-                self._put_back(request, poisoned)
+                self._put_back(request)
         self.pages.cut(poisoned)
 
     def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[set[int], list[Request]]:
@@ -170,10 +170,8 @@ class Scheduler:
                 victims[request] = None
         return poisoned, list(victims)
 
-    def _put_back(self, request: Request, poisoned: set[int]) -> None:
-        """Let a running request wait again, with the pages before the first that is poisoned in the tree."""
-        clean = next((i for i, page in enumerate(request.pages) if page in poisoned), len(request.pages))
-        request.computed_len = min(request.computed_len, clean * self.pages.page_size)
+    def _put_back(self, request: Request) -> None:
+        """Let a running request wait again; the tree has its full pages."""
         self.running.remove(request)
         self.pages.release(request)
         self.waiting.add(request)
@@ -205,10 +203,8 @@ class Scheduler:
     def retract(self, candidates: list[Request]) -> Request:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
         victim = min(candidates, key=lambda r: (r.priority, -r.arrival))
-        self.running.remove(victim)
-        self.pages.release(victim)
+        self._put_back(victim)
         victim.num_retractions += 1
-        self.waiting.add(victim)
         return victim
 
     def _pause(self) -> tuple[set[int], int | None]:

@@ -53,8 +53,12 @@ class Chores:
         self._left = [chore for chore in self._left if chore.num_left]
         if self._left:
             chore = self._left.pop(0)
+            try:
+                chore.run_next()
+            except torch.OutOfMemoryError as error:  # what is there serves all the same
+                logger.warning("Out of memory while preparing; the rest is left out (%s)", str(error).splitlines()[0])
+                return
             self._left.append(chore)
-            chore.run_next()
 
     def do_some(self, seconds: float) -> None:
         """Prepare pieces while that has taken no longer; all of them, where kernels were compiled before.

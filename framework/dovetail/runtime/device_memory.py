@@ -78,8 +78,15 @@ class DeviceMemory:
                 f"--max-total-tokens or --mem-fraction-static ({str(error).splitlines()[0]})"
             ) from None
 
-    def started(self) -> None:
-        """Show how the memory is divided; graphs are captured."""
+    def started(self, max_prefill_tokens: int | None = None) -> None:
+        """Show how the memory is divided; graphs are captured, and trial steps fit of so many prompt tokens."""
+        chunk = self.plan.step_tokens - self.plan.max_running_requests
+        if max_prefill_tokens is not None and max_prefill_tokens < chunk:
+            note = (
+                f"Steps have at most {max_prefill_tokens:,} prompt tokens, not {chunk:,}: memory ran out in a trial of "
+                f"more; --chunked-prefill-size {max_prefill_tokens} says the same."
+            )
+            self.plan = dataclasses.replace(self.plan, notes=(*self.plan.notes, note))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             left = self._bytes.left or self._bytes.free

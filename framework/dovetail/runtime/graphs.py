@@ -187,9 +187,14 @@ class DecodeGraphs:
         """Whether a graph is there; it is captured if it has been missed often."""
         if key not in self._captured:
             self._missed[key] = self._missed.get(key, 0) + 1
-            if self._missed[key] <= PATIENCE:
+            if self._missed[key] <= PATIENCE or key not in self._keys:
                 return False
-            self._capture(key)
+            try:
+                self._capture(key)
+            except torch.OutOfMemoryError as error:
+                self._keys.remove(key)
+                logger.warning("No memory for a decode graph of %d rows (%s)", key.bucket, str(error).splitlines()[0])
+                return False
         return True
 
     def run(self, rows: list[int], key: Key) -> Captured:

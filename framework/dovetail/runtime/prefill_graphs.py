@@ -7,6 +7,7 @@ no live token attends to them. Padding chunks are empty and belong to the spare 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from dovetail.runtime.graphs import GraphPool
 from dovetail.runtime.prefill_sizes import FIRST, SINGLE, Size
 from dovetail.runtime.step_ops import check_tokens, finish
 from dovetail.runtime.upload import pinned
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 8
 """Steps that run without a graph before theirs is captured under load: about what the capture itself costs."""
@@ -133,9 +136,18 @@ class PrefillGraphs:
         if found != wanted:
             self._missed[wanted] = self._missed.get(wanted, 0) + 1
             if self._missed[wanted] > (PATIENCE if found is None else STAND_IN_PATIENCE):
-                self._capture(wanted)
-                found = wanted
+                found = self._capture_late(wanted, found)
         return found
+
+    def _capture_late(self, wanted: Size, found: Size | None) -> Size | None:
+        """Capture a size under load; where there is no memory for it, `found` serves on, and it is not tried again."""
+        try:
+            self._capture(wanted)
+        except torch.OutOfMemoryError as error:
+            self._sizes.remove(wanted)
+            logger.warning("No memory for a prefill graph of %s (%s)", wanted, str(error).splitlines()[0])
+            return found
+        return wanted
 
     def run(self, chunks: Sequence[Chunk], size: Size) -> CapturedPrefill:
         """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""

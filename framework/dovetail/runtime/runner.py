@@ -79,8 +79,8 @@ class ModelRunner:
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
-        warm_up = self._warm_up(memory.plan, decode)
-        chores = [chore for chore in (prefill, decode, warm_up) if chore is not None]
+        self._trials = self._warm_up(memory.plan, decode)
+        chores = [chore for chore in (prefill, decode, self._trials) if chore is not None]
         self.chores = Chores(chores)
         if kernels is not None:
             kernels.compile([chore.rehearse for chore in chores] + [lambda: masks.warm_up(self.config.vocab_size)])
@@ -90,8 +90,13 @@ class ModelRunner:
             self.chores.do_some(START_S)
         if kernels is not None:
             kernels.report_late()
-        memory.started()
+        memory.started(self.max_prefill_tokens)
         self.load_s = time.perf_counter() - started
+
+    @property
+    def max_prefill_tokens(self) -> int | None:
+        """Most prompt tokens of a step that were found to fit, None where nothing was tried."""
+        return None if self._trials is None else self._trials.max_prefill_tokens
 
     def _kernels(self, settings: EngineSettings, plugins: LoadedPlugins) -> CompiledAhead | None:
         """Begin to prepare the kernels that this engine will launch, where it has any."""

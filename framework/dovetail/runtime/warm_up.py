@@ -15,6 +15,7 @@ negative as those of a graph's padding are, since a backend has to know of these
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from array import array
 from collections.abc import Iterator
@@ -141,6 +142,11 @@ class EagerWarmUp:
         """Steps of the list that have neither been run nor left out for want of memory."""
         return len(self._waiting)
 
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Most prompt tokens of a step, as far as it is known that memory suffices for no more."""
+        return self._limits.max_prefill_tokens
+
     @torch.inference_mode()
     def rehearse(self) -> None:
         """See `Chore.rehearse`."""
@@ -153,9 +159,8 @@ class EagerWarmUp:
     def run_next(self) -> None:
         """Run the next step and wait for the device.
 
-        A step that memory does not suffice for is told of and left out, with those of as many tokens: a real one of
-        that size would fail, and may never come. Whatever else is raised would be raised by a real step, and is passed
-        on.
+        Where memory does not suffice for a step, half as many prompt tokens are the bound from then on, and steps of as
+        many tokens are left out. Whatever else is raised would be raised by a real step, and is passed on.
         """
         shape = self._waiting.pop(0)
         try:
@@ -163,11 +168,12 @@ class EagerWarmUp:
             launched.start_copy()
             launched.read_tokens()
         except torch.OutOfMemoryError as error:
-            self._waiting = [other for other in self._waiting if other.num_tokens < shape.num_tokens]
+            self._bound(shape)
             logger.warning(
-                "Out of memory in a trial step of %s: a real one would fail too; lower --chunked-prefill-size, "
-                "--max-running-requests or --mem-fraction-static (%s)",
+                "Out of memory in a trial step of %s: steps will have at most %d prompt tokens; to choose otherwise, "
+                "lower --chunked-prefill-size, --max-running-requests or --mem-fraction-static (%s)",
                 shape,
+                self.max_prefill_tokens,
                 str(error).splitlines()[0],
             )
         except Exception:
@@ -176,6 +182,18 @@ class EagerWarmUp:
         finally:
             self._pool.scrub([NULL_PAGE])
             self._state.clear_spare()
+
+    def _bound(self, shape: Shape) -> None:
+        """Leave out steps as large as one that did not fit; try next what the bound is lowered to."""
+        self._waiting = [other for other in self._waiting if other.num_tokens < shape.num_tokens]
+        num_prompt = shape.num_chunks * shape.num_new
+        if num_prompt <= self._pool.page_size:
+            return
+        num_prompt = max(self._pool.page_size, num_prompt // 2)
+        self._limits = dataclasses.replace(self._limits, max_prefill_tokens=num_prompt)
+        bounded = [Shape(shape.num_decode, 1, num_prompt).within(self._limits)]
+        bounded += [other.within(self._limits) for other in self._waiting]
+        self._waiting = [other for other in dict.fromkeys(bounded) if other.num_tokens < shape.num_tokens]
 
     def _plan(self, shape: Shape) -> StepPlan:
         """Make the requests of a step."""

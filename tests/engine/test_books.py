@@ -1,0 +1,186 @@
+"""Random operations on scheduler, pages and tree against plain sets: who owns a page, and what was cut stays gone.
+
+DOVETAIL_BOOKS is the number of operations, 10,000 if not given; 100,000 take some minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.engine.messages import BACKGROUND, Finish
+from dovetail.engine.policy import POLICIES
+from dovetail.engine.request import Request, StepPlan
+
+spec = importlib.util.spec_from_file_location("books_world", Path(__file__).parent / "test_scheduler.py")
+assert spec is not None
+assert spec.loader is not None
+_scheduler = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_scheduler)
+World: Any = _scheduler.World
+
+NUM_OPERATIONS = int(os.environ.get("DOVETAIL_BOOKS", "10000"))
+
+
+class Books:
+    """A world whose steps may turn out broken, or fail; pages are followed one by one.
+
+    `spoilt` are pages with something that is not finite: written by a broken request since its step, or by whoever read
+    such a page. A page is clean again once it was zeroed. `contents` says of each page, by offset, for which tokens its
+    keys and values were computed: a hash of all from the first on.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        size = rng.choice([1, 2, 4])
+        self.world = World(
+            num_pages=rng.randrange(60, 140) // size + 30,
+            page_size=size,
+            policy=rng.choice(sorted(POLICIES)),
+            depth=rng.randrange(2),
+            max_running_requests=rng.choice([3, 8]),
+            max_prefill_tokens=rng.choice([5, 24]),
+        )
+        self.spoilt: set[int] = set()
+        self.broken: dict[int, set[Request]] = {}
+        self.num_broken = self.num_emitted = 0
+        pool = self.world.pages._pool
+        self.contents: dict[int, dict[int, int]] = {}
+        pool.scrub = self.scrub
+
+    def scrub(self, pages: list[int]) -> None:
+        """Zero pages."""
+        self.spoilt.difference_update(pages)
+        for page in pages:
+            self.contents.pop(page, None)
+
+    def step(self, *, breaks: bool, fails: bool) -> None:
+        """Plan a step and launch it, or let that fail; then read what is under way beyond the depth."""
+        world, scheduler = self.world, self.world.scheduler
+        scheduler.ratio.value = 0.0
+        plan = scheduler.schedule()
+        if plan.requests and fails:
+            scheduler.launching(plan)
+            while world.flying:
+                self.read(world.flying.pop(0))
+            scheduler.cut(plan, plan.requests)
+            self.check()
+            return
+        if plan.requests:
+            scheduler.launching(plan)
+            self.write(plan, breaks)
+            scheduler.launched(plan)
+            for request in plan.requests:
+                request.sample.num_output += request.on_device
+            world.flying.append(plan)
+        while len(world.flying) > (world.depth if plan.requests else 0):
+            self.read(world.flying.pop(0))
+        self.check()
+
+    def write(self, plan: StepPlan, breaks: bool) -> None:
+        """Compute, as the device does: reads and writes pages in order; one request may go wrong by itself."""
+        culprit = self.rng.choice(plan.requests) if breaks else None
+        spans = [(r, r.computed_len, r.computed_len + 1) for r in plan.decode]
+        spans += [(c.request, c.start, c.start + c.num_new) for c in plan.chunks]
+        size = self.world.pages.page_size
+        found = set()
+        for request, start, stop in spans:
+            is_bad = request is culprit or not self.spoilt.isdisjoint(request.pages[: -(-start // size)])
+            self.compute(request, start, stop)
+            if is_bad:
+                found.add(request)
+                self.spoilt.update(request.pages[start // size : -(-stop // size)])
+        if culprit is not None:
+            self.num_broken += 1
+        self.broken[plan.number] = found
+
+    def compute(self, request: Request, start: int, stop: int) -> None:
+        """Read what stands before `start`, which must be of the same tokens, and write from there on."""
+        size, seen = self.world.pages.page_size, 0
+        for place in range(stop):
+            token = request.ids[place] if place < len(request.ids) else 1  # what will be sampled
+            seen = hash((seen, token))
+            content = self.contents.setdefault(request.pages[place // size], {})
+            if place >= start:
+                content[place % size] = seen
+            else:
+                assert content.get(place % size) == seen, "a request reads what was not computed for it"
+
+    def read(self, plan: StepPlan) -> None:
+        """Account for a step as the engine does."""
+        scheduler = self.world.scheduler
+        scheduler.landed(plan)
+        written = {request for request, _, _ in plan.writes}
+        broken = [request for request in plan.requests if request in self.broken[plan.number] and request in written]
+        if broken:
+            scheduler.cut(plan, broken)
+            for request in broken:
+                if request.finish is None:
+                    request.finish = Finish("abort")
+                    scheduler.end(request)
+        for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
+            if request.finish is None and plan.number > request.void_step:
+                assert request not in self.broken[plan.number], "a token was made from what is not finite"
+                self.num_emitted += 1
+                request.take(1)
+                if request.finish is not None:
+                    scheduler.end(request)
+
+    def check(self) -> None:
+        """Every page has one owner; what nobody has to read any more, or was read and found broken, is clean."""
+        pages, running = self.world.pages, self.world.scheduler.running
+        held = [page for r in running for page in r.pages[r.num_tree_pages :]]
+        cached = [page for node in pages.tree.nodes() for page in node.pages]
+        owners = Counter([*held, *cached, *pages.allocator.free_pages])
+        assert set(owners) == set(range(1, pages.allocator.num_pages + 1))
+        assert max(owners.values()) == 1
+        pages.check(running)
+        assert pages.tree.num_locked == len({page for r in running for page in r.pages[: r.num_tree_pages]})
+        if not self.world.flying:
+            assert not self.spoilt, "a page of a step that was read is still spoilt"
+
+    def random_operation(self) -> None:
+        """Add, abort, flush or step."""
+        rng, world = self.rng, self.world
+        choice = rng.random()
+        room = world.pages.allocator.num_pages * world.pages.page_size
+        if choice < 0.25 and len(world.scheduler.waiting) < 20:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 40))][: room - 20]
+            world.add(prompt, rng.randrange(1, 20), rng.choice([0, 0, 1, BACKGROUND]))
+        elif choice < 0.3 and world.scheduler.has_work:
+            gone = rng.choice([*world.scheduler.waiting, *world.scheduler.running])
+            gone.finish = Finish("abort")
+            world.scheduler.end(gone)
+        elif choice < 0.31:
+            world.pages.flush()
+        else:
+            world.now += rng.choice([0, 0, 0, 1])
+            self.step(breaks=rng.random() < 0.08, fails=rng.random() < 0.03)
+
+
+@pytest.mark.timeout(3600)
+def test_random_operations_keep_the_books_right() -> None:
+    """Hits on tentative pages, cuts, failures, retractions, aborts: no token comes of a wrong page, none is lost."""
+    done = emitted = broken = seed = 0
+    while done < NUM_OPERATIONS:
+        books = Books(seed)
+        for _ in range(500):
+            books.random_operation()
+        for _ in range(3000):
+            if not books.world.scheduler.has_work and not books.world.flying:
+                break
+            books.world.now += 1
+            books.step(breaks=False, fails=False)
+        assert not books.world.scheduler.has_work
+        assert books.world.pages.num_used == 0
+        done, seed = done + 500, seed + 1
+        emitted, broken = emitted + books.num_emitted, broken + books.num_broken
+    assert emitted > NUM_OPERATIONS / 4
+    assert broken > NUM_OPERATIONS / 100
