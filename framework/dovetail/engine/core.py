@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dovetail.engine.first_requests import serve_first
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
 from dovetail.engine.messages import (
     Abort,
@@ -80,6 +81,8 @@ class EngineCore:
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
         self._flying: Launched | None = None
         self._is_resting = False
+        if not on_cpu:
+            serve_first(self)
 
     @property
     def info(self) -> EngineInfo:

@@ -1,0 +1,47 @@
+"""Made-up requests that an engine serves before it is ready.
+
+Kernels are compiled and graphs captured by then, but torch loads its own kernels when they are first launched, and
+host code has its first run, too: the first real request after a start took most of a second on an H200, and the first
+with penalties or log probabilities a tenth. So each way of sampling is gone through once, alone and with the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dovetail.engine import report
+from dovetail.engine.messages import SamplingParams, Submit
+
+if TYPE_CHECKING:
+    from dovetail.engine.core import EngineCore
+
+PROMPT_LEN, NUM_NEW = 40, 3
+PARAMS = (
+    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.9, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_NEW, temperature=0.7, top_p=0.8, top_k=20, frequency_penalty=0.1, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, logit_bias={0: 1.0}, min_tokens=2, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_NEW, temperature=0.0, logprobs=2, prompt_logprobs=0, ignore_eos=True),
+)
+SALT = "first requests"
+
+
+def serve_first(core: EngineCore) -> None:
+    """Serve the requests; nothing of them stays. What they raise, a real one would have met."""
+    length = min(PROMPT_LEN, core.runner.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
+    if length < 1:
+        return
+    log = logging.getLogger(report.__name__)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        for batch in (*((params,) for params in PARAMS), PARAMS):
+            for i, params in enumerate(batch):
+                ids = [(7 * i + at) % core.runner.config.vocab_size for at in range(length)]
+                core.handle(Submit(rid="", handle=-1 - i, prompt_ids=ids, params=params, cache_salt=SALT))
+            while core.has_work:
+                core.step()
+    finally:
+        log.disabled = was_disabled
+    core.pages.flush()
+    core.report = report.Report(core.settings.decode_log_interval)
