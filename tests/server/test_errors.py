@@ -234,3 +234,26 @@ def test_function_call_needs_functions(harness: Harness, choice: Any) -> None:
         error = refuse(harness, function_call=choice, **more)
         assert error["param"] == "function_call"
         assert "only allowed when functions are specified" in error["message"]
+
+
+def test_functions_have_no_tool_choice(harness: Harness) -> None:
+    """It would be ignored beside them."""
+    for choice in ("auto", "none", {"type": "function", "function": {"name": "f"}}):
+        assert refuse(harness, functions=[{"name": "f"}], tool_choice=choice)["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("tools", []), ("chat_template_kwargs", {"a": 1}), ("add_generation_prompt", True)]
+)
+def test_a_text_to_tokenize_has_no_template(harness: Harness, name: str, value: Any) -> None:
+    """What only a conversation has is refused beside a text, where it would change nothing."""
+    reply = harness.post("/tokenize", {"model": "tiny", "prompt": "a", name: value})
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == name
+
+
+def test_generate_has_its_own_fields_for_prompt_logprobs(harness: Harness) -> None:
+    """The other API's name would be ignored."""
+    reply = harness.post("/generate", {"text": "a", "sampling_params": {"prompt_logprobs": 1}})
+    assert reply.status_code == 400
+    assert "return_logprob" in error_of(reply)["message"]

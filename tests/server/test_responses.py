@@ -525,3 +525,11 @@ def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any
     assert error["param"] == param
     assert "messages" not in error["message"]
     assert "response_format" not in error["message"]
+
+
+def test_item_references_are_bounded(harness: Harness) -> None:
+    """Each is a look-up in the database, and a body could hold thirty thousand."""
+    items = [{"type": "item_reference", "id": "msg_a"}] * 1025
+    reply = harness.post("/v1/responses", {"model": "tiny", "input": items})
+    assert reply.status_code == 400
+    assert "1024 item references" in error_of(reply)["message"]

@@ -21,7 +21,9 @@ class TokenizeRequest(RequestModel):
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     chat_template_kwargs: FreeForm | None = None
     add_generation_prompt: bool | None = None
-    add_special_tokens: bool | None = Field(None, description="For a text; true if not given.")
+    add_special_tokens: bool | None = Field(
+        None, description="If not given: true for a text, false for messages, whose template has them."
+    )
 
 
 class DetokenizeRequest(RequestModel):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
+MAX_REFERENCES = 1024
+"""Each is looked up in the database."""
 
 
 async def begin(state: ServerState, request: ResponsesRequest, owner: str) -> ResponsesJob:
@@ -50,7 +52,7 @@ async def count(state: ServerState, request: InputTokensRequest, owner: str) -> 
     """
     state.check_model(request.model)
     fields = {name: getattr(request, name) for name in request.model_fields_set}
-    asked = ResponsesRequest(**fields, store=False)
+    asked = ResponsesRequest.model_construct(**fields, store=False)  # all of it was validated, which takes time
     translate.check(asked)
     response_id = new_response_id()
     before, items = await gather(await open_store(state, asked), asked, owner, response_id)
@@ -71,6 +73,9 @@ async def gather(
     if request.previous_response_id is not None and store is not None:
         before = await store.chain(owner, request.previous_response_id)
     items = await asyncio.to_thread(input_items, request.input, response_id)
+    if sum(item["type"] == "item_reference" for item in items) > MAX_REFERENCES:
+        text = f"input holds more than {MAX_REFERENCES} item references; use previous_response_id, or send the items"
+        raise RequestError(text, param="input", code="invalid_value")
     if store is not None:
         items = [await resolve(store, owner, item, at) for at, item in enumerate(items)]
     return before, items

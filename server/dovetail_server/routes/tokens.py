@@ -26,9 +26,12 @@ State = Annotated[ServerState, Depends(get_ready_state)]
 async def tokenize(body: Annotated[TokenizeRequest, Depends(json_body(TokenizeRequest))], state: State) -> Response:
     """Return the token ids of a text, or of a conversation as the model sees it."""
     state.check_model(body.model)
-    ids = await asyncio.to_thread(token_ids, body, state.text)
-    reply = Tokenized(ids, len(ids), state.text.limits.context_len)
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    def work() -> bytes:
+        ids = token_ids(body, state.text)
+        return msgspec.json.encode(Tokenized(ids, len(ids), state.text.limits.context_len))
+
+    return Response(await asyncio.to_thread(work), media_type="application/json")
 
 
 @json_route(router, "/detokenize", body=DetokenizeRequest, reply=Detokenized)
@@ -37,10 +40,14 @@ async def detokenize(
 ) -> Response:
     """Return the text of token ids."""
     state.check_model(body.model)
-    check_token_ids(body.tokens, state.text.limits.vocab_size, "tokens")
-    skip = body.skip_special_tokens is True
-    text = await asyncio.to_thread(state.text.tokenizer.decode, body.tokens, skip_special_tokens=skip)
-    return Response(msgspec.json.encode(Detokenized(text, text)), media_type="application/json")
+
+    def work() -> bytes:
+        check_token_ids(body.tokens, state.text.limits.vocab_size, "tokens")
+        skip = body.skip_special_tokens is True
+        text = state.text.tokenizer.decode(body.tokens, skip_special_tokens=skip)
+        return msgspec.json.encode(Detokenized(text, text))
+
+    return Response(await asyncio.to_thread(work), media_type="application/json")
 
 
 def token_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
@@ -53,6 +60,10 @@ def token_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
     if (prompt is None) == (body.messages is None):
         raise RequestError("send one of prompt and messages", param="prompt", code="invalid_value")
     if prompt is not None:
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
+            if getattr(body, name) is not None:
+                text_ = f"{name} belongs to messages; a text goes through no template"
+                raise RequestError(text_, param=name, code="invalid_value")
         return text.encode(prompt, "prompt", add_special_tokens=body.add_special_tokens is not False)
     messages = [plain_message(message) for message in body.messages or ()]
     text.check_size(messages)
@@ -62,4 +73,4 @@ def token_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=text.template_kwargs(None, body.chat_template_kwargs),
     )
-    return text.encode(rendered.text, "messages", add_special_tokens=False)
+    return text.encode(rendered.text, "messages", add_special_tokens=body.add_special_tokens is True)

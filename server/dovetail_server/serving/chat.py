@@ -170,6 +170,9 @@ def tool_wish(request: ChatRequest, text: TextTools) -> ToolWish | None:
     if request.functions is None and request.function_call is not None:
         text_ = "function_call is only allowed when functions are specified; with tools, send tool_choice"
         raise RequestError(text_, param="function_call", code="invalid_value")
+    if request.functions is not None and request.tool_choice is not None:
+        text_ = "tool_choice belongs to tools; with functions, send function_call"
+        raise RequestError(text_, param="tool_choice", code="invalid_value")
     if request.functions is not None:
         name, choice = "function_call", function_choice(request.function_call)
         tools: list[dict[str, Any]] = [

@@ -91,6 +91,8 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
 def engine_params(item: Item, text: TextTools) -> SamplingParams:
     """Build the engine's parameters of one item."""
     given = item.params
+    if given.prompt_logprobs is not None:
+        raise errors.unsupported("sampling_params.prompt_logprobs", "send return_logprob and logprob_start_len")
     seed = same_field(given, "sampling_seed", "seed")
     min_tokens = same_field(given, "min_new_tokens", "min_tokens")
     wanted = same_field(given, "max_new_tokens", "max_tokens")
