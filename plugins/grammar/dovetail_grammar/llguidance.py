@@ -34,6 +34,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar.bits import Words, draw_ids
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
+from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
 from dovetail_grammar.llguidance_source import to_llguidance
@@ -98,7 +99,8 @@ class LlguidanceBackend(GrammarBackend):
         try:
             source = to_llguidance(self._library, self._prepared(spec), self._vocabulary)
         except ValueError as error:
-            raise RequestError(f"the grammar cannot be read: {error}", code="invalid_grammar") from None
+            code = "unsupported_grammar" if isinstance(error, UnreadableError) else "invalid_grammar"
+            raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
         compiled = self._build(source)
         return compiled if self.inline(spec) else source.encode()
 

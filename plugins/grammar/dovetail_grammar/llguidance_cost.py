@@ -46,7 +46,7 @@ def cost_of(spec: GrammarSpec) -> float:
         value = json.loads(spec.source)
         inner = sum(SchemaCost(found).total() for found in schemas_in(value))
         return inner + sum(pattern_cost(text) for text in _patterns(value)) + PER_CHARACTER * len(spec.source)
-    return pattern_cost(spec.source) if spec.kind is Kind.REGEX else PER_CHARACTER * len(spec.source)
+    return PER_CHARACTER * len(spec.source) if spec.kind is Kind.CHOICE else pattern_cost(spec.source)
 
 
 def pattern_cost(pattern: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.structural import formats_of
 from dovetail_grammar.choices import read_choices
+from dovetail_grammar.gbnf import to_lark
 from dovetail_grammar.llguidance_schema import prepare_value
 from dovetail_grammar.patterns import strip_anchors
 
@@ -34,12 +35,7 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind is Kind.STRUCTURAL:
         return str(matcher.grammar_from_lark(StructuralLark(vocabulary).write(spec.source)))
     if spec.kind is Kind.EBNF:
-        from llguidance.gbnf_to_lark import any_to_lark  # only this kind needs it
-
-        try:
-            return str(matcher.grammar_from_lark(any_to_lark(spec.source)))
-        except Exception as error:  # the converter raises the base class
-            raise ValueError(str(error)) from None
+        return str(matcher.grammar_from_lark(to_lark(spec.source)))
     return str(matcher.grammar_from_lark(spec.source))
 
 
