@@ -15,12 +15,12 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.grammar.thinking import Use, thinking_of
+from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.seeds import derive_seed
@@ -163,8 +164,11 @@ class _Job:
     route: Route | None = None
 
 
-class LLM:
-    """An engine in this process. Thread-safe; `close` it, or use it in a `with` block."""
+class LLM(OutlinesModel):
+    """An engine in this process. Thread-safe; `close` it, or use it in a `with` block.
+
+    It is a model of Outlines, too: `outlines.Generator(llm, Type)`.
+    """
 
     def __init__(
         self,
@@ -191,6 +195,7 @@ class LLM:
         Raises:
             ConfigError: Something the caller can fix, and how.
         """
+        register(type(self))
         engine = EngineSettings(model_path=model, **settings)
         folder = engine.folder
         texts = Path(engine.tokenizer_path) if engine.tokenizer_path else folder
@@ -241,27 +246,46 @@ class LLM:
             self._stop(wait=False)  # a model that is still loading cannot be interrupted
             raise
 
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-    ) -> list[Reply]:
+    ) -> list[Reply]: ...
+
+    @overload
+    def generate(self, prompts: Any, params: Any, *, use_tqdm: bool = True, **typed: Any) -> Any: ...
+
+    def generate(
+        self,
+        prompts: Any,
+        params: Any = None,
+        *,
+        use_tqdm: bool = True,
+        **typed: Any,
+    ) -> Any:
         """Continue prompts.
+
+        An Outlines generator gives its output type in place of `params`, and fields of `SamplingParams` by name: then
+        the result is the reply's text, as Outlines returns it.
 
         Args:
             prompts: Text or token ids, one or many.
             params: One for all, or one per prompt; the model's own defaults if not given.
             use_tqdm: Show a progress bar.
+            typed: Beside an output type.
 
         Returns:
-            Replies in the order of the prompts, `n` in a row for each.
+            Replies (`list[Reply]`) in the order of the prompts, `n` in a row for each.
 
         Raises:
             RequestError: A prompt or a parameter is wrong.
             KeyboardInterrupt: On Ctrl-C. All of the call's requests are aborted; the `LLM` can be used again.
         """
+        if typed or not _are_params(params):
+            return self._typed(prompts, params, typed)
         many = _as_prompts(prompts)
         ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else list(p) for p in many]
         jobs = [
@@ -310,31 +334,43 @@ class LLM:
         many: list[Sequence[Message]] = (
             [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)  # type: ignore[list-item,arg-type]
         )
-        jobs = []
         kwargs = template_switches(reasoning_effort, chat_template_kwargs)
         tools = None if tool_choice == "none" else tools
         calls = self._calls_route(tools, tool_choice, parallel_tool_calls)
-        for index, (conversation, one) in enumerate(zip(many, self._each(params, len(many)), strict=True)):
-            chat = self.template.render(
-                conversation,
-                tools=tools,
-                documents=documents,
-                continue_final_message=continue_final_message,
-                template_kwargs=kwargs,
-            )
+        rendering = {"documents": documents, "continue_final_message": continue_final_message}
+        parsing = {"separate_reasoning": separate_reasoning}
+        jobs = self._chat_jobs(many, params, calls, tools, kwargs, rendering, parsing)
+        replies = self._call(self._run(jobs, use_tqdm=use_tqdm))
+        return replies if parallel_tool_calls else [replace(r, tool_calls=r.tool_calls[:1]) for r in replies]
+
+    def _chat_jobs(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        calls: Route | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        rendering: Mapping[str, Any] | None = None,
+        parsing: Mapping[str, Any] | None = None,
+    ) -> list[_Job]:
+        """Render conversations; `rendering` and `parsing` are options of the template and of the output parser."""
+        jobs: list[_Job] = []
+        kwargs = kwargs or {}
+        each = self._each(params, len(conversations))
+        for index, (conversation, one) in enumerate(zip(conversations, each, strict=True)):
+            chat = self.template.render(conversation, tools=tools, template_kwargs=kwargs, **(rendering or {}))
             prompt = self.tokenizer.encode(chat.text, add_special_tokens=False)
-            parsing = {
+            options = {
                 "reasoning": self._reasoning,
                 "tools": self._tools if tools else None,
                 "template": self.template,
                 "template_kwargs": kwargs,
                 "tool_schemas": tools or (),
                 "prompt_tail": chat.tail,
-                "separate_reasoning": separate_reasoning,
+                **(parsing or {}),
             }
-            jobs += self._jobs(index, prompt, one, calls, **parsing)
-        replies = self._call(self._run(jobs, use_tqdm=use_tqdm))
-        return replies if parallel_tool_calls else [replace(r, tool_calls=r.tool_calls[:1]) for r in replies]
+            jobs += self._jobs(index, prompt, one, calls, **options)
+        return jobs
 
     def _calls_route(
         self, tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], parallel: bool
@@ -355,6 +391,19 @@ class LLM:
                 param="tool_choice",
             )
         return self._grammar.tools(self._tools, self._tools_name, tools, choice, parallel=parallel, param="tool_choice")
+
+    def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[Reply]:
+        return list(self.generate(prompts, params, use_tqdm=False))
+
+    def _answered(self, conversations: Sequence[Sequence[Message]], params: SamplingParams) -> list[Reply]:
+        return self.chat(conversations, params, use_tqdm=False)
+
+    def _pieces(self, prompt: str | Sequence[Message], params: SamplingParams) -> Iterator[str]:
+        if isinstance(prompt, str):
+            [job] = self._jobs(0, self.tokenizer.encode(prompt, add_special_tokens=True), params)
+        else:
+            [job] = self._chat_jobs([prompt], params)
+        return pieces_of(self._loop, self._deltas(job.submit), job.output)
 
     def flush_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -535,6 +584,12 @@ class LLM:
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
         )
+
+
+def _are_params(params: Any) -> bool:
+    """Whether `params` are sampling parameters, and no output type of Outlines'."""
+    many = params if isinstance(params, (list, tuple)) else [params]
+    return all(each is None or isinstance(each, SamplingParams) for each in many)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
