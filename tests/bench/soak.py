@@ -7,8 +7,8 @@
 Streams, stop strings with colliding identifiers, clients that leave, tools, grammars, stored responses, messages,
 uploads, hostile bodies, and batches at the same time. After a warm-up (a quarter of the time) the memory, open files
 and threads of server and engine must stay level, and the engine's memory within what its memory table printed at the
-start, and the cache of grammars. Exit code 1 if an answer was wrong or something grew. `--kill-every` ends the engine
-with SIGKILL, which costs the streams that run nothing where the server can restart it.
+start, and the cache of grammars. Exit code 1 if an answer was wrong or something grew. Every `--kill-every` seconds the
+engine is ended with SIGKILL, which must cost the streams that run nothing.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Mixed work for a long time.")
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SOAK_S", "3600")))
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between kills of the engine; 0 for none")
+    parser.add_argument("--kill-every", type=float, default=180.0, help="seconds between kills of the engine; 0: none")
     parser.add_argument("--kv-tokens", type=int, default=16_384)
     parser.add_argument("--port", type=int, default=30931)
     arguments = parser.parse_args()

@@ -15,6 +15,8 @@ from disconnects import Client
 
 MODEL = "dovetail-demo"
 WAIT_S = 300
+NUM_LINES = 20
+"""Of a batch: few, because beside interactive requests only one runs at a time."""
 GONE = {409, 429, 503}
 """What a client may be told to try again for, while the engine is restarted or the queue is full."""
 TOOLS = [
@@ -164,7 +166,7 @@ class Visit:
 
     def batch(self) -> None:
         """A whole batch: every id once."""
-        batch_id = start_batch(self.base, 60, 4)
+        batch_id = start_batch(self.base, NUM_LINES, 4)
         deadline = time.monotonic() + 4 * WAIT_S
         while (found := self.http.get(f"{self.base}/v1/batches/{batch_id}", timeout=WAIT_S).json())["status"] in (
             *("validating", "in_progress", "finalizing"),
@@ -177,7 +179,7 @@ class Visit:
         for file_id in filter(None, (found["output_file_id"], found["error_file_id"])):
             text = self.http.get(f"{self.base}/v1/files/{file_id}/content", timeout=WAIT_S).text
             seen.update(json.loads(line)["custom_id"] for line in text.splitlines())
-        if found["status"] != "completed" or seen != Counter(f"t{i}" for i in range(60)):
+        if found["status"] != "completed" or seen != Counter(f"t{i}" for i in range(NUM_LINES)):
             self.problems.append(f"a batch ended as {found['status']} with {len(seen)} ids, {found['request_counts']}")
         for file_id in filter(None, (found["output_file_id"], found["error_file_id"], found["input_file_id"])):
             self.http.delete(f"{self.base}/v1/files/{file_id}", timeout=WAIT_S)
@@ -209,7 +211,7 @@ class Visit:
     def batches_until(self, end: float) -> None:
         """Run batches, one after the other."""
         while time.monotonic() < end:
-            self._one("batch of 60", self.batch)
+            self._one(f"batch of {NUM_LINES}", self.batch)
 
     def _one(self, name: str, visit: Callable[[], None]) -> None:
         try:
