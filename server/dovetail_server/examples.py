@@ -102,6 +102,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
 }
+BODIES |= {f"/v1{path}": BODIES[path] for path in ("/tokenize", "/detokenize")}
 BODIES |= {
     f"{path}/render": {name: {**body, "stream": False} for name, body in list(BODIES[path].items())[:1]}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

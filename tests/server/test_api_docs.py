@@ -12,6 +12,8 @@ from conftest import Harness
 
 PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8")
 SECTIONS = {
+    "/v1/tokenize": ("Texts and tokens",),
+    "/v1/detokenize": ("Texts and tokens",),
     "/v1/chat/completions/render": ("Chat completions",),
     "/v1/completions/render": ("Completions", "Chat completions"),
     "/v1/responses/render": ("Responses",),

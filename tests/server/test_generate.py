@@ -108,7 +108,7 @@ def test_logprobs(harness: Harness) -> None:
         ({"text": "a", "input_ids": [1]}, "text"),
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"max_new_token": 1}}, "sampling_params.max_new_token"),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex"),
         ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),

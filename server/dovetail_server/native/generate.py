@@ -10,6 +10,7 @@ from pydantic import Field
 from dovetail_server.openai.common import (
     MAX_TOKENS,
     PASS_KNOWN_IDS,
+    Count,
     FreeForm,
     Name,
     RequestModel,
@@ -26,7 +27,7 @@ BATCH = Field(min_length=1, max_length=4096)
 class GenerateParams(SamplingFields):
     """`sampling_params` of a native request; other fields mean what they mean in a completion request."""
 
-    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(None, description="128 if not given.")
+    max_new_tokens: Count | None = Field(None, description="128 if not given; 0 reads the prompt alone.")
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     sampling_seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
     regex: Text | None = None
@@ -54,6 +55,7 @@ class GenerateRequest(RequestModel):
     rid: Rid | Annotated[list[Rid], BATCH] | None = None
     priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1)
     cache_salt: Name | None = None
+    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
 
 
 LogprobStart = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]

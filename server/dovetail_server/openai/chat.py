@@ -9,16 +9,19 @@ from pydantic import ConfigDict, Field
 
 from dovetail_server.openai.common import (
     MAX_TOKENS,
+    Count,
     FinishReason,
     FreeForm,
     GrammarFields,
     Name,
+    PromptFields,
     PromptLogprobs,
     RequestModel,
     SamplingFields,
     ServiceFields,
     StructuredOutput,
     Text,
+    TokenIds,
     Usage,
 )
 
@@ -79,12 +82,18 @@ class Tool(RequestModel):
     function: FunctionSpec
 
 
-class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
+class Thinking(RequestModel):
+    """Whether the model thinks, as DeepSeek's API says it."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/chat/completions`."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
@@ -102,6 +111,12 @@ class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     thinking_budget: int | None = Field(
         None, ge=0, le=MAX_TOKENS, description="Most tokens of thinking; then the answer begins."
     )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Another name of `thinking_budget`."
+    )
+    thinking: Thinking | None = Field(None, description="Turns thinking on or off, as `reasoning_effort` does.")
+    input_ids: TokenIds | None = Field(None, description="The prompt as tokens, in place of the rendered messages.")
+    add_special_tokens: bool | None = Field(None, description="true: beside those that the chat template writes.")
     include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
     chat_template_kwargs: FreeForm | None = None
     chat_template: Text | None = Field(None, description="Not accepted in a request; see --chat-template.")
@@ -110,7 +125,7 @@ class ChatRequest(SamplingFields, ServiceFields, GrammarFields):
     documents: Annotated[list[FreeForm], Field(max_length=4096)] | None = None
     modalities: Annotated[list[Annotated[str, Field(max_length=16)]], Field(max_length=8)] | None = None
     audio: FreeForm | None = Field(None, description="Not supported.")
-    verbosity: Annotated[str, Field(max_length=16)] | None = Field(None, description="Only the default, medium.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Reaches the chat template.")
     web_search_options: FreeForm | None = Field(None, description="Not supported.")
     moderation: FreeForm | None = Field(None, description="Not supported.")
 
@@ -190,6 +205,16 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `GET /v1/chat/completions`: none, for completions are not stored; responses are."""
+
+    object: Literal["list"] = "list"
+    data: list[ChatCompletion] = []
+    first_id: None = None
+    last_id: None = None
+    has_more: bool = False
 
 
 JsonObject = dict[str, Any]

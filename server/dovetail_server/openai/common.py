@@ -102,6 +102,16 @@ class SamplingFields(RequestModel):
     return_token_ids: bool | None = None
 
 
+class PromptFields(RequestModel):
+    """How a prompt is cut, and how its tokens and those of the reply are named."""
+
+    return_tokens_as_token_ids: bool | None = Field(None, description="Log probabilities name tokens `token_id:17`.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of the prompt; -1 keeps what the context holds."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
+
+
 class ServiceFields(RequestModel):
     """How to serve the request, none of which changes its output."""
 
@@ -114,6 +124,7 @@ class ServiceFields(RequestModel):
         description="Higher goes first; at the lowest, only while nothing else runs.",
     )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
     user: Name | None = None

@@ -12,6 +12,7 @@ from dovetail_server.openai.common import (
     FinishReason,
     GrammarFields,
     Name,
+    PromptFields,
     PromptLogprobs,
     SamplingFields,
     ServiceFields,
@@ -22,7 +23,7 @@ from dovetail_server.openai.common import (
 )
 
 
-class CompletionRequest(SamplingFields, ServiceFields, GrammarFields):
+class CompletionRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/completions`."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
@@ -35,7 +36,10 @@ class CompletionRequest(SamplingFields, ServiceFields, GrammarFields):
     ]
     suffix: Text | None = Field(None, description="Not supported.")
     echo: bool | None = Field(None, description="Put the prompt before the completion.")
-    best_of: int | None = Field(None, ge=1, le=128, description="Generate so many, return the `n` most likely.")
+    best_of: int | None = Field(
+        None, ge=0, le=128, description="Generate so many, return the `n` most likely; 0 is off."
+    )
+    add_special_tokens: bool | None = Field(None, description="For texts; true if not given.")
     logprobs: int | None = Field(None, ge=0, le=20)
 
 

@@ -140,6 +140,9 @@ class ResponseTool(RequestModel):
     description: Text | None = None
     parameters: FreeForm | None = None
     strict: bool | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=8)] | None = Field(
+        None, description="The model itself is the only caller."
+    )
 
 
 class TextFormat(RequestModel):
@@ -156,7 +159,7 @@ class TextConfig(RequestModel):
     """How the answer is written."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Only the default, medium.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Reaches the chat template.")
 
 
 class ReasoningConfig(RequestModel):
@@ -184,7 +187,7 @@ class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=65536)]
+    input: Text | Annotated[list[Item], Field(max_length=65536)] = Field("", description="Left out: an empty message.")
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=1024)] | None = None
@@ -209,7 +212,7 @@ class ResponsesRequest(ResponsePrompt):
     max_tool_calls: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Bounds calls of built-in tools, of which there are none."
     )
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Needs message.output_text.logprobs in `include`.")
@@ -248,5 +251,6 @@ class ResponsesRequest(ResponsePrompt):
         description="Higher goes first; at the lowest, only while nothing else runs.",
     )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the response's id.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")

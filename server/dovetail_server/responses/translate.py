@@ -31,7 +31,16 @@ NAMES = {
 SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "stop"),
     *("repetition_penalty", "seed", "logit_bias", "thinking_budget", "chat_template_kwargs", "parallel_tool_calls"),
-    *("priority", "cache_salt", "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"),
+    *(
+        "priority",
+        "cache_salt",
+        "extra_key",
+        "user",
+        "metadata",
+        "service_tier",
+        "prompt_cache_key",
+        "safety_identifier",
+    ),
 )
 """Fields that a chat request has, too, with the same meaning."""
 LOGPROBS = "message.output_text.logprobs"
@@ -115,7 +124,7 @@ def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:
         raise errors.unsupported(f"{param}.type {tool.type!r}", why)
     if tool.name is None:
         raise RequestError(f"{param}.name is required", param=f"{param}.name", code="missing_required_parameter")
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    return {"type": "function", "function": tool.model_dump(exclude={"type", "allowed_callers"}, exclude_none=True)}
 
 
 def chat_choice(choice: Any) -> Any:
@@ -191,12 +200,13 @@ def echo(
 def text_config(request: ResponsesRequest) -> dict[str, Any]:
     """Return `text` as the response shows it."""
     given = None if request.text is None else request.text.format
+    verbosity = (None if request.text is None else request.text.verbosity) or "medium"
     if given is None:
-        return {"format": {"type": "text"}, "verbosity": "medium"}
+        return {"format": {"type": "text"}, "verbosity": verbosity}
     shown = given.model_dump(by_alias=True, exclude_none=True)
     if given.type == "json_schema":
         shown = {"description": None, "strict": False, **shown}
-    return {"format": shown, "verbosity": "medium"}
+    return {"format": shown, "verbosity": verbosity}
 
 
 def tool_echo(tool: ResponseTool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ async def create_batch(
 
 @json_route(router, "/v1/batches", reply=BatchList, methods=("GET",))
 async def list_batches(
-    request: Request, state: State, after: Cursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    request: Request, state: State, after: Cursor = None, limit: Annotated[int, Query(ge=0, le=100)] = 20
 ) -> Response:
     """List batches, newest first."""
     service = await state.storage.get()

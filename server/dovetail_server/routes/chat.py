@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail_server.body import json_body
-from dovetail_server.openai.chat import ChatCompletion, ChatRequest
+from dovetail_server.openai.chat import ChatCompletion, ChatRequest, StoredCompletions
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import chat, chat_reply
 from dovetail_server.serving.prepare import prepared
@@ -17,6 +18,12 @@ from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
+
+
+@json_route(router, "/v1/chat/completions", reply=StoredCompletions, methods=("GET",))
+async def list_stored() -> Response:
+    """List stored completions: none, for only responses are stored."""
+    return Response(msgspec.json.encode(StoredCompletions()), media_type="application/json")
 
 
 @json_route(router, "/v1/chat/completions", body=ChatRequest, reply=ChatCompletion, streams=True)

@@ -116,7 +116,7 @@ async def list_files(
     request: Request,
     state: State,
     after: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    limit: Annotated[int, Query(ge=0, le=10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
     purpose: Annotated[str | None, Query(max_length=32, pattern=PLAIN_ID)] = None,
 ) -> Response:

@@ -130,7 +130,7 @@ async def list_input_items(
     response_id: ResponseId,
     state: State,
     after: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Annotated[int, Query(ge=0, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
     include: Include = None,
 ) -> Response:

@@ -12,21 +12,27 @@ from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest, Message
 from dovetail_server.serving.chat_events import ChatView
-from dovetail_server.serving.common import choice_rid, rid_of, submit_of
+from dovetail_server.serving.common import choice_rid, rid_of, salt_of, submit_of
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.grammar import ToolWish, chat_constraints, grammar_of
 from dovetail_server.serving.params import (
     StopRules,
+    check_token_ids,
     fit_output,
     refuse_stream_mix,
     same_field,
     sampling_params,
     stop_rules,
+    truncated,
 )
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
+
+
+TAIL_TOKENS = 64
+"""Of a prompt that comes as tokens: enough to see whether thinking has begun."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +66,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     text = state.text
     messages = [plain_message(message) for message in request.messages]
     text.check_size(messages)
-    kwargs = text.template_kwargs(request.reasoning_effort, request.chat_template_kwargs)
+    kwargs = template_kwargs(request, text)
     rendered = text.template.render(
         messages,
         tools=tools,
@@ -69,33 +75,38 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=kwargs,
     )
-    constraints = chat_constraints(
-        asked, wish, text, budget=request.thinking_budget, template_kwargs=kwargs, tail=rendered.tail
-    )
-    ids = text.encode(rendered.text, "messages", add_special_tokens=False)
+    if request.input_ids is None:
+        whole = text.encode(rendered.text, "messages", add_special_tokens=bool(request.add_special_tokens))
+        tail = rendered.tail
+    else:
+        check_token_ids(request.input_ids, text.limits.vocab_size, "input_ids")
+        whole = request.input_ids
+        tail = text.tokenizer.decode(whole[-TAIL_TOKENS:], skip_special_tokens=False)
     wanted = same_field(request, "max_completion_tokens", "max_tokens")
+    ids = truncated(whole, request, wanted, text.limits)
+    budget = same_field(request, "thinking_budget", "thinking_token_budget")
+    constraints = chat_constraints(asked, wish, text, budget=budget, template_kwargs=kwargs, tail=tail)
     names = ("messages", "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
     params = sampling_params(
         request,
         text.limits,
-        max_tokens=fit_output(len(ids), wanted, None, text.limits, names),
+        max_tokens=fit_output(len(ids), 1 if wanted == 0 else wanted, None, text.limits, names),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
     )
     rid = rid_of(request, "chatcmpl")
     count = request.n or 1
     submits = [
-        submit_of(
-            choice_rid(rid, i, count), ids, params, i, request.priority or 0, request.cache_salt or "", constraints
-        )
+        submit_of(choice_rid(rid, i, count), ids, params, i, request.priority or 0, salt_of(request), constraints)
         for i in range(count)
     ]
     choices = [
         Choice(
             index=i,
             submit=submit,
-            output=make_output(request, text, rules, tools, kwargs, rendered.tail),
+            output=make_output(request, text, rules, tools, kwargs, tail),
             route=constraints.route,
+            is_dropped=wanted == 0,
         )
         for i, submit in enumerate(submits)
     ]
@@ -115,6 +126,25 @@ def plain_message(message: Message) -> dict[str, Any]:
         return message.model_dump(exclude_unset=True)
     plain = message.model_dump(exclude_unset=True, exclude={"content"})
     return {**plain, "content": [part.model_dump(exclude_unset=True) for part in message.content]}
+
+
+def template_kwargs(request: ChatRequest, text: TextTools) -> dict[str, Any]:
+    """Return the chat template's variables.
+
+    Raises:
+        RequestError: Two fields say different things of thinking.
+    """
+    effort = request.reasoning_effort
+    kwargs = dict(request.chat_template_kwargs or {})
+    if request.thinking is not None:
+        thinks = request.thinking.type == "enabled"
+        if effort is not None and (effort != "none") != thinks:
+            why = f"thinking is {request.thinking.type} and reasoning_effort is {effort!r}; give one"
+            raise RequestError(why, param="thinking", code="invalid_value")
+        kwargs = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
+    if request.verbosity is not None:
+        kwargs = {"verbosity": request.verbosity, **kwargs}
+    return text.template_kwargs(effort, kwargs)
 
 
 def make_output(
@@ -144,14 +174,12 @@ def refuse_unsupported(request: ChatRequest) -> None:
     """Refuse fields that would change the output and that nothing here implements."""
     if request.chat_template is not None:
         raise errors.unsupported("chat_template", "a template in a request is not run; use --chat-template FILE")
-    if request.audio is not None:
+    if request.audio is not None and request.modalities != ["text"]:
         raise errors.unsupported("audio", "this server generates text only")
     if request.web_search_options is not None:
         raise errors.unsupported("web_search_options", "this server searches nothing")
     if request.moderation is not None:
         raise errors.unsupported("moderation", "this server judges no content")
-    if request.verbosity not in {None, "medium"}:
-        raise errors.unsupported("verbosity", "no chat template here knows it; say it in the prompt")
     if request.modalities is not None and request.modalities != ["text"]:
         raise errors.unsupported("modalities", 'this server generates text only; send ["text"] or nothing')
     if request.top_logprobs is not None and not request.logprobs:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.contracts.reasoning import TokenizerView
 from dovetail.engine.messages import TokenLogprob
 from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
 from dovetail_server.serving import logprobs as lp
@@ -50,10 +51,10 @@ async def reply(job: ChatJob) -> bytes:
 def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> ChatChoice:
     """Build one choice of a full reply."""
     output, legacy = choice.output, job.is_legacy
-    reasoning = job.view.reasoning(output)
+    reasoning = None if choice.is_dropped else job.view.reasoning(output)
     calls = [ToolCall(id=call.id, function=Function(call.name, call.arguments)) for call in job.view.tool_calls(output)]
     message = ReplyMessage(
-        content=output.content,
+        content="" if choice.is_dropped else output.content,
         reasoning_content=reasoning,
         reasoning=reasoning,
         tool_calls=calls if calls and not legacy else msgspec.UNSET,
@@ -64,12 +65,18 @@ def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> 
     return ChatChoice(
         index=choice.index,
         message=message,
-        logprobs=ChatLogprobs(lp.chat_logprobs(rows, job.num_top, tokenizer)) if wants_rows else None,
+        logprobs=chat_logprobs(job, rows, tokenizer) if wants_rows else None,
         finish_reason=finish_reason(choice, legacy),
         matched_stop=choice.matched_stop,
         structured_output=report_field(choice),
-        token_ids=output.token_ids if job.request.return_token_ids else msgspec.UNSET,
+        token_ids=([] if choice.is_dropped else output.token_ids) if job.request.return_token_ids else msgspec.UNSET,
     )
+
+
+def chat_logprobs(job: ChatJob, rows: Sequence[TokenLogprob], tokenizer: TokenizerView) -> ChatLogprobs:
+    """Write the log probabilities of tokens as the request asks for them."""
+    as_ids = bool(job.request.return_tokens_as_token_ids)
+    return ChatLogprobs(lp.chat_logprobs(rows, job.num_top, tokenizer, as_ids=as_ids))
 
 
 def finish_reason(choice: Choice, legacy: bool) -> Any:
@@ -117,7 +124,7 @@ class ChoiceStream:
         logprobs, extra = b"null", b""
         if self.job.request.logprobs and self.rows:
             tokenizer = self.job.generation.state.text.tokenizer
-            logprobs = encode(ChatLogprobs(lp.chat_logprobs(self.rows, self.job.num_top, tokenizer)))
+            logprobs = encode(chat_logprobs(self.job, self.rows, tokenizer))
         if self.job.request.return_token_ids:
             extra = b',"token_ids":' + encode(self.ids)
         self.rows, self.ids = [], []

@@ -37,6 +37,11 @@ def rid_of(request: ServiceFields, prefix: str) -> str:
     return same_field(request, "rid", "request_id") or new_id(prefix)
 
 
+def salt_of(request: ServiceFields) -> str:
+    """Return what keeps the request's prefixes apart; empty for nothing."""
+    return same_field(request, "cache_salt", "extra_key") or ""
+
+
 def choice_rid(rid: str, index: int, num_choices: int) -> str:
     """Return the engine's identifier of a choice; the request's own where it is the only one."""
     return rid if num_choices == 1 else f"{rid}#{index}"

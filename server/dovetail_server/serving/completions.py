@@ -27,6 +27,7 @@ from dovetail_server.serving.common import (
     report_field,
     report_rider,
     rid_of,
+    salt_of,
     submit_of,
     usage_of,
     usage_wishes,
@@ -39,6 +40,7 @@ from dovetail_server.serving.params import (
     refuse_stream_mix,
     sampling_params,
     stop_rules,
+    truncated,
 )
 from dovetail_server.serving.sse import DONE, Chunks
 
@@ -85,9 +87,13 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     text = state.text
     constraints = plain_constraints(grammar_of(request), text)
     rules = stop_rules(request)
-    prompts = read_prompts(request.prompt, text, has_echo=bool(request.echo))
+    prompts = read_prompts(
+        request.prompt, text, has_echo=bool(request.echo), special=request.add_special_tokens is not False
+    )
+    if request.truncate_prompt_tokens:
+        prompts = [cut(prompt, request, text) for prompt in prompts]
     per_prompt = request.best_of or request.n or 1
-    is_scoring = bool(request.echo) and request.max_tokens == 0
+    is_scoring = request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
     needs_scores = per_prompt > (request.n or 1)
     rid = rid_of(request, "cmpl")
@@ -104,9 +110,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
         for k in range(per_prompt):
             index = len(choices)
             name = choice_rid(rid, index, len(prompts) * per_prompt)
-            submit = submit_of(
-                name, prompt.ids, params, k, request.priority or 0, request.cache_salt or "", constraints
-            )
+            submit = submit_of(name, prompt.ids, params, k, request.priority or 0, salt_of(request), constraints)
             output = OutputStream(text.tokenizer, track_offsets=request.logprobs is not None, **rules)
             choices.append(
                 Choice(
@@ -132,16 +136,20 @@ def check(request: CompletionRequest) -> None:
     refuse_stream_mix(request, request.prompt_logprobs)
     if request.suffix:
         raise errors.unsupported("suffix", "this model has no fill-in-the-middle template")
-    n, best_of = request.n or 1, request.best_of
+    n, best_of = request.n or 1, request.best_of or None
     if best_of is not None and best_of < n:
         raise RequestError(f"best_of is {best_of}, below n, which is {n}", param="best_of", code="invalid_value")
     if best_of is not None and best_of > n and request.stream:
         raise RequestError("best_of above n cannot be streamed", param="best_of", code="invalid_value")
-    if request.max_tokens == 0 and not request.echo:
-        raise RequestError("max_tokens is 0, which needs echo: true", param="max_tokens", code="invalid_value")
 
 
-def read_prompts(prompt: Any, text: TextTools, *, has_echo: bool) -> list[Prompt]:
+def cut(prompt: Prompt, request: CompletionRequest, text: TextTools) -> Prompt:
+    """Return a prompt as `truncate_prompt_tokens` leaves it."""
+    ids = truncated(prompt.ids, request, request.max_tokens, text.limits)
+    return prompt if len(ids) == len(prompt.ids) else Prompt(ids, text.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def read_prompts(prompt: Any, text: TextTools, *, has_echo: bool, special: bool = True) -> list[Prompt]:
     """Return every prompt, whichever of the four forms was sent.
 
     Raises:
@@ -154,13 +162,18 @@ def read_prompts(prompt: Any, text: TextTools, *, has_echo: bool) -> list[Prompt
     else:
         items = prompt
     names = ["prompt"] if len(items) == 1 else [f"prompt[{i}]" for i in range(len(items))]
-    return [read_prompt(item, text, name, has_echo=has_echo) for item, name in zip(items, names, strict=True)]
+    return [
+        read_prompt(item, text, name, has_echo=has_echo, special=special)
+        for item, name in zip(items, names, strict=True)
+    ]
 
 
-def read_prompt(item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False) -> Prompt:
+def read_prompt(
+    item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False, special: bool = True
+) -> Prompt:
     """Return one prompt."""
     if isinstance(item, str):
-        result = Prompt(text.encode(item, param, add_special_tokens=True), item)
+        result = Prompt(text.encode(item, param, add_special_tokens=special), item)
     else:
         check_token_ids(item, text.limits.vocab_size, param)
         result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")
@@ -190,7 +203,9 @@ class ChoiceFold:
         tokenizer = job.state.text.tokenizer
         self.rows = None
         if request.logprobs is not None:
-            self.rows = lp.CompletionRows(request.logprobs, tokenizer, choice.output.text_offsets, len(self.echo))
+            as_ids = bool(request.return_tokens_as_token_ids)
+            offsets = choice.output.text_offsets
+            self.rows = lp.CompletionRows(request.logprobs, tokenizer, offsets, len(self.echo), as_ids=as_ids)
 
     def take(self, step: Step) -> str:
         """Add a step and return its text."""

@@ -75,11 +75,18 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
                 params,
                 k,
                 request.priority or 0,
-                request.cache_salt or "",
+                same_field(request, "cache_salt", "extra_key") or "",
                 constraints,
             )
             output = OutputStream(text.tokenizer, **rules)
-            choice = Choice(index=len(choices), submit=submit, output=output, prompt_index=p, route=constraints.route)
+            choice = Choice(
+                index=len(choices),
+                submit=submit,
+                output=output,
+                prompt_index=p,
+                route=constraints.route,
+                is_dropped=wanted_tokens(item.params) == 0,
+            )
             choices.append(choice)
             show_text = bool(request.return_text_in_logprobs)
             folds.append(ItemFold(choice=choice, item=item, text=text, show_text=show_text))
@@ -95,7 +102,8 @@ def engine_params(item: Item, text: TextTools) -> SamplingParams:
         raise errors.unsupported("sampling_params.prompt_logprobs", "send return_logprob and logprob_start_len")
     seed = same_field(given, "sampling_seed", "seed")
     min_tokens = same_field(given, "min_new_tokens", "min_tokens")
-    wanted = same_field(given, "max_new_tokens", "max_tokens")
+    wanted = wanted_tokens(given)
+    wanted = 1 if wanted == 0 else wanted
     wants_prompt = item.num_top is not None and 0 <= item.logprob_start < len(item.prompt.ids)
     names = ("text", "max_new_tokens")
     return sampling_params(
@@ -107,6 +115,11 @@ def engine_params(item: Item, text: TextTools) -> SamplingParams:
         prompt_logprobs_start=item.logprob_start if wants_prompt else 0,
         use_defaults=False,
     )
+
+
+def wanted_tokens(given: GenerateParams) -> int | None:
+    """Return how many tokens are asked for; 0 where only the prompt is to be read."""
+    return same_field(given, "max_new_tokens", "max_tokens")  # type: ignore[no-any-return]
 
 
 def read_items(request: GenerateRequest, text: TextTools) -> list[Item]:
@@ -193,8 +206,8 @@ class ItemFold:
         if self.item.num_top is not None:
             self._add_logprobs(meta, self.item.num_top)
         return Generated(
-            text=choice.output.text,
-            output_ids=choice.output.token_ids,
+            text="" if choice.is_dropped else choice.output.text,
+            output_ids=[] if choice.is_dropped else choice.output.token_ids,
             meta_info=meta,
             index=msgspec.UNSET if index is None else index,
         )

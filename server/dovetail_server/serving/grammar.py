@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.engine.messages import GrammarStep, Thinking
-from dovetail.errors import RequestError
 from dovetail.grammar.fields import NAMES, Asked, read_grammar
 from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
@@ -95,10 +94,8 @@ def chat_constraints(
         # Beside a grammar of the content, calls are the alternative, not something within free text.
         calls = _tool_route(wish, text, "required" if asked is not None and wish.choice == "auto" else wish.choice)
     if asked is not None and calls is not None and wish is not None:
-        if wish.choice != "auto":
-            why = f"{asked.param} and {wish.param} both constrain the output; give one"
-            raise RequestError(why, param=asked.param, code="invalid_value")
-        route = text.grammar.either(asked, calls, spec)
+        # A call that must come leaves no content for the grammar to describe.
+        route = calls if wish.choice != "auto" else text.grammar.either(asked, calls, spec)
     route = route or calls
     if route is None and budget is None:
         return NONE

@@ -22,17 +22,24 @@ def finite(value: float | None) -> float:
     return FLOOR if value is None or not value > FLOOR else value
 
 
-def chat_logprobs(rows: Sequence[TokenLogprob], num_top: int, tokenizer: TokenizerView) -> list[TokenInfo]:
-    """Write rows as `choices[].logprobs.content`."""
+def chat_logprobs(
+    rows: Sequence[TokenLogprob], num_top: int, tokenizer: TokenizerView, *, as_ids: bool = False
+) -> list[TokenInfo]:
+    """Write rows as `choices[].logprobs.content`; with `as_ids` tokens are named by their ids."""
     result = []
     for row in rows:
         raw = tokenizer.token_bytes(row.token_id)
         top = []
         for candidate in row.top[:num_top]:
             data = tokenizer.token_bytes(candidate.token_id)
-            top.append(TokenAlternative(text(data), finite(candidate.logprob), list(data)))
-        result.append(TokenInfo(text(raw), finite(row.logprob), list(raw), top))
+            top.append(TokenAlternative(named(candidate.token_id, data, as_ids), finite(candidate.logprob), list(data)))
+        result.append(TokenInfo(named(row.token_id, raw, as_ids), finite(row.logprob), list(raw), top))
     return result
+
+
+def named(token_id: int, raw: bytes, as_ids: bool) -> str:
+    """Return how a token is named: by its text, or by its id."""
+    return f"token_id:{token_id}" if as_ids else text(raw)
 
 
 def text(raw: bytes) -> str:
@@ -43,7 +50,9 @@ def text(raw: bytes) -> str:
 class CompletionRows:
     """Builds `logprobs` of a completion, of which a stream takes pieces."""
 
-    def __init__(self, num_top: int, tokenizer: TokenizerView, offsets: Sequence[int], echo_len: int) -> None:
+    def __init__(
+        self, num_top: int, tokenizer: TokenizerView, offsets: Sequence[int], echo_len: int, *, as_ids: bool = False
+    ) -> None:
         """Prepare.
 
         Args:
@@ -51,11 +60,13 @@ class CompletionRows:
             tokenizer: The model's.
             offsets: Grows with the output: characters of it before each token.
             echo_len: Characters of the echoed prompt, which come before the output.
+            as_ids: Name tokens by their ids.
         """
         self.num_top = num_top
         self.tokenizer = tokenizer
         self.offsets = offsets
         self.echo_len = echo_len
+        self.as_ids = as_ids
         self.num_taken = 0
         self._rows: list[TokenLogprob] = []
         self._starts: list[int] = []
@@ -82,19 +93,20 @@ class CompletionRows:
         if not rows:
             return None
         return CompletionLogprobs(
-            tokens=[text(self.tokenizer.token_bytes(row.token_id)) for row in rows],
+            tokens=[self._name(row.token_id) for row in rows],
             token_logprobs=[None if row.logprob is None else finite(row.logprob) for row in rows],
             top_logprobs=[self._top(row) for row in rows] if self.num_top else None,
             text_offset=starts,
         )
 
+    def _name(self, token_id: int) -> str:
+        return named(token_id, self.tokenizer.token_bytes(token_id), self.as_ids)
+
     def _top(self, row: TokenLogprob) -> dict[str, float] | None:
         if row.logprob is None:
             return None
-        found = {
-            text(self.tokenizer.token_bytes(c.token_id)): finite(c.logprob) for c in reversed(row.top[: self.num_top])
-        }
-        found.setdefault(text(self.tokenizer.token_bytes(row.token_id)), finite(row.logprob))
+        found = {self._name(c.token_id): finite(c.logprob) for c in reversed(row.top[: self.num_top])}
+        found.setdefault(self._name(row.token_id), finite(row.logprob))
         return found
 
 

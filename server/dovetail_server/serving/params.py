@@ -11,7 +11,7 @@ from dovetail.errors import RequestError
 from dovetail.runtime.seeds import derive_seed
 from dovetail.text.stop_regex import compile_stop
 from dovetail_server import errors
-from dovetail_server.openai.common import SamplingFields, ServiceFields
+from dovetail_server.openai.common import PromptFields, SamplingFields, ServiceFields
 
 MAX_BIAS = 100.0
 SEED_MASK = (1 << 63) - 1
@@ -194,6 +194,16 @@ def fit_output(
     if wanted > room:
         raise errors.output_too_long(num_prompt, wanted, limits.context_len, params[1])
     return wanted
+
+
+def truncated(ids: list[int], request: PromptFields, max_tokens: int | None, limits: Limits) -> list[int]:
+    """Return a prompt cut as the request asks for, with room for `max_tokens`: by default it is not."""
+    wanted = request.truncate_prompt_tokens
+    if wanted is None or wanted == 0:
+        return ids
+    room = limits.context_len - max(max_tokens or 1, 1)
+    most = max(1, min(room, len(ids) if wanted < 0 else wanted))
+    return ids[:most] if request.truncation_side == "right" else ids[-most:]
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dovetail.errors import RequestError
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.serving.chat import plain_message, tool_wish
+from dovetail_server.serving.chat import plain_message, template_kwargs, tool_wish
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
@@ -65,6 +65,6 @@ def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
         tools=None if wish is None else wish.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
-        template_kwargs=text.template_kwargs(request.reasoning_effort, request.chat_template_kwargs),
+        template_kwargs=template_kwargs(request, text),
     )
     return len(text.encode(rendered.text, "messages", add_special_tokens=False))
