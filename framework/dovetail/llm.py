@@ -42,6 +42,7 @@ from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.detect import resolve_parsers
+from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.output import ToolCall
 from dovetail.text.stop_regex import compile_stop
 from dovetail.text.stream import OutputStream
@@ -227,9 +228,9 @@ class LLM(OutlinesModel):
         self._reasoning: ReasoningParser | None = None
         self._tools: ToolParser | None = None
         for planned in plan.of_kind("reasoning_parser"):
-            self._reasoning = plugins.get("reasoning_parser", planned.name)()
+            self._reasoning = bound_reasoning(plugins.get("reasoning_parser", planned.name)(), self.template)
         for planned in plan.of_kind("tool_parser"):
-            self._tools = plugins.get("tool_parser", planned.name)()
+            self._tools = bound_tools(plugins.get("tool_parser", planned.name)(), self.template)
         self._ids = itertools.count(1)
         self._grammar = GrammarFront({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.

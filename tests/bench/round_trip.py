@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -28,8 +29,9 @@ from dovetail.errors import ModelError, RequestError
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.registry import Registry
-from dovetail.text.chat import ChatTemplate
+from dovetail.text.chat import ChatTemplate, common_len
 from dovetail.text.detect import resolve_parsers
+from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.output import make_parser, parse_full
 
 QUESTION = {"role": "user", "content": "What is the weather?"}
@@ -41,6 +43,9 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "off": {"enable_thinking": False, "thinking": False},
 }
 SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
+UNIT = re.compile(r"<[^<>\s][^<>]*>")
+TURN_ENDS = ("<|call|>", "<turn|>", "<|tool_response>", "<|eom_id|>", "<end_of_turn>\n", "<|calls|>")
+"""What ends a turn behind calls alone."""
 COLUMNS = ("content", "reasoning", "call", "parallel")
 
 
@@ -94,9 +99,10 @@ class Parsers:
         found = resolve_parsers(registry, folder, reasoning_parser="auto", tool_parser="auto")
         self.names = (found.reasoning_parser, found.tool_parser)
         self.template = template
+        binders = (bound_reasoning, bound_tools)
         self._plugins = [
-            None if name is None else import_planned(as_planned(registry.resolve(kind, name)))()
-            for kind, name in zip(("reasoning_parser", "tool_parser"), self.names, strict=True)
+            None if name is None else bind(import_planned(as_planned(registry.resolve(kind, name)))(), template)
+            for kind, name, bind in zip(("reasoning_parser", "tool_parser"), self.names, binders, strict=True)
         ]
 
     def spec(self, switches: Mapping[str, Any], tools: Sequence[dict[str, Any]]) -> FormatSpec:
@@ -109,7 +115,11 @@ class Parsers:
 
 
 def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the prompt's tail and the reply as rendered behind it; None where the template does not show it all."""
+    """Return the prompt's tail and the reply as rendered behind it; None where the template does not show it all.
+
+    A template that leaves thinking out of a history does not write what its prompt opened: the reply then stands behind
+    what both begin with.
+    """
     tools = TOOLS if case.calls else None
     try:
         prompt = template.render([QUESTION], tools=tools, template_kwargs=switches)
@@ -117,9 +127,14 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
         end = turn_end(template, switches, tools)
     except RequestError:
         return None
-    if not whole.startswith(prompt.text):
+    common = common_len(prompt.text, whole)
+    for unit in UNIT.finditer(whole, max(common - 80, 0)):
+        if unit.start() < common < unit.end():
+            common = unit.start()
+    shared = common - (len(prompt.text) - len(prompt.tail))
+    if shared < 0 or (not shared and prompt.tail):
         return None
-    output = whole.removeprefix(prompt.text)
+    output = whole[common:]
     for text in end:
         if text and output.endswith(text):
             output = output.removesuffix(text)
@@ -131,7 +146,7 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
         return None
     if case.reasoning is None and THOUGHT in output:
         return None
-    return prompt.tail, output
+    return prompt.tail[:shared], output
 
 
 def prints(text: str, part: str) -> bool:
@@ -151,11 +166,10 @@ def rendered(template: ChatTemplate, reply: dict[str, Any], tools: Any, switches
 
 
 def turn_end(template: ChatTemplate, switches: Mapping[str, Any], tools: Any) -> list[str]:
-    """Return what the template may put behind a reply: behind an answer, and behind a call."""
-    ends = [rendered(template, {"role": "assistant", "content": "sentinel"}, tools, switches).rpartition("sentinel")[2]]
-    for text in ("<|call|>", "<turn|>", "<|tool_response>", "<|eom_id|>", "<end_of_turn>\n", "<|tool_calls_end|>"):
-        ends.append(text)
-    return ends
+    """Return what the template may put behind a reply, all of it or its last markers; the longest first."""
+    end = rendered(template, {"role": "assistant", "content": "sentinel"}, tools, switches).rpartition("sentinel")[2]
+    places = [0, *(found.start() for found in UNIT.finditer(end) if found.start())]
+    return [*(end[place:] for place in places), *TURN_ENDS]
 
 
 def wrong(parsers: Parsers, case: Case, switches: Mapping[str, Any]) -> str | bool:
@@ -170,8 +184,6 @@ def wrong(parsers: Parsers, case: Case, switches: Mapping[str, Any]) -> str | bo
     calls = [(call.name, loaded(call.arguments)) for call in reply.tool_calls]
     got = (reply.reasoning, reply.content, calls)
     want = (case.reasoning, case.content, [*case.calls])
-    if case.content is not None and got[1] is not None:
-        got = (got[0], got[1].strip(), got[2])
     return False if got == want else f"{tail[-40:]!r} {output!r}\n      gives {got!r}"
 
 

@@ -121,6 +121,7 @@ class FormatSpec:
     Attributes:
         reasoning: Where reasoning stands; None where the format has none.
         tools: Where tool calls stand; None where calls are not looked for.
+        answer: What stands around an answer, for formats that mark it; dropped. Both markers may be missing.
         initial: The state for text that comes without a prompt to read it from.
         machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
             called as `dovetail.text.output.FormatParser` is. None: the machine of the markers above.
@@ -130,6 +131,7 @@ class FormatSpec:
 
     reasoning: Markers | None = None
     tools: ToolFormat | None = None
+    answer: Markers | None = None
     initial: State = State.OPEN
     machine: Callable[..., OutputParser] | None = None
     messages: Messages | None = None
@@ -184,6 +186,10 @@ class ReasoningParser(Configurable, ABC):
     def detect(self, template: TemplateView) -> float:
         """Say how surely a model with this template writes this format, 0 to 1; for `--reasoning-parser auto`."""
         return 0.0
+
+    def for_template(self, template: TemplateView) -> ReasoningParser:
+        """Return the parser for a model with this template: itself, unless it depends on it. Called once."""
+        return self
 
 
 class OutputParser(Protocol):

@@ -106,7 +106,7 @@ class ToolFormat:
     r"""Where tool calls stand in the output.
 
     Args:
-        start: Marker that opens a section of one or more calls.
+        start: Marker that opens a section of one or more calls; empty where only `also` or `bare` do.
         end: Marker that closes it; empty where only the next section or the end of the output does.
         body: Makes the reader of a section; called with the `NewCall` of this reply.
         before_start: Newlines that the template puts before `start`; dropped from the end of the content.
@@ -149,3 +149,7 @@ class ToolParser(Configurable, ABC):
     def detect(self, template: TemplateView) -> float:
         """Say how surely a model with this template writes this format, 0 to 1; for `--tool-call-parser auto`."""
         return 0.0
+
+    def for_template(self, template: TemplateView) -> ToolParser:
+        """Return the parser for a model with this template: itself, unless it depends on it. Called once."""
+        return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import jinja2
 
 from dovetail.errors import ModelError, RequestError
-from dovetail.text.chat_messages import ContentFormat, template_messages
+from dovetail.text.chat_messages import ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
 from dovetail.text.templates import read_template
 from dovetail.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class ChatTemplate:
         source: The template's text; empty if the model has none.
         origin: Where it comes from, for logs.
         content_format: `string`, `parts`, or `both`: the forms of message content that the template handles.
+        arguments_format: `object` or `string`: how it reads the arguments of a call.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ChatTemplate:
         self._default = None if default is None else self._templates[default]
         self.source = "" if default is None else sources[default]
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
+        self.arguments_format: ArgumentsFormat = self._detect_arguments_format() if self._default else "object"
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
@@ -138,7 +141,7 @@ class ChatTemplate:
         context = {
             **self._special_tokens,
             **(template_kwargs or {}),
-            "messages": template_messages(messages, self.content_format),
+            "messages": template_messages(messages, self.content_format, self.arguments_format),
             "tools": [*tools] if tools else None,
             "documents": [*documents] if documents else None,
         }
@@ -168,7 +171,7 @@ class ChatTemplate:
             before = self._render(template, {**context, "messages": messages[:-1]}, False)
         except RequestError:  # some templates refuse a conversation without a question
             before = ""
-        return RenderedChat(text, text[_common_len(text, before) :])
+        return RenderedChat(text, text[common_len(text, before) :])
 
     def _tail(self, template: jinja2.Template, context: dict[str, Any], text: str) -> str:
         """Return what the generation prompt added, or, where a template always adds it, what follows the messages."""
@@ -176,7 +179,7 @@ class ChatTemplate:
             plain = self._render(template, context, False)
         except RequestError:
             plain = text
-        tail = text[_common_len(text, plain) :]
+        tail = text[common_len(text, plain) :]
         messages = context["messages"]
         if tail or not messages:
             return tail
@@ -223,6 +226,23 @@ class ChatTemplate:
             return "both" if as_string else "parts"
         return "string"
 
+    def _detect_arguments_format(self) -> ArgumentsFormat:
+        """Render a call in both forms: a template that joins texts fails on an object, or prints it as Python does."""
+        messages = [{"role": "user", "content": "x"}]
+        for form in ("object", "string"):
+            arguments: Any = {_SENTINEL: _SENTINEL}
+            call = {"name": "x", "arguments": arguments if form == "object" else json.dumps(arguments)}
+            calls = [{"id": "abcdef123", "type": "function", "function": call}]
+            reply = {"role": "assistant", "content": "", "tool_calls": calls}
+            context = {**self._special_tokens, "messages": [*messages, reply], "tools": None}
+            try:
+                text = self._render(self._pick(True), context, False)
+            except RequestError:
+                continue
+            if f"'{_SENTINEL}'" not in text:
+                return form
+        return "object"
+
     def _prints(self, content: Any) -> bool:
         """Whether content comes out as itself, not as a printed list."""
         if self._default is None:
@@ -250,7 +270,7 @@ def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | 
     return switches | given
 
 
-def _common_len(text: str, other: str) -> int:
+def common_len(text: str, other: str) -> int:
     """Return the length of the common prefix, by bisection: comparing slices is far cheaper than looping."""
     low, high = 0, min(len(text), len(other))
     if text.startswith(other):
@@ -265,7 +285,10 @@ def _common_len(text: str, other: str) -> int:
 
 
 def _with_sentinel(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Mark the end of a message: of its content, or of its thinking where that is all there is."""
     content = message["content"]
+    if not content and (reasoning := message.get("reasoning_content")):
+        return {**message, "reasoning_content": reasoning + _SENTINEL, "reasoning": reasoning + _SENTINEL}
     if isinstance(content, str):
         return {**message, "content": content + _SENTINEL}
     return {**message, "content": [*content, {"type": "text", "text": _SENTINEL}]}

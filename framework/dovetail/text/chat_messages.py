@@ -14,20 +14,28 @@ from typing import Any, Literal
 from dovetail.errors import RequestError
 from dovetail.text.tokenizer import check_text
 
+ArgumentsFormat = Literal["object", "string"]
+"""Whether a template reads the arguments of a call as an object or as JSON text."""
 ContentFormat = Literal["string", "parts", "both"]
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]], content_format: ContentFormat) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], content_format: ContentFormat, arguments_format: ArgumentsFormat = "object"
+) -> list[dict[str, Any]]:
     """Convert a conversation. The input is not changed.
 
     Raises:
         RequestError: A content part is not text, or text is not Unicode; `param` names the place.
     """
-    return [_message(message, content_format, f"messages[{at}]") for at, message in enumerate(messages)]
+    return [
+        _message(message, content_format, arguments_format, f"messages[{at}]") for at, message in enumerate(messages)
+    ]
 
 
-def _message(message: Mapping[str, Any], content_format: ContentFormat, param: str) -> dict[str, Any]:
+def _message(
+    message: Mapping[str, Any], content_format: ContentFormat, arguments_format: ArgumentsFormat, param: str
+) -> dict[str, Any]:
     result = {key: value for key, value in message.items() if value is not None}
     result["content"] = _content(message.get("content"), content_format, f"{param}.content")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -35,7 +43,9 @@ def _message(message: Mapping[str, Any], content_format: ContentFormat, param: s
         check_text(reasoning, param=f"{param}.reasoning_content")
         result["reasoning_content"] = result["reasoning"] = reasoning
     if result.get("tool_calls"):
-        result["tool_calls"] = [_tool_call(call, f"{param}.tool_calls") for call in result["tool_calls"]]
+        result["tool_calls"] = [
+            _tool_call(call, arguments_format, f"{param}.tool_calls") for call in result["tool_calls"]
+        ]
     else:
         result.pop("tool_calls", None)
     return result
@@ -71,15 +81,17 @@ def _part_text(part: Any, param: str) -> str:
     return text
 
 
-def _tool_call(call: Any, param: str) -> dict[str, Any]:
+def _tool_call(call: Any, arguments_format: ArgumentsFormat, param: str) -> dict[str, Any]:
     """Parse the arguments of a call in the history. Text that is no JSON object stays as the client sent it."""
     if not isinstance(call, Mapping):
         raise RequestError(f"a tool call must be an object, not {type(call).__name__}", param=param)
     result = dict(call)
     function = call.get("function")
     if isinstance(function, Mapping):
-        arguments = function.get("arguments")
-        result["function"] = {**function, "arguments": _arguments(arguments)}
+        arguments = _arguments(function.get("arguments"))
+        if arguments_format == "string" and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        result["function"] = {**function, "arguments": arguments}
     return result
 
 

@@ -2,7 +2,9 @@
 
 The order: the name that the model's tokenizer_config.json gives as `response_template`; then every installed parser is
 asked how surely it knows the chat template (together with what the tokenizer says about replies), and the template is
-put to the test: a message is rendered and read back. The best score wins, if it is good enough.
+put to the test: replies are rendered and read back, with the newlines that the template itself writes (see
+`derive.py`). The best score wins, if it is good enough; of equal ones, that of the tool-call parser's family. Where
+none reads back what the template shows, the format is read off the template itself, by the parser `template`.
 
 | reading back | score |
 |---|---|
@@ -23,14 +25,14 @@ from typing import Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import PluginError, RequestError
+from dovetail.errors import PluginError
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.reply import Folded
+from dovetail.text.chat import ChatTemplate, common_len
+from dovetail.text.derive import CALLED, SWITCHES, THOUGHTS, TWICE, Derived, derive, reads_all, tools_of
+from dovetail.text.formats import fit_reasoning, fit_tools
 from dovetail.text.stream import NoTemplate
 from dovetail.text.tokenizer_files import TokenizerFiles
 
@@ -40,19 +42,8 @@ ENOUGH = 0.5
 FLAGS = {"reasoning_parser": "--reasoning-parser", "tool_parser": "--tool-call-parser"}
 LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}
 
-_QUESTION = {"role": "user", "content": "dovetail question"}
-_THOUGHT, _ANSWER, _NAME, _ARGUMENTS = "dovetail thought", "dovetail answer", "dovetail_call", {"key": "dovetail value"}
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": _NAME,
-            "description": "",
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
-        },
-    }
-]
-_SWITCHES: tuple[Mapping[str, Any], ...] = ({}, {"enable_thinking": True, "thinking": True})
+DERIVED = "template"
+"""The parser of what is read off the template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +136,17 @@ def detect(
     """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
     files = TokenizerFiles.read(folder)
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
-    return {kind: _find(registry, kind, files, template) for kind in kinds}
+    found: dict[str, Found] = {}
+    for kind in sorted(kinds, reverse=True):  # the tool-call parser first: its family breaks ties
+        family = found["tool_parser"].name if "tool_parser" in found else None
+        found[kind] = _find(registry, kind, files, template, family)
+    return {kind: found[kind] for kind in kinds}
 
 
-def _find(registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate) -> Found:
+def _find(
+    registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate, family: str | None = None
+) -> Found:
+    """Find the parser of one kind; `family` is the name of the tool-call parser, which breaks ties."""
     config = files.tokenizer_config
     declared = config.get("response_template") or config.get("response_schema")
     if isinstance(declared, str):
@@ -161,12 +159,19 @@ def _find(registry: Registry, kind: str, files: TokenizerFiles, template: ChatTe
     if not template.source and not declared:
         return Found(None, "the model has no chat template")
     view = NoTemplate(template.source + ("\n" + _plain(declared) if declared else ""))
+    derived = derive(template)
     scores = [
         found
         for record in registry.of_kind(kind)
-        if record.usable and (found := _score(record, view, files, template)) is not None and found.score > 0
+        if record.usable
+        and record.name != DERIVED
+        and (found := _score(record, view, files, template, derived)) is not None
+        and found.score > 0
     ]
-    ranked = tuple(sorted(scores, key=lambda score: (-score.score, score.name)))
+    ranked = tuple(sorted(scores, key=lambda score: (-score.score, -_kinship(score.name, family), score.name)))
+    is_shown = (derived.reasoning if kind == "reasoning_parser" else derived.calls) is not None
+    if is_shown and not (ranked and ranked[0].reads_back):
+        return Found(DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked)
     if not ranked:
         return Found(None, "no installed parser knows the chat template")
     best = ranked[0]
@@ -177,17 +182,24 @@ def _find(registry: Registry, kind: str, files: TokenizerFiles, template: ChatTe
     return Found(best.name, f"it {how}", ranked)
 
 
+def _kinship(name: str, family: str | None) -> int:
+    """Return how much a parser's name has in common with that of the other kind: families share it."""
+    return common_len(name, family or "")
+
+
 def _plain(declared: Any) -> str:
     """Return the text of a description of replies, regular expressions in it without their backslashes."""
     return re.sub(r"\\+(.)", r"\1", json.dumps(declared, ensure_ascii=False))
 
 
-def _score(record: PluginRecord, view: NoTemplate, files: TokenizerFiles, template: ChatTemplate) -> Score | None:
+def _score(
+    record: PluginRecord, view: NoTemplate, files: TokenizerFiles, template: ChatTemplate, derived: Derived
+) -> Score | None:
     """Ask one parser; None if it cannot be used."""
     try:
         plugin = import_planned(as_planned(record))()
         said = min(max(float(plugin.detect(view)), 0.0), 1.0)
-        reads_back = _reads_back(plugin, files, template)
+        reads_back = _reads_back(plugin, files, template, derived)
     except Exception as error:  # a stranger's code must not keep the server from starting
         logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
         return None
@@ -198,62 +210,18 @@ def _score(record: PluginRecord, view: NoTemplate, files: TokenizerFiles, templa
     return Score(record.name, min(round(said, 2), 1.0), reads_back)
 
 
-def _reads_back(plugin: Any, files: TokenizerFiles, template: ChatTemplate) -> bool | None:
-    """Render a message behind the prompt for it and read it back; None where the template does not show it."""
+def _reads_back(plugin: Any, files: TokenizerFiles, template: ChatTemplate, derived: Derived) -> bool | None:
+    """Render replies and read them back, with the template's newlines; None where the template shows none."""
     if not template.source:
         return None
-    results = []
-    for switches in _SWITCHES:
-        if isinstance(plugin, ReasoningParser):
+    if isinstance(plugin, ReasoningParser):
+        results = []
+        for switches in SWITCHES:
             spec = plugin.spec(_Vocabulary(files), template, ParserRequest(template_kwargs=switches))
-            results.append(_reads_thought(spec, template, switches))
-        elif isinstance(plugin, ToolParser):
-            results.append(_reads_call(plugin.extend(FormatSpec(), _TOOLS), template, switches))
-    if True in results:
-        return True
-    return False if False in results else None
-
-
-def _reads_thought(spec: FormatSpec, template: ChatTemplate, switches: Mapping[str, Any]) -> bool | None:
-    message = {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER}
-    reply = _parsed(spec, template, message, None, switches, _THOUGHT)
-    if reply is None:
-        return None
-    return reply.reasoning == _THOUGHT and (reply.content or "").startswith(_ANSWER)
-
-
-def _reads_call(spec: FormatSpec, template: ChatTemplate, switches: Mapping[str, Any]) -> bool | None:
-    function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}
-    call = {"id": "abcdef123", "type": "function", "function": function}
-    reply = _parsed(spec, template, {"role": "assistant", "tool_calls": [call]}, _TOOLS, switches, _NAME)
-    if reply is None:
-        return None
-    if [call.name for call in reply.tool_calls] != [_NAME]:
-        return False
-    try:
-        return bool(json.loads(reply.tool_calls[0].arguments) == _ARGUMENTS)
-    except ValueError:
-        return False
-
-
-def _parsed(
-    spec: FormatSpec,
-    template: ChatTemplate,
-    message: Mapping[str, Any],
-    tools: list[dict[str, Any]] | None,
-    switches: Mapping[str, Any],
-    shown: str,
-) -> Folded | None:
-    """Parse what the template renders for a message behind the prompt; None if it does not show `shown` there."""
-    try:
-        prompt = template.render([_QUESTION], tools=tools, template_kwargs=switches)
-        whole = template.render(
-            [_QUESTION, message], tools=tools, template_kwargs=switches, add_generation_prompt=False
-        )
-    except RequestError:
-        return None
-    if not whole.text.startswith(prompt.text) or shown not in (output := whole.text[len(prompt.text) :]):
-        return None
-    parser = make_parser(spec)
-    parser.prime(prompt.tail)
-    return parse_full(parser, text=output)
+            results.append(reads_all(template, fit_reasoning(spec, derived), THOUGHTS, switches))
+        return False if False in results else True if True in results else None
+    if isinstance(plugin, ToolParser):
+        spec = fit_reasoning(FormatSpec(reasoning=derived.reasoning, answer=derived.answer), derived)
+        spec = plugin.extend(spec, tools_of((TWICE,)) or ())
+        return reads_all(template, fit_tools(spec, derived), CALLED, {})
+    return None

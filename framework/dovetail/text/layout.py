@@ -13,7 +13,8 @@ OUT     tool start    TOOL
 TOOL    tool end      OUT
         tool start    TOOL  (the section before it was not closed)
 ```
-Any other marker in a phase is literal text.
+The markers around an answer count in OPEN and OUT: the first before any text, the second behind the first. Any other
+marker in a phase is literal text.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Role(enum.Enum):
 
     START = "start"
     END = "end"
+    ANSWER_START = "answer_start"
+    ANSWER_END = "answer_end"
     TOOL_START = "tool_start"
     TOOL_TEXT = "tool_text"
     """Opens a section and is part of it."""
@@ -79,16 +82,19 @@ class Layout:
 
 def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
     """Compile a format for a vocabulary. A marker that is an added token is matched by its id only."""
-    reasoning, tools = spec.reasoning, spec.tools
+    reasoning, tools, answer = spec.reasoning, spec.tools, spec.answer
     texts = [] if reasoning is None else [reasoning.start, reasoning.end]
+    texts += [] if answer is None else [answer.start, answer.end]
     texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.inner]
     token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
-    return _compile(reasoning, None if tools is None else (tools.start, tools.end, tools.also, tools.bare), token_ids)
+    of_tools = None if tools is None else (tools.start, tools.end, tools.also, tools.bare)
+    return _compile(reasoning, answer, of_tools, token_ids)
 
 
 @lru_cache(maxsize=256)
 def _compile(
     reasoning: Markers | None,
+    answer: Markers | None,
     tools: tuple[str, str, tuple[str, ...], str] | None,
     token_ids: tuple[tuple[str, int], ...],
 ) -> Layout:
@@ -96,17 +102,21 @@ def _compile(
     if reasoning is not None:
         for phase in (Phase.OPEN, Phase.IN):
             phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
+    if answer is not None:
+        for phase in (Phase.OPEN, Phase.OUT):
+            phases[phase].update({answer.start: Role.ANSWER_START, answer.end: Role.ANSWER_END})
     if tools is not None:
         start, end, also, bare = tools
         for phase in (Phase.OPEN, Phase.OUT):
             phases[phase].update(dict.fromkeys(bare, Role.TOOL_BARE))
             phases[phase].update(dict.fromkeys(also, Role.TOOL_TEXT))
-            phases[phase][start] = Role.TOOL_START
+            phases[phase].update({start: Role.TOOL_START} if start else {})
         if reasoning is not None and reasoning.ended_by_tools:
             phases[Phase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
-            phases[Phase.IN][start] = Role.TOOL_START
+            phases[Phase.IN].update({start: Role.TOOL_START} if start else {})
             phases[Phase.OUT][reasoning.end] = Role.END
-        phases[Phase.TOOL].update({start: Role.TOOL_START} | ({end: Role.TOOL_END} if end else {}))
+        phases[Phase.TOOL].update({start: Role.TOOL_START} if start else {})
+        phases[Phase.TOOL].update({end: Role.TOOL_END} if end else {})
     return make_layout(phases, token_ids)
 
 

@@ -65,6 +65,11 @@ class FormatParser(Machine):
         )
         self._markers = spec.reasoning or Markers("", "")
         self._tools = spec.tools
+        self._answer = spec.answer
+        self._answers = False
+        self._trailing = (spec.tools.before_start if spec.tools else "") or (
+            spec.answer.before_end if spec.answer else ""
+        )
         self._skip = self._markers.after_start if self._phase is Phase.IN else ""
         self._begun = False
         self._unclosed = False
@@ -113,6 +118,8 @@ class FormatParser(Machine):
             return self._take_start(marker)
         if role is Role.END:
             return self._take_end(marker)
+        if role in (Role.ANSWER_START, Role.ANSWER_END):
+            return self._take_answer(role)
         if self._priming:
             return False
         if self._phase is Phase.TOOL:
@@ -166,6 +173,17 @@ class FormatParser(Machine):
         self._unclosed = False
         self._trim(self._tail + "".join(self._lead or ()) + marker)
         self._phase, self._skip = Phase.OUT, self._markers.after_end
+        self._tail, self._lead = "", self._new_lead()
+        return True
+
+    def _take_answer(self, role: enum.Enum) -> bool:
+        """Drop a marker around the answer. Text that was held as its newlines goes with it."""
+        if self._answer is None or (role is Role.ANSWER_START and self._lead is None and not self._priming):
+            return False
+        if role is Role.ANSWER_END and not self._answers:
+            return False
+        self._answers = role is Role.ANSWER_START
+        self._skip = self._answer.after_start if self._answers else self._answer.after_end
         self._tail, self._lead = "", self._new_lead()
         return True
 
@@ -226,7 +244,7 @@ class FormatParser(Machine):
             if text.isspace():
                 return
             text, self._lead = "".join(self._lead), None
-        self._text(ContentDelta, self._hold_tail(text, self._tools.before_start if self._tools else ""))
+        self._text(ContentDelta, self._hold_tail(text, self._trailing))
 
     def _hold_tail(self, text: str, newlines: str) -> str:
         """Keep back as many characters of `newlines` as end `text`; return the rest."""
@@ -241,7 +259,8 @@ class FormatParser(Machine):
 
     def _new_lead(self) -> list[str] | None:
         """Begin a stretch of content: whitespace at its start is held while it may stand before a marker."""
-        if self._phase is Phase.OPEN or (self._phase is Phase.OUT and self._tools is not None):
+        marked = self._tools is not None or self._answer is not None
+        if self._phase is Phase.OPEN or (self._phase is Phase.OUT and marked):
             return []
         return None
 

@@ -47,6 +47,7 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
     from dovetail.plugins import Registry
     from dovetail.runtime.hf_config import read_config
     from dovetail.text.chat import ChatTemplate
+    from dovetail.text.derive import derive, describe
     from dovetail.text.detect import detect
     from dovetail.text.tokenizer_files import TokenizerFiles
 
@@ -81,6 +82,7 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
             }
             for kind, one in found.items()
         },
+        "read_off_the_template": dict(describe(derive(template))),
     }
 
 
@@ -100,12 +102,13 @@ def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, st
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
     from dovetail.testing.parsers import BytesTokenizer
+    from dovetail.text.formats import bound_reasoning
     from dovetail.text.output import make_parser
 
     if not template.source or reasoning_parser is None:
         return {}
     record = Registry.scan().resolve("reasoning_parser", reasoning_parser)
-    plugin: ReasoningParser = import_planned(as_planned(record))()
+    plugin: ReasoningParser = bound_reasoning(import_planned(as_planned(record))(), template)
     states = {}
     for label, switches in SWITCHES.items():
         try:
@@ -135,6 +138,9 @@ def table(facts: dict[str, Any]) -> str:
         one = facts[kind]
         lines.append(f"{label}   {one['name'] or 'none'}: {one['why']}")
         lines += [f"  {s['score']:.2f}  {s['name']}" for s in one["scores"][:SHOWN]]
+    if derived := facts["read_off_the_template"]:
+        lines.append("read off the template")
+        lines += [f"  {label:<17}{text}" for label, text in derived.items()]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from dovetail.errors import PluginError, RequestError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
+from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.tokenizer import check_text
 from dovetail_server import errors
@@ -86,7 +87,9 @@ def built_in(state: ServerState, kind: str, name: str) -> Any:
         raise RequestError(
             f"{param} {name!r} is no built-in parser; possible: {known}", param=param, code="invalid_value"
         )
-    return import_planned(as_planned(record))()
+    parser = import_planned(as_planned(record))()
+    bind = bound_reasoning if kind == "reasoning_parser" else bound_tools
+    return bind(parser, state.text.template)
 
 
 @lru_cache(maxsize=1)

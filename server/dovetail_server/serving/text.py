@@ -12,6 +12,7 @@ from dovetail.engine.messages import EngineInfo
 from dovetail.grammar.front import GrammarFront
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.text.chat import ChatTemplate, template_switches
+from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.tokenizer import Tokenizer
 from dovetail_server import errors
 from dovetail_server.serving.params import Limits
@@ -61,11 +62,12 @@ class TextTools:
         reasoning = [planned.name for planned in plan.of_kind("reasoning_parser")]
         tools = [planned.name for planned in plan.of_kind("tool_parser")]
         tokenizer = Tokenizer.load(Path(settings.tokenizer_path or settings.model_path or ""))
+        template = ChatTemplate.load(tokenizer, settings.chat_template)
         made = cls(
             tokenizer,
-            ChatTemplate.load(tokenizer, settings.chat_template),
-            reasoning=plugins.get("reasoning_parser", reasoning[0])() if reasoning else None,
-            tools=plugins.get("tool_parser", tools[0])() if tools else None,
+            template,
+            reasoning=bound_reasoning(plugins.get("reasoning_parser", reasoning[0])(), template) if reasoning else None,
+            tools=bound_tools(plugins.get("tool_parser", tools[0])(), template) if tools else None,
             tools_name=tools[0] if tools else "",
             plugins=plugins,
         )

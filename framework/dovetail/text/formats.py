@@ -1,0 +1,101 @@
+"""Parsers made ready for a model: bound to its chat template, and fitted to what the template itself writes.
+
+Families share their markers and differ in newlines: two before a call here, one behind a thought there. What the
+template writes wins, so that a reply that comes back as history renders to the tokens that were generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    ParserRequest,
+    ReasoningParser,
+    TemplateView,
+    TokenizerView,
+)
+from dovetail.contracts.tools import ToolParser
+from dovetail.text.derive import Derived, derive
+
+
+class FittedReasoning(ReasoningParser):
+    """A reasoning parser whose newlines are the template's."""
+
+    def __init__(self, parser: ReasoningParser, derived: Derived) -> None:
+        self._parser, self._derived = parser, derived
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the parser's format with the template's newlines."""
+        return fit_reasoning(self._parser.spec(tokenizer, template, request), self._derived)
+
+    def detect(self, template: TemplateView) -> float:
+        """Ask the parser."""
+        return self._parser.detect(template)
+
+
+class FittedTools(ToolParser):
+    """A tool parser whose newlines are the template's."""
+
+    def __init__(self, parser: ToolParser, derived: Derived) -> None:
+        self._parser, self._derived = parser, derived
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the parser's format with the template's newlines."""
+        return fit_tools(self._parser.extend(spec, tools), self._derived)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Ask the parser."""
+        return self._parser.grammar(tools, choice, strict, parallel)
+
+    def detect(self, template: TemplateView) -> float:
+        """Ask the parser."""
+        return self._parser.detect(template)
+
+
+def bound_reasoning(parser: ReasoningParser, template: TemplateView) -> ReasoningParser:
+    """Return a reasoning parser made ready for a model."""
+    found, derived = parser.for_template(template), derive(template)
+    if derived.reasoning is None and derived.answer is None:
+        return found
+    return FittedReasoning(found, derived)
+
+
+def bound_tools(parser: ToolParser, template: TemplateView) -> ToolParser:
+    """Return a tool-call parser made ready for a model."""
+    found, derived = parser.for_template(template), derive(template)
+    return found if derived.calls is None else FittedTools(found, derived)
+
+
+def fit_reasoning(spec: FormatSpec, derived: Derived) -> FormatSpec:
+    """Take the newlines around thinking, and the markers around an answer, from the template."""
+    theirs = derived.reasoning
+    if spec.machine is not None:
+        return spec
+    if spec.answer is None:
+        spec = replace(spec, answer=derived.answer)
+    if spec.reasoning is None or theirs is None:
+        return spec
+    if (spec.reasoning.start, spec.reasoning.end) != (theirs.start, theirs.end):
+        return spec
+    markers = replace(
+        spec.reasoning,
+        after_start=theirs.after_start,
+        before_end=theirs.before_end,
+        after_end=theirs.after_end,
+    )
+    return replace(spec, reasoning=markers)
+
+
+def fit_tools(spec: FormatSpec, derived: Derived) -> FormatSpec:
+    """Take the newlines before a call from the template."""
+    if spec.machine is not None or spec.tools is None or derived.calls is None:
+        return spec
+    if spec.tools.start != derived.calls.start:
+        return spec
+    return replace(spec, tools=replace(spec.tools, before_start=derived.calls.before))

@@ -1,0 +1,42 @@
+"""`template`: calls as the model's chat template writes them.
+
+The format is not written down here: it is read off the template, see `dovetail.text.derive`. `auto` takes this parser
+where no other one reads back what the template writes. Without a template that shows calls, none are looked for.
+
+Defined by the model's own `chat_template`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import ToolParser
+from dovetail.text.derive import Derived, derive
+
+
+class Template(ToolParser):
+    """Calls where the template has them."""
+
+    def __init__(self, derived: Derived | None = None) -> None:
+        """Prepare; without what was derived, no calls are known."""
+        self._derived = derived or Derived()
+
+    def for_template(self, template: TemplateView) -> Template:
+        """Return a parser of what the template writes."""
+        return Template(derive(template))
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+        calls = self._derived.calls
+        return spec if calls is None else replace(spec, tools=calls.tool_format(tools))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them."""
+        calls = self._derived.calls
+        return None if calls is None else calls.grammar(tools, choice, parallel)
