@@ -6,7 +6,8 @@
 Collections of templates stand in the source distributions of llama-cpp-python and vllm. For each template and each way
 to switch thinking, replies are rendered behind the prompt for them, without what ends a turn, and parsed as text: the
 answer alone, thinking and answer, one call, an answer and a call, two calls. A reply counts where the template prints
-all of it behind the prompt, and is right where all of it comes back, and nothing else.
+all of it behind the prompt, and is right where all of it comes back, and nothing else; spaces that a template puts in
+front of an answer are not counted.
 
 Detection is right where the parsers chosen read back every reply of theirs, or where none was chosen and there is none.
 """
@@ -134,11 +135,7 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
     shared = common - (len(prompt.text) - len(prompt.tail))
     if shared < 0 or (not shared and prompt.tail):
         return None
-    output = whole[common:]
-    for text in end:
-        if text and output.endswith(text):
-            output = output.removesuffix(text)
-            break
+    output = ended(whole[common:], end)
     parts = [case.reasoning, case.content, *(name for name, _ in case.calls)]
     parts += [str(value) for _, values in case.calls for value in values.values() if isinstance(value, int | str)]
     plain = output.replace('\\"', '"').replace("\\n", "\n")
@@ -165,11 +162,22 @@ def rendered(template: ChatTemplate, reply: dict[str, Any], tools: Any, switches
     return template.render([QUESTION, reply], tools=tools, template_kwargs=switches, add_generation_prompt=False).text
 
 
-def turn_end(template: ChatTemplate, switches: Mapping[str, Any], tools: Any) -> list[str]:
-    """Return what the template may put behind a reply, all of it or its last markers; the longest first."""
-    end = rendered(template, {"role": "assistant", "content": "sentinel"}, tools, switches).rpartition("sentinel")[2]
-    places = [0, *(found.start() for found in UNIT.finditer(end) if found.start())]
-    return [*(end[place:] for place in places), *TURN_ENDS]
+def turn_end(template: ChatTemplate, switches: Mapping[str, Any], tools: Any) -> str:
+    """Return what the template puts behind an answer."""
+    return rendered(template, {"role": "assistant", "content": "sentinel"}, tools, switches).rpartition("sentinel")[2]
+
+
+def ended(output: str, end: str) -> str:
+    """Return a reply as a model generates it: without what ends a turn, and nothing behind that."""
+    if end and output.endswith(end):
+        return output.removesuffix(end)
+    units = UNIT.findall(end)
+    stops = [text for text in TURN_ENDS if output.endswith(text)]
+    return (
+        output.partition(units[-1])[0]
+        if units and units[-1] in output
+        else output.removesuffix(stops[0] if stops else "")
+    )
 
 
 def wrong(parsers: Parsers, case: Case, switches: Mapping[str, Any]) -> str | bool:
@@ -182,7 +190,8 @@ def wrong(parsers: Parsers, case: Case, switches: Mapping[str, Any]) -> str | bo
     machine.prime(tail)
     reply = parse_full(machine, text=output)
     calls = [(call.name, loaded(call.arguments)) for call in reply.tool_calls]
-    got = (reply.reasoning, reply.content, calls)
+    content = reply.content if case.content is None or reply.content is None else reply.content.lstrip(" ")
+    got = (reply.reasoning, content, calls)
     want = (case.reasoning, case.content, [*case.calls])
     return False if got == want else f"{tail[-40:]!r} {output!r}\n      gives {got!r}"
 

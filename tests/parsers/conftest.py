@@ -28,8 +28,34 @@ KIMI = [
 MISTRAL = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"]
 LLAMA = ["<|python_tag|>", "<|python_start|>", "<|python_end|>"]
 GLM = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
-SPECIAL = [*HARMONY, *DEEPSEEK, *KIMI, *MISTRAL, *LLAMA, "｜DSML｜"]
-ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<seed:think>", "</seed:think>", *GLM]
+KIMI_K3 = ["<|open|>", "<|close|>", "<|sep|>"]
+SOLAR = ["<|begin|>", "<|think|>", "<|content|>", "<|tool_calls|>", "<|calls|>"]
+SOLAR += [f"<|tool_call:{name}|>" for name in ("begin", "name", "args", "end")]
+COHERE = [f"<|{edge}_{name}|>" for name in ("THINKING", "RESPONSE", "TEXT", "ACTION") for edge in ("START", "END")]
+GEMMA = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>']
+STEP = [f"<｜tool_{name}｜>" for name in ("calls_begin", "call_begin", "sep", "call_end", "calls_end")]
+LATER = [
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|inner_prefix|>",
+    "<|inner_suffix|>",
+    "]<]minimax[>[",
+    "<|tool_call|>",
+]
+LATER += ["<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tool_call_start|>", "<|tool_call_end|>"]
+LATER += ["<|function_call|>", "<|message_sep|>", "<|role_sep|>"]
+SPECIAL = [*KIMI_K3, *SOLAR, *COHERE, *GEMMA, *STEP, *LATER, *HARMONY, *DEEPSEEK, *KIMI, *MISTRAL, *LLAMA, "｜DSML｜"]
+ADDED = [
+    "｜GCML｜",
+    "]<]minimax[>[",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<seed:think>",
+    "</seed:think>",
+    *GLM,
+]
 """As the models have them: `◁think▷` and the tags of qwen3-coder are text that tokens cut anywhere."""
 
 # Reproducible, and without deadlines: tests make claims about results, not about this machine's load.

@@ -46,6 +46,7 @@ WEATHER = '{"city": "Rom, \\"die\\" Stadt", "days": 3}'
 TWO = (("get_weather", WEATHER), ("now", "{}"))
 _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
 _K2 = "<|tool_call_argument_begin|>"
+M3 = "]<]minimax[>["
 
 CALLS = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>\n'
@@ -73,8 +74,57 @@ CALLS = {
     "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     "gpt-oss": f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}<|call|>"
     "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
+    "apertus": f'<|tools_prefix|>[{{"get_weather": {WEATHER}}}, {{"now": {{}}}}]<|tools_suffix|>',
+    "cohere-command": f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {WEATHER}}},\n'
+    '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+    "deepseek-v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rom, "die" Stadt</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    "deepseek-v41": '<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
+    '<｜DSML｜ parameter name="city" string="true">Rom, "die" Stadt</｜DSML｜ parameter>\n'
+    '<｜DSML｜ parameter name="days" string="false">3</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n'
+    '<｜DSML｜ invoke name="now">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+    "dots": '<dots_function_call>\n<invoke name=get_weather>\n<parameter name="city">Rom, "die" Stadt</parameter>\n'
+    "<parameter name=days>3</parameter>\n</invoke>\n<invoke name=now>\n</invoke>\n</dots_function_call>",
+    "functiongemma": '<start_function_call>call:get_weather{city:<escape>Rom, "die" Stadt<escape>,days:3}<end_function_call>'
+    "<start_function_call>call:now{}<end_function_call>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rom, "die" Stadt<|"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>',
+    "gigachat3": f'<|function_call|>{{"name": "get_weather", "arguments": {WEATHER}}}\n{{"name": "now", "arguments": {{}}}}',
+    "gigachat35": '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
+    '<｜GCML｜parameter name="city" string="true">Rom, "die" Stadt</｜GCML｜parameter>\n'
+    '<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
+    '<｜GCML｜invoke name="now">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
+    "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]',
+    "granite-20b-fc": f'<function_call> {{"name": "get_weather", "arguments": {WEATHER}}}\n<function_call> {{"name": "now", "arguments": {{}}}}',
+    "hunyuan-a13b": f'<tool_calls>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]</tool_calls>',
+    "hy-v3": '<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rom, "die" Stadt</arg_value>\n'
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>",
+    "internlm": f'<|action_start|><|plugin|>\n{{"name": "get_weather", "parameters": {WEATHER}}}<|action_end|>'
+    '<|action_start|> <|plugin|>{"name": "now", "parameters": {}}<|action_end|>',
+    "kimi-k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rom, "die" Stadt<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+    '<|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+    "lfm2": "<|tool_call_start|>[get_weather(city='Rom, \"die\" Stadt', days=3), now()]<|tool_call_end|>",
+    "longcat": f'<longcat_tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</longcat_tool_call>\n'
+    '<longcat_tool_call>\n{"name": "now", "arguments": {}}\n</longcat_tool_call>',
+    "minicpm5": '<function name="get_weather"><param name="city"><![CDATA[Rom, "die" Stadt]]></param><param name="days">3</param>'
+    '</function>\n<function name="now"></function>',
+    "minimax-m3": f'{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<city>Rom, "die" Stadt{M3}</city>{M3}<days>3{M3}</days>'
+    f'{M3}</invoke>\n{M3}<invoke name="now">{M3}</invoke>\n{M3}</tool_call>',
+    "nemotron": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]</TOOLCALL>',
+    "olmo3": "<function_calls>\nget_weather(city='Rom, \"die\" Stadt', days=3)\nnow()\n</function_calls>",
+    "phi4-mini-json": f'functools[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]',
+    "solar": f"<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>{WEATHER}<|tool_call:end|>"
+    "<|tool_call:begin|>a2<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">'
+    '<steptml:parameter name="city">Rom, "die" Stadt</steptml:parameter><steptml:parameter name="days">3</steptml:parameter>'
+    '</steptml:invoke><｜tool_call_end｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="now"></steptml:invoke>'
+    "<｜tool_call_end｜><｜tool_calls_end｜>",
+    "xlam": f'[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]',
 }
-CONTENT_FIRST = {name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss")}
+CONTENT_FIRST = {name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss", "xlam")}
 """Formats in which an answer may go before its calls."""
 
 TAGS = {
@@ -89,6 +139,18 @@ TAGS = {
     "minimax-m2": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
     "seed-oss": ("<seed:think>", "</seed:think>", "", "", "", "open"),
     "step3": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", "", "", "open"),
+    "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n", "\n", "\n", "in"),
+    "cohere-command3": ("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", "open"),
+    "cohere-command4": ("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", "open"),
+    "ernie45": ("<think>", "</think>", "\n", "\n", "\n\n", "in"),
+    "gemma4": ("<|channel>thought", "<channel|>", "\n", "\n", "", "open"),
+    "granite": ("Here is my thought process:", "Here is my response:", "\n", "\n\n", "\n", "open"),
+    "hunyuan-a13b": ("<think>", "</think>", "\n", "\n", "\n", "open"),
+    "hy-v3": ("<think>", "</think>", "", "", "", "open"),
+    "kimi-k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>", "", "", "", "open"),
+    "minimax-m3": ("<mm:think>", "</mm:think>", "", "", "", "open"),
+    "solar": ("<|think|>", "<|end|>", "", "", "", "open"),
 }
 """Start, end, the newlines behind the one, before and behind the other, and the state without a prompt."""
 
@@ -119,6 +181,13 @@ def reasoning_rows(name: str) -> list[Row]:
         Row(f"{thought}so", "why 🎉", "so") if initial == "in" else Row("so", None, "so"),
         Row(f"{start}why{end}so", "why", "so"),
     ]
+    if name in ANSWERS:
+        before, behind = ANSWERS[name]
+        rows += [
+            Row(f"{start}{after_start}{thought}{before}so it is{behind}", "why 🎉", "so it is", tail=header),
+            Row(f"{before}so it is{behind}", None, "so it is", tail=header),
+            Row(f"{before}so", None, "so", tail=header),
+        ]
     return [row for row in rows if row.tail is not None or row.text]
 
 
@@ -175,6 +244,12 @@ def tool_rows(name: str) -> list[Row]:
             "deepseek-v32": "\n\n",
             "minimax-m2": "\n",
             "seed-oss": "\n",
+            "deepseek-v4": "\n\n",
+            "deepseek-v41": "\n\n",
+            "gigachat35": "\n\n",
+            **dict.fromkeys(
+                ("dots", "granite-20b-fc", "hunyuan-a13b", "longcat", "minicpm5", "nemotron", "olmo3"), "\n"
+            ),
         }.get(name, "")
         rows.append(Row("so" + between + CALLS[name], None, "so", TWO))
     return rows
@@ -188,6 +263,15 @@ _QC = "<tool_call>\n<function=get_weather>\n"
 _K0 = f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0{_K2}"
 _31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
 _DS = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+ANSWERS = {
+    "cohere-command3": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "cohere-command4": ("<|START_TEXT|>", "<|END_TEXT|>"),
+    "ernie45": ("<response>\n", "\n</response>\n"),
+    "hunyuan-a13b": ("<answer>\n", "\n</answer>"),
+    "kimi-k3": ("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
+    "solar": ("<|begin|>assistant<|content|>", "<|end|>"),
+}
+"""What stands around an answer, in formats that mark it."""
 TOOL_ROWS = {
     "hermes": [
         Row('<tool_call>{"name": "f", "arguments": {"a": 1', None, None, (("f", '{"a": 1'),)),

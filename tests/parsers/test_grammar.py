@@ -1,5 +1,7 @@
 """The grammar of each tool format: it allows what the parser reads, and what it allows the parser reads back."""
 
+# ruff: noqa: E501 - tables: one case a line
+
 from __future__ import annotations
 
 import json
@@ -41,6 +43,12 @@ TOOLS: list[dict[str, Any]] = [
 ]
 ARGUMENTS = '{"city": "Paris", "days": 3}'
 _TAGGED = "<parameter=city>{0}Paris{0}</parameter>\n<parameter=days>{0}3{0}</parameter>\n"
+_JSON = '{"name": "get_weather", "arguments": ' + ARGUMENTS + "}"
+_M3 = "]<]minimax[>["
+_DSML = (
+    '<{0}{1}>\n<{0}{2}invoke name="get_weather">\n<{0}{2}parameter name="city" string="true">Paris</{0}{2}parameter>\n'
+    '<{0}{2}parameter name="days" string="false">3</{0}{2}parameter>\n</{0}{2}invoke>\n</{0}{1}>'
+)
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
     "qwen3-coder": "<tool_call>\n<function=get_weather>\n" + _TAGGED.format("\n") + "</function>\n</tool_call>",
@@ -65,6 +73,39 @@ WRITTEN = {
     "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
     "gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + ARGUMENTS + "<|call|>",
+    "apertus": '<|tools_prefix|>[{"get_weather": ' + ARGUMENTS + "}]<|tools_suffix|>",
+    "cohere-command": '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": ' + ARGUMENTS + "}]<|END_ACTION|>",
+    "deepseek-v4": _DSML.format("｜DSML｜", "tool_calls", ""),
+    "deepseek-v41": _DSML.format("｜DSML｜", " calls", " "),
+    "gigachat35": _DSML.format("｜GCML｜", "tool_calls", ""),
+    "dots": "<dots_function_call>\n<invoke name=get_weather>\n<parameter name=city>Paris</parameter>\n"
+    "<parameter name=days>3</parameter>\n</invoke>\n</dots_function_call>",
+    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
+    "gigachat3": '<|function_call|>{"name": "get_weather", "arguments": ' + ARGUMENTS + "}",
+    "granite": f"<|tool_call|>[{_JSON}]",
+    "granite-20b-fc": f"<function_call> {_JSON}",
+    "hunyuan-a13b": f"<tool_calls>[{_JSON}]</tool_calls>",
+    "hy-v3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key><arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key><arg_value>3</arg_value>\n</tool_call>\n</tool_calls>",
+    "internlm": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": ' + ARGUMENTS + "}<|action_end|>",
+    "kimi-k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="object"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+    "lfm2": '<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>',
+    "longcat": f"<longcat_tool_call>\n{_JSON}\n</longcat_tool_call>",
+    "minicpm5": '<function name="get_weather"><param name="city">Paris</param><param name="days">3</param></function>',
+    "minimax-m3": f'{_M3}<tool_call>\n{_M3}<invoke name="get_weather">{_M3}<city>Paris{_M3}</city>{_M3}<days>3{_M3}</days>'
+    f"{_M3}</invoke>\n{_M3}</tool_call>",
+    "nemotron": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
+    "olmo3": '<function_calls>\nget_weather(city="Paris", days=3)\n</function_calls>',
+    "phi4-mini-json": f"functools[{_JSON}]",
+    "solar": "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get_weather<|tool_call:args|>"
+    + ARGUMENTS
+    + "<|tool_call:end|><|calls|>",
+    "step3": '<｜tool_calls_begin｜><steptml:invoke name="get_weather"><steptml:parameter name="city">Paris</steptml:parameter>'
+    '<steptml:parameter name="days">3</steptml:parameter></steptml:invoke><｜tool_calls_end｜>',
+    "xlam": f"[{_JSON}]",
 }
 ANSWERS = {"gpt-oss": "<|channel|>final<|message|>so it is"}
 """How a format writes an answer, where that is not the bare text."""
@@ -150,11 +191,12 @@ def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: T
     mask = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
     end = tokenizer.added_tokens["<|im_end|>"]
     ids: list[int] = []
-    while len(ids) < 3000:
+    while len(ids) < 6000:
         assert matcher.fill(mask, 0)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
         allowed = np.flatnonzero(bits).tolist()
-        choices = [token for token in allowed if token not in (32, 9, 10, 13)] or allowed
+        is_space = bool(ids) and tokenizer.token_bytes(ids[-1]).isspace()
+        choices = [token for token in allowed if not (is_space and tokenizer.token_bytes(token).isspace())] or allowed
         token = end if end in allowed and rng.random() < 0.5 else rng.choice(choices)
         if token == end:
             break

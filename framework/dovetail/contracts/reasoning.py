@@ -70,6 +70,7 @@ class Markers:
         after_end: As `after_start`, between `end` and the answer.
         ended_by_tools: Whether a tool call's start marker, or a text that opens a section as well, ends reasoning that
             was not closed.
+        also: Other spellings of `start` and `end`, which the engine does not know.
     """
 
     start: str
@@ -78,6 +79,7 @@ class Markers:
     before_end: str = "\n"
     after_end: str = "\n\n"
     ended_by_tools: bool = False
+    also: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class FormatSpec:
         reasoning: Where reasoning stands; None where the format has none.
         tools: Where tool calls stand; None where calls are not looked for.
         answer: What stands around an answer, for formats that mark it; dropped. Both markers may be missing.
+        dropped: Markers that mean nothing outside of thinking and calls, such as those around a message.
         initial: The state for text that comes without a prompt to read it from.
         machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
             called as `dovetail.text.output.FormatParser` is. None: the machine of the markers above.
@@ -132,6 +135,7 @@ class FormatSpec:
     reasoning: Markers | None = None
     tools: ToolFormat | None = None
     answer: Markers | None = None
+    dropped: tuple[str, ...] = ()
     initial: State = State.OPEN
     machine: Callable[..., OutputParser] | None = None
     messages: Messages | None = None

@@ -132,20 +132,49 @@ def tagged_arguments(
 def keyword_arguments(tool: Tool) -> Node:
     """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
     schema = arguments_schema(tool)
-    required = [name for name in _properties(schema) if name in schema.get("required", ())]
-    others = [name for name in _properties(schema) if name not in required]
-    items = {
+    items: dict[str, Node] = {
         name: sequence(text(f"{name}="), _json(declared, schema)) for name, declared in _properties(schema).items()
     }
+    return _joined(items, schema, ", ")
+
+
+def _joined(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str) -> Node:
+    """Describe arguments with something between them: the required ones, then any of the others."""
+    required = [name for name in items if name in schema.get("required", ())]
+    others = [name for name in items if name not in required]
 
     def rest(names: Sequence[str]) -> list[Node]:
-        return [optional(sequence(text(", "), items[name])) for name in names]
+        return [optional(sequence(text(comma), items[name])) for name in names]
 
     if required:
         first, *more = required
-        return sequence(items[first], *(sequence(text(", "), items[name]) for name in more), *rest(others))
+        return sequence(items[first], *(sequence(text(comma), items[name]) for name in more), *rest(others))
     ways = [sequence(items[name], *rest(others[at + 1 :])) for at, name in enumerate(others)]
     return {"type": "or", "elements": [*ways, NOTHING]}
+
+
+def brace_arguments(tool: Tool, quote: str) -> Node:
+    """Describe a call's arguments between braces: keys without quotes, strings between `quote`, else JSON."""
+    schema = arguments_schema(tool)
+    items = {}
+    for name, declared in _properties(schema).items():
+        is_string, value = _tagged_value(declared, schema, quote)
+        begin, end = (f"{name}:{quote}", quote) if is_string else (f"{name}:", "")
+        items[name] = (
+            sequence(text(begin), value) if not end else {"type": "tag", "begin": begin, "content": value, "end": end}
+        )
+    return _joined(items, schema, ",")
+
+
+def element_arguments(tool: Tool, mark: str) -> Node:
+    """Describe a call's arguments as elements, each tag behind `mark`; values that are no strings are JSON."""
+    schema = arguments_schema(tool)
+    parts = []
+    for name, declared in _properties(schema).items():
+        _, value = _tagged_value(declared, schema, mark)
+        part: Node = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
+        parts.append(part if name in schema.get("required", ()) else optional(part))
+    return sequence(*parts) if parts else NOTHING
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

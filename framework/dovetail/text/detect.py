@@ -42,6 +42,8 @@ ENOUGH = 0.5
 FLAGS = {"reasoning_parser": "--reasoning-parser", "tool_parser": "--tool-call-parser"}
 LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}
 
+MIN_KINSHIP = 4
+"""Letters of the shortest word that names a family."""
 DERIVED = "template"
 """The parser of what is read off the template."""
 
@@ -136,19 +138,66 @@ def detect(
     """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
     files = TokenizerFiles.read(folder)
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
-    found: dict[str, Found] = {}
-    for kind in sorted(kinds, reverse=True):  # the tool-call parser first: its family breaks ties
-        family = found["tool_parser"].name if "tool_parser" in found else None
-        found[kind] = _find(registry, kind, files, template, family)
+    derived = derive(template)
+    scored = _scores(registry, "reasoning_parser", files, template, derived, FormatSpec())
+    thinking = _found(registry, "reasoning_parser", files, template, derived, _ranked(scored))
+    base = _spec_of(registry, thinking.name, files, template, derived)
+    called = _scores(registry, "tool_parser", files, template, derived, base)
+    tools = _found(registry, "tool_parser", files, template, derived, _ranked(called))
+    thinking = _found(registry, "reasoning_parser", files, template, derived, _ranked(scored, tools.name))
+    found = {"reasoning_parser": thinking, "tool_parser": tools}
     return {kind: found[kind] for kind in kinds}
 
 
-def _find(
-    registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate, family: str | None = None
-) -> Found:
-    """Find the parser of one kind; `family` is the name of the tool-call parser, which breaks ties."""
+def _spec_of(
+    registry: Registry, name: str | None, files: TokenizerFiles, template: ChatTemplate, derived: Derived
+) -> FormatSpec:
+    """Return what a reasoning parser declares, for reading calls behind thinking."""
+    if name is None:
+        return derived.spec()
+    plugin: ReasoningParser = import_planned(as_planned(registry.resolve("reasoning_parser", name)))()
+    spec = plugin.for_template(template).spec(_Vocabulary(files), template, ParserRequest())
+    return fit_reasoning(spec, derived)
+
+
+def _scores(
+    registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate, derived: Derived, base: FormatSpec
+) -> list[Score]:
+    """Ask every parser of one kind; `base` is what a tool parser extends."""
+    declared = _declared(files)
+    if not template.source and not declared:
+        return []
+    view = NoTemplate(template.source + ("\n" + _plain(declared) if declared else ""))
+    return [
+        found
+        for record in registry.of_kind(kind)
+        if record.usable
+        and record.name != DERIVED
+        and (found := _score(record, view, files, template, derived, base)) is not None
+        and found.score > 0
+    ]
+
+
+def _ranked(scores: Sequence[Score], family: str | None = None) -> tuple[Score, ...]:
+    """Put the best first; of equal ones, those of the tool-call parser's family."""
+    return tuple(sorted(scores, key=lambda score: (-score.score, -_kinship(score.name, family), score.name)))
+
+
+def _declared(files: TokenizerFiles) -> Any:
     config = files.tokenizer_config
-    declared = config.get("response_template") or config.get("response_schema")
+    return config.get("response_template") or config.get("response_schema")
+
+
+def _found(
+    registry: Registry,
+    kind: str,
+    files: TokenizerFiles,
+    template: ChatTemplate,
+    derived: Derived,
+    ranked: tuple[Score, ...],
+) -> Found:
+    """Choose the parser of one kind."""
+    declared = _declared(files)
     if isinstance(declared, str):
         try:
             name = registry.resolve(kind, declared).name
@@ -158,17 +207,6 @@ def _find(
             return Found(name, "named by response_template in tokenizer_config.json")
     if not template.source and not declared:
         return Found(None, "the model has no chat template")
-    view = NoTemplate(template.source + ("\n" + _plain(declared) if declared else ""))
-    derived = derive(template)
-    scores = [
-        found
-        for record in registry.of_kind(kind)
-        if record.usable
-        and record.name != DERIVED
-        and (found := _score(record, view, files, template, derived)) is not None
-        and found.score > 0
-    ]
-    ranked = tuple(sorted(scores, key=lambda score: (-score.score, -_kinship(score.name, family), score.name)))
     is_shown = (derived.reasoning if kind == "reasoning_parser" else derived.calls) is not None
     if is_shown and not (ranked and ranked[0].reads_back):
         return Found(DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked)
@@ -183,8 +221,9 @@ def _find(
 
 
 def _kinship(name: str, family: str | None) -> int:
-    """Return how much a parser's name has in common with that of the other kind: families share it."""
-    return common_len(name, family or "")
+    """Return how much a parser's name has in common with that of the other kind: families share a word."""
+    shared = common_len(name, family or "")
+    return shared if shared >= MIN_KINSHIP else 0
 
 
 def _plain(declared: Any) -> str:
@@ -193,13 +232,18 @@ def _plain(declared: Any) -> str:
 
 
 def _score(
-    record: PluginRecord, view: NoTemplate, files: TokenizerFiles, template: ChatTemplate, derived: Derived
+    record: PluginRecord,
+    view: NoTemplate,
+    files: TokenizerFiles,
+    template: ChatTemplate,
+    derived: Derived,
+    base: FormatSpec,
 ) -> Score | None:
     """Ask one parser; None if it cannot be used."""
     try:
         plugin = import_planned(as_planned(record))()
         said = min(max(float(plugin.detect(view)), 0.0), 1.0)
-        reads_back = _reads_back(plugin, files, template, derived)
+        reads_back = _reads_back(plugin.for_template(template), files, template, derived, base)
     except Exception as error:  # a stranger's code must not keep the server from starting
         logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
         return None
@@ -210,7 +254,9 @@ def _score(
     return Score(record.name, min(round(said, 2), 1.0), reads_back)
 
 
-def _reads_back(plugin: Any, files: TokenizerFiles, template: ChatTemplate, derived: Derived) -> bool | None:
+def _reads_back(
+    plugin: Any, files: TokenizerFiles, template: ChatTemplate, derived: Derived, base: FormatSpec
+) -> bool | None:
     """Render replies and read them back, with the template's newlines; None where the template shows none."""
     if not template.source:
         return None
@@ -221,7 +267,6 @@ def _reads_back(plugin: Any, files: TokenizerFiles, template: ChatTemplate, deri
             results.append(reads_all(template, fit_reasoning(spec, derived), THOUGHTS, switches))
         return False if False in results else True if True in results else None
     if isinstance(plugin, ToolParser):
-        spec = fit_reasoning(FormatSpec(reasoning=derived.reasoning, answer=derived.answer), derived)
-        spec = plugin.extend(spec, tools_of((TWICE,)) or ())
+        spec = plugin.extend(base, tools_of((TWICE,)) or ())
         return reads_all(template, fit_tools(spec, derived), CALLED, {})
     return None

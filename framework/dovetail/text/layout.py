@@ -17,15 +17,21 @@ The markers around an answer count in OPEN and OUT: the first before any text, t
 marker in a phase is literal text.
 """
 
+# ruff: noqa: RUF001 - markers are written with full-width bars
+
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dovetail.contracts.reasoning import FormatSpec, Markers
 from dovetail.text.matcher import Matcher, matcher
+
+_TOKEN = re.compile(r"<[^<>\s]*>|｜[^｜\s]*｜|\[[A-Z_/]+\]")
+"""What a token of its own looks like inside a marker."""
 
 
 class Phase(enum.Enum):
@@ -46,6 +52,7 @@ class Role(enum.Enum):
     END = "end"
     ANSWER_START = "answer_start"
     ANSWER_END = "answer_end"
+    DROPPED = "dropped"
     TOOL_START = "tool_start"
     TOOL_TEXT = "tool_text"
     """Opens a section and is part of it."""
@@ -71,12 +78,14 @@ class Layout:
         by_ids: Views for output that comes as token ids.
         by_text: Views for text without ids, where every marker is matched in the text.
         marker_ids: Ids of all markers that are tokens, those inside tool sections included.
+        kept: Ids of tokens that are parts of markers: they give text, also where they are special.
         marker_text: The markers' text by id.
     """
 
     by_ids: Mapping[Phase, View]
     by_text: Mapping[Phase, View]
     marker_ids: frozenset[int]
+    kept: frozenset[int]
     marker_text: Mapping[int, str]
 
 
@@ -86,9 +95,13 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
     texts = [] if reasoning is None else [reasoning.start, reasoning.end]
     texts += [] if answer is None else [answer.start, answer.end]
     texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.inner]
+    texts += spec.dropped
     token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
+    # A marker of several tokens is matched in the text: those of them that are special give theirs.
+    parts = [unit for text in texts if text not in added_tokens for unit in _TOKEN.findall(text)]
+    kept = frozenset(added_tokens[part] for part in parts if part in added_tokens)
     of_tools = None if tools is None else (tools.start, tools.end, tools.also, tools.bare)
-    return _compile(reasoning, answer, of_tools, token_ids)
+    return _compile(reasoning, answer, of_tools, spec.dropped, token_ids, kept)
 
 
 @lru_cache(maxsize=256)
@@ -96,12 +109,18 @@ def _compile(
     reasoning: Markers | None,
     answer: Markers | None,
     tools: tuple[str, str, tuple[str, ...], str] | None,
+    dropped: tuple[str, ...],
     token_ids: tuple[tuple[str, int], ...],
+    kept: frozenset[int],
 ) -> Layout:
     phases: dict[Phase, dict[str, enum.Enum]] = {phase: {} for phase in Phase}
     if reasoning is not None:
         for phase in (Phase.OPEN, Phase.IN):
             phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
+            for start, end in reasoning.also:
+                phases[phase].update({start: Role.START, end: Role.END})
+    for phase in (Phase.OPEN, Phase.OUT):
+        phases[phase].update(dict.fromkeys(dropped, Role.DROPPED))
     if answer is not None:
         for phase in (Phase.OPEN, Phase.OUT):
             phases[phase].update({answer.start: Role.ANSWER_START, answer.end: Role.ANSWER_END})
@@ -117,21 +136,27 @@ def _compile(
             phases[Phase.OUT][reasoning.end] = Role.END
         phases[Phase.TOOL].update({start: Role.TOOL_START} if start else {})
         phases[Phase.TOOL].update({end: Role.TOOL_END} if end else {})
-    return make_layout(phases, token_ids)
+    return make_layout(phases, token_ids, kept)
 
 
-def make_layout(phases: Mapping[Phase, Mapping[str, enum.Enum]], token_ids: Sequence[tuple[str, int]]) -> Layout:
+def make_layout(
+    phases: Mapping[Phase, Mapping[str, enum.Enum]],
+    token_ids: Sequence[tuple[str, int]],
+    kept: frozenset[int] = frozenset(),
+) -> Layout:
     """Make the views of each phase.
 
     Args:
         phases: The markers that count in each phase, and what each is for.
         token_ids: The markers that are tokens, with their ids.
+        kept: Tokens that are parts of markers.
     """
     ids = dict(token_ids)
     return Layout(
         {phase: _view(markers, ids) for phase, markers in phases.items()},
         {phase: _view(markers, {}) for phase, markers in phases.items()},
         frozenset(ids.values()),
+        kept,
         {token_id: text for text, token_id in token_ids},
     )
 

@@ -55,7 +55,9 @@ class Machine(ABC):
         self.marker_ids = layout.marker_ids
         self._decoder = None
         if tokenizer is not None:
-            self._decoder = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, keep=self.marker_ids)
+            self._decoder = Detokenizer(
+                tokenizer, skip_special_tokens=skip_special_tokens, keep=layout.marker_ids | layout.kept
+            )
         self._keep_markers = keep_markers
         self._make_id = make_id
         self._num_calls = 0

@@ -120,6 +120,9 @@ class FormatParser(Machine):
             return self._take_end(marker)
         if role in (Role.ANSWER_START, Role.ANSWER_END):
             return self._take_answer(role)
+        if role is Role.DROPPED:
+            self._skip = ""
+            return True
         if self._priming:
             return False
         if self._phase is Phase.TOOL:

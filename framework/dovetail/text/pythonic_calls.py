@@ -22,7 +22,7 @@ At = Literal["start", "name", "argument", "after", "end", "broken"]
 
 
 class PythonicCalls(ToolBody):
-    """Reads one list of calls. What is no such list is `Malformed`."""
+    """Reads one list of calls, or calls one after the other. What is neither is `Malformed`."""
 
     def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._new_call = new_call
@@ -32,6 +32,7 @@ class PythonicCalls(ToolBody):
         self._raw: list[str] = []
         self._name = ""
         self._part: list[str] = []
+        self._in_list = False
         self._call: int | None = None
         self._num_arguments = 0
         self._depth = 0
@@ -83,7 +84,12 @@ class PythonicCalls(ToolBody):
             return pos + 1
         if self._at == "start" and char == "[" and not self._part:
             self._part.append(char)
-        elif self._at in ("start", "after") and (char.isalpha() or char == "_") and (self._at == "start" or self._part):
+            self._in_list = True
+        elif (
+            self._at in ("start", "after")
+            and (char.isalpha() or char == "_")
+            and (self._at == "start" or self._part or not self._in_list)
+        ):
             self._at = "name"
             self._part.clear()
             return pos

@@ -28,8 +28,14 @@ from dovetail.text.schema_types import STRING, cut_text, properties_of, quoted, 
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
+_CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
+
+
+def plain_name(text: str) -> str:
+    """Read a name that stands alone between its tags."""
+    return text.strip()
 
 
 def plain_key(text: str) -> tuple[str, bool | None]:
@@ -49,6 +55,8 @@ class Tags:
         value_start: What opens the value behind the key; empty where the value follows at once.
         value_end: Closes a value.
         newlines: Whether one newline on either side of a value belongs to the tags.
+        cdata: Whether a value may stand in `<![CDATA[…]]>`. Values come when they are complete then.
+        read_name: Takes the name from the text between `call`.
         read_key: Takes the key from the text between `key`, and whether its value is a string (None: the schema says).
     """
 
@@ -58,6 +66,8 @@ class Tags:
     value_start: str = ""
     value_end: str
     newlines: bool = False
+    cdata: bool = False
+    read_name: Callable[[str], str] = plain_name
     read_key: Callable[[str], tuple[str, bool | None]] = plain_key
 
 
@@ -81,6 +91,7 @@ class TaggedCalls(ToolBody):
         self._head_len = 0
         self._num_keys = 0
         self._types = STRING
+        self._streams = True
         self._value: list[str] = []
         self._newline = ""
         self._at_start = False
@@ -129,7 +140,7 @@ class TaggedCalls(ToolBody):
         else:
             if self._at == "confirm" or (self._at == "value" and complete):
                 self._end_value()
-            elif self._at == "value" and self._types != STRING:
+            elif self._at == "value" and not self._streams:
                 self._args(cut_text("".join(self._value), self._types))
             elif complete and self._at in ("key", "gap") and (raw := "".join(self._head)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
@@ -229,7 +240,7 @@ class TaggedCalls(ToolBody):
         self._head_len = 0
 
     def _start(self) -> None:
-        name = "".join(self._head).strip()
+        name = self._tags.read_name("".join(self._head))
         if _NAME.fullmatch(name) is None:
             self._break()
             return
@@ -250,7 +261,8 @@ class TaggedCalls(ToolBody):
             self._types = STRING if is_string else _ANY
         self._value.clear()
         self._newline, self._at_start = "", self._tags.newlines
-        if self._types == STRING:
+        self._streams = self._types == STRING and not self._tags.cdata
+        if self._streams:
             self._args('"')
 
     def _value_text(self, text: str) -> None:
@@ -261,7 +273,7 @@ class TaggedCalls(ToolBody):
         text, self._newline = self._newline + text, ""
         if self._tags.newlines and text.endswith("\n"):
             text, self._newline = text[:-1], "\n"
-        if self._types != STRING:
+        if not self._streams:
             self._value.append(text)
         elif text:
             self._args(quoted(text)[1:-1])
@@ -296,9 +308,14 @@ class TaggedCalls(ToolBody):
         self._gap.clear()
 
     def _end_value(self) -> None:
-        self._args('"' if self._types == STRING else value_text("".join(self._value), self._types))
+        self._args('"' if self._streams else self._whole_value())
         self._gap.clear()
         self._at = "params"
+
+    def _whole_value(self) -> str:
+        text = "".join(self._value)
+        found = _CDATA.fullmatch(text) if self._tags.cdata else None
+        return value_text(found[1] if found else text, self._types)
 
     def _end_call(self, *, complete: bool) -> None:
         if self._call is None:

@@ -19,15 +19,10 @@ Defined by `encoding/encoding_dsv32.py` of deepseek-ai/DeepSeek-V3.2.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import FormatSpec, TemplateView
-from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tagged_calls import Tags
+from dovetail_parsers.tools.sections import TagSection
 
 _KEY = re.compile(r"(.*?)\"(?:\s+string=\"(true|false)\")?\s*", re.DOTALL)
 
@@ -49,46 +44,27 @@ TAGS = Tags(
 )
 
 
-class DeepSeekV32(ToolParser):
-    """Calls as DSML tags."""
+class DeepSeekV32(TagSection):
+    """Calls as DSML tags.
 
-    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
-        """Add the markers."""
+    Attributes:
+        section: Around all calls.
+        word: Stands in every tag, a token of its own.
+    """
 
-        def body(new_call: NewCall) -> ToolBody:
-            return TaggedCalls(new_call, TAGS, tools)
+    section: ClassVar[tuple[str, str]] = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
+    word: ClassVar[str] = "｜DSML｜"
+    before = "\n\n"
+    tags = TAGS
 
-        tools_format = ToolFormat(
-            "<｜DSML｜function_calls>",
-            "</｜DSML｜function_calls>",
-            body=body,
-            before_start="\n\n",
-            also=(TAGS.call[0],),
-            inner=("｜DSML｜",),
-        )
-        return replace(spec, tools=tools_format)
+    def __init_subclass__(cls) -> None:
+        """Take the markers from what the subclass declares."""
+        cls.start, cls.end = cls.section
+        cls.also, cls.inner, cls.knows = (cls.tags.call[0],), (cls.word,), (cls.section[0],)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the encoding writes them, in one section."""
+    start, end = section
+    also, inner, knows = (TAGS.call[0],), (word,), (section[0],)
 
-        def key(name: str, is_string: bool) -> str:
-            return f'{name}" string="{"true" if is_string else "false"}"'
-
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f'<｜DSML｜invoke name="{name_of(tool)}">\n',
-                tagged_arguments(tool, TAGS, key=key),
-                "</｜DSML｜invoke>\n",
-            ),
-            section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
-            trigger="<｜DSML｜function_calls>",
-        )
-
-    def detect(self, template: TemplateView) -> float:
-        """The tags."""
-        return 0.95 if "｜DSML｜" in template.source else 0.0
+    def key(self, name: str, is_string: bool) -> str:
+        """Write the key and whether its value is text."""
+        return f'{name}" string="{"true" if is_string else "false"}"'

@@ -1,0 +1,209 @@
+r"""`BraceCalls`: tool calls written as a name and braces, with strings between markers and keys without quotes.
+
+```
+call:get_weather{city:<|"|>Paris<|"|>,days:3,tags:[<|"|>a<|"|>]}
+```
+
+Becomes JSON while it is written: strings stream, other values come when they are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.headed_calls import MAX_HEAD
+from dovetail.text.matcher import matcher
+from dovetail.text.schema_types import (
+    PYTHON_WORDS,
+    cut_text,
+    properties_of,
+    quoted,
+    schemas_by_tool,
+    types_of,
+    value_text,
+)
+
+_HEAD = re.compile(r"\s*(?:call:)?\s*([\w.:/\-]+)\s*")
+
+
+class BraceCalls(ToolBody):
+    """Reads calls one after the other."""
+
+    def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]] = (), *, quote: str) -> None:
+        """Prepare; `tools` for the types of values, `quote` stands on either side of a string."""
+        self._schemas = schemas_by_tool(tools)
+        self._schema: Mapping[str, Any] | None = None
+        self._types: frozenset[str] = frozenset()
+        self._string: list[str] | None = None
+        self._new_call = new_call
+        self._quote = quote
+        self._outside = matcher((quote, ":", ",", "{", "}", "[", "]"))
+        self._inside = matcher((quote,))
+        self._out: list[ToolEvent] = []
+        self._held = ""
+        self._call: int | None = None
+        self._head: list[str] = []
+        self._stack: list[str] = []
+        self._token: list[str] = []
+        self._in_string = False
+        self._at_key = False
+        self._broken = False
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        text, self._held = self._held + text, ""
+        pos = 0
+        while pos < len(text):
+            if self._broken:
+                self._out.append(Malformed("tool_call", text[pos:]))
+                break
+            pos = self._read_head(text, pos) if self._call is None else self._read(text, pos)
+        return self._take_out()
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call that is not whole keeps what it has."""
+        held, self._held = self._held, ""
+        if self._call is not None:
+            self._text(held)
+            if self._string is not None:
+                self._args(cut_text("".join(self._string), self._types))
+            elif not self._in_string and not self._at_key:
+                self._flush()
+            self._out.append(ToolEnd(self._call))
+        elif "".join(self._head).strip():
+            self._out.append(Malformed("tool_call", "".join(self._head)))
+        return self._take_out()
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short: half a head is no content."""
+        if self._call is None and _HEAD.fullmatch("".join(self._head)):
+            return []
+        return self.close()
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a string."""
+        return self._in_string
+
+    def _take_out(self) -> list[ToolEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _read_head(self, text: str, pos: int) -> int:
+        end = text.find("{", pos)
+        self._head.append(text[pos:] if end < 0 else text[pos : end + 1])
+        head = "".join(self._head)
+        if end < 0:
+            self._head[:] = [head]
+            if len(head) > MAX_HEAD:
+                self._break(head)
+            return len(text)
+        found = _HEAD.fullmatch(head[:-1])
+        if found is None:
+            self._break(head)
+            return end + 1
+        start = self._new_call(found[1])
+        self._call = start.index
+        self._schema = self._schemas.get(found[1])
+        self._out += [start, ToolArgs(start.index, "{")]
+        self._head.clear()
+        self._stack, self._at_key = ["}"], True
+        return end + 1
+
+    def _break(self, head: str) -> None:
+        self._broken = True
+        self._head.clear()
+        self._out.append(Malformed("tool_call", head))
+
+    def _read(self, text: str, pos: int) -> int:
+        """Read up to the next character or marker that means something; return where."""
+        found = self._inside if self._in_string else self._outside
+        end, state, length = found.scan(text, pos, 0)
+        cut = end - (length or found.held(state))
+        self._text(text[pos:cut])
+        if not length:
+            self._held = text[cut:]
+            return len(text)
+        self._mark(text[cut:end])
+        return end
+
+    def _text(self, text: str) -> None:
+        if not text:
+            return
+        if self._string is not None:
+            self._string.append(text)
+        elif self._in_string:
+            self._args(quoted(text)[1:-1])
+        else:
+            self._token.append(text)
+
+    def _mark(self, mark: str) -> None:
+        if mark == self._quote:
+            self._token.clear()
+            self._in_string = not self._in_string
+            self._quoted_value()
+        elif mark == ":":
+            if self._at_key:
+                token = "".join(self._token).strip()
+                self._token.clear()
+                key = token.strip("\"'")
+                self._args((quoted(key) if token else "") + ": ")
+                self._at_key = False
+                if len(self._stack) == 1:
+                    self._types = types_of(properties_of(self._schema).get(key), self._schema)
+            else:
+                self._token.append(mark)
+        elif mark in "{[":
+            self._flush()
+            self._args(mark)
+            self._stack.append("}" if mark == "{" else "]")
+            self._at_key = mark == "{"
+        elif mark == ",":
+            self._flush()
+            self._args(", ")
+            self._at_key = self._stack[-1] == "}"
+        else:
+            self._close_one()
+
+    def _quoted_value(self) -> None:
+        """Begin or end a string; one where the schema wants none comes when it is complete."""
+        if self._in_string:
+            buffers = len(self._stack) == 1 and self._types and "string" not in self._types and not self._at_key
+            self._string = [] if buffers else None
+            self._args("" if buffers else '"')
+        elif self._string is not None:
+            self._args(value_text("".join(self._string), self._types))
+            self._string = None
+        else:
+            self._args('"')
+
+    def _close_one(self) -> None:
+        if not self._at_key:
+            self._flush()
+        self._token.clear()
+        self._args(self._stack.pop())
+        self._at_key = False
+        if not self._stack and self._call is not None:
+            self._out.append(ToolEnd(self._call))
+            self._call = None
+
+    def _flush(self) -> None:
+        """Give out a value without quotes."""
+        text = "".join(self._token).strip()
+        self._token.clear()
+        if not text:
+            return
+        text = PYTHON_WORDS.get(text, text)
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            text = quoted(text.strip("\"'"))
+        self._args(text)
+
+    def _args(self, json: str) -> None:
+        if self._call is not None and json:
+            self._out.append(ToolArgs(self._call, json))

@@ -1,0 +1,40 @@
+r"""`hy-v3`: Hunyuan 3 and 4 (Hy3, Hy4).
+
+```
+<think>Paris is the capital.</think>The capital of France is Paris.
+```
+
+Every marker of a model may end in a word of its own, `<think:opensource>`: it is read off the template, which appends
+an empty thought unless thinking is asked for.
+
+Defined by the `chat_template` of tencent/Hy3.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    Markers,
+    ParserRequest,
+    ReasoningParser,
+    TemplateView,
+    TokenizerView,
+)
+
+_WORD = re.compile(r"<think(:\w+)>")
+
+
+class Hunyuan(ReasoningParser):
+    """Thinking between `<think>` and `</think>`, with the model's word."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the markers."""
+        found = _WORD.search(template.source)
+        word = found[1] if found else ""
+        return FormatSpec(reasoning=Markers(f"<think{word}>", f"</think{word}>", "", "", "", ended_by_tools=True))
+
+    def detect(self, template: TemplateView) -> float:
+        """The model's turn markers, or its word."""
+        return 0.95 if "hy_Assistant" in template.source or _WORD.search(template.source) else 0.0

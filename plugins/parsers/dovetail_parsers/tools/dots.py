@@ -1,0 +1,40 @@
+r"""`dots`: dots.llm.
+
+```
+<dots_function_call>
+<invoke name=get_weather>
+<parameter name=city>Paris</parameter>
+</invoke>
+</dots_function_call>
+```
+
+One section holds all calls. Quotes around names are optional.
+
+Defined by the `chat_template` of rednote-hilab/dots.llm2.
+"""
+
+from __future__ import annotations
+
+from dovetail.text.tagged_calls import Tags
+from dovetail_parsers.tools.sections import TagSection
+
+
+def unquoted(text: str) -> str:
+    """Read a name with or without quotes."""
+    return text.strip().strip("\"'")
+
+
+class Dots(TagSection):
+    """Calls as tags between markers."""
+
+    start, end = "<dots_function_call>", "</dots_function_call>"
+    before = "\n"
+    tags = Tags(
+        call=("<invoke name=", ">"),
+        call_end="</invoke>",
+        key=("<parameter name=", ">"),
+        value_end="</parameter>",
+        read_name=unquoted,
+        read_key=lambda text: (unquoted(text), None),
+    )
+    knows = ("<dots_function_call>",)

@@ -1,0 +1,46 @@
+r"""`gemma4`: Gemma 4.
+
+```
+<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
+```
+
+One call per section. Keys have no quotes, strings stand between `<|"|>`, other values are as in JSON.
+
+Defined by the `chat_template` of google/gemma-4-31B-it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.text.brace_calls import BraceCalls
+from dovetail.text.call_grammar import brace_arguments, calls_grammar, name_of
+from dovetail_parsers.tools.sections import Section
+
+
+class Gemma4(Section):
+    """Calls as a name and braces between markers."""
+
+    start, end = "<|tool_call>", "<tool_call|>"
+    quote = '<|"|>'
+    inner: ClassVar[tuple[str, ...]] = ('<|"|>',)
+    knows: ClassVar[tuple[str, ...]] = ("<|tool_call>", "<tool_call|>")
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read braces."""
+        return BraceCalls(new_call, tools, quote=self.quote)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"{self.start}call:{name_of(tool)}{{", brace_arguments(tool, self.quote), f"}}{self.end}"),
+            trigger=self.start,
+        )

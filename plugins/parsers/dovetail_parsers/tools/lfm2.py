@@ -1,0 +1,48 @@
+r"""`lfm2`: LFM2 and LFM2.5.
+
+```
+<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>
+```
+
+A list of Python calls between markers; a model that is asked to writes JSON there.
+
+Defined by the model card of LiquidAI/LFM2-1.2B (tool use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.text.call_grammar import calls_grammar, keyword_arguments, name_of
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.pythonic_calls import PythonicCalls
+from dovetail_parsers.tools.either import Either
+from dovetail_parsers.tools.sections import Section
+
+
+class Lfm2(Section):
+    """Calls as a list of Python calls between markers."""
+
+    start, end = "<|tool_call_start|>", "<|tool_call_end|>"
+    knows = ("<|tool_call_start|>",)
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read Python calls, or JSON where the list holds objects."""
+        return Either("{", lambda: JsonCalls(new_call), lambda: PythonicCalls(new_call, tools))
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """A list of calls with keywords."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"{name_of(tool)}(", keyword_arguments(tool), ")"),
+            section=(f"{self.start}[", f"]{self.end}"),
+            separator=", ",
+            trigger=self.start,
+        )

@@ -1,0 +1,31 @@
+r"""`minicpm5`: MiniCPM5.
+
+```
+<function name="get_weather"><param name="city">Paris</param></function>
+```
+
+Calls stand one after the other, without a section. A value may be wrapped in CDATA.
+
+Defined by the `chat_template` of openbmb/MiniCPM5-1B.
+"""
+
+from __future__ import annotations
+
+from dovetail.text.tagged_calls import Tags
+from dovetail_parsers.tools.sections import TagSection
+
+
+class MiniCpm5(TagSection):
+    """Calls as tags without a section."""
+
+    before = "\n"
+    also = ('<function name="',)
+    tags = Tags(
+        call=('<function name="', '">'),
+        call_end="</function>",
+        key=('<param name="', '">'),
+        value_end="</param>",
+        cdata=True,
+    )
+    lines = False
+    knows = ('<function name="', '<param name="')

@@ -1,0 +1,174 @@
+r"""`minimax-m3`: MiniMax-M3.
+
+```
+]<]minimax[>[<tool_call>
+]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[</invoke>
+]<]minimax[>[</tool_call>
+```
+
+A token stands before every tag, so that text in values is never one. Keys are the tags' names; an object holds
+elements, a list holds `<item>`. Arguments come when their call is complete, since only then their types are known.
+
+Defined by the `chat_template` of MiniMaxAI/MiniMax-M3.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.call_grammar import Node, calls_grammar, element_arguments, name_of
+from dovetail.text.schema_types import properties_of, schemas_by_tool, types_of, value_text
+from dovetail_parsers.tools.sections import Section
+
+MARK = "]<]minimax[>["
+_INVOKE = re.compile(r"<invoke name=[\"']?([\w.:/\-]+)[\"']?>")
+_TAG = re.compile(r"<(/?)([^<>\s]+)>")
+
+
+@dataclass(slots=True)
+class Element:
+    """An element that is being read."""
+
+    name: str
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+
+class ElementCalls(ToolBody):
+    """Reads calls one after the other; each comes when it is complete."""
+
+    def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Prepare; `tools` as OpenAI writes them, for the types of values."""
+        self._new_call = new_call
+        self._schemas = schemas_by_tool(tools)
+        self._parts: list[str] = []
+        self._tail = ""
+        self._raw: list[str] = []
+        self._call: int | None = None
+        self._schema: Mapping[str, Any] | None = None
+        self._stack: list[Element] = []
+        self._out: list[ToolEvent] = []
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text: what stands before each mark is certain."""
+        seen = self._tail + text
+        self._parts.append(text)
+        self._tail = seen[-len(MARK) + 1 :]
+        if MARK in seen:
+            *pieces, last = "".join(self._parts).split(MARK)
+            self._parts = [last]
+            for piece in pieces:
+                self._piece(piece)
+        return self._take_out()
+
+    def close(self) -> list[ToolEvent]:
+        """End the section: a call that was open is complete."""
+        self._piece("".join(self._parts))
+        self._end_call()
+        if raw := "".join(self._raw):
+            self._out.append(Malformed("tool_call", raw))
+        return self._take_out()
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short: half a tag is no content."""
+        if self._call is None and not "".join(self._raw).strip():
+            return []
+        return self.close()
+
+    def _take_out(self) -> list[ToolEvent]:
+        out, self._out = self._out, []
+        return out
+
+    def _piece(self, piece: str) -> None:
+        """Take what stands between two marks: a tag, and text behind it."""
+        tag = _INVOKE.match(piece) or _TAG.match(piece)
+        if tag is None:
+            self._text(piece)
+        elif tag.re is _INVOKE:
+            self._end_call()
+            start = self._new_call(tag[1])
+            self._call, self._schema = start.index, self._schemas.get(tag[1])
+            self._stack = [Element("")]
+            self._raw.clear()
+            self._out.append(start)
+        elif self._call is None:
+            self._text(MARK + piece)
+        elif tag[1]:
+            self._close(tag[2], piece[tag.end() :])
+        else:
+            self._stack.append(Element(tag[2], piece[tag.end() :]))
+
+    def _text(self, text: str) -> None:
+        if self._call is not None:
+            self._stack[-1].text += text
+        elif text.strip():
+            self._raw.append(text)
+
+    def _close(self, name: str, behind: str) -> None:
+        if name == "invoke":
+            self._end_call()
+            self._text(behind)
+        elif len(self._stack) > 1:
+            element = self._stack.pop()
+            self._stack[-1].children.append(element)
+            self._stack[-1].text += behind
+
+    def _end_call(self) -> None:
+        if self._call is None:
+            return
+        while len(self._stack) > 1:
+            self._close("", "")
+        root = self._stack[0]
+        found = {child.name: self._value(child, properties_of(self._schema).get(child.name)) for child in root.children}
+        body = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items())
+        self._out += [ToolArgs(self._call, "{" + body + "}"), ToolEnd(self._call)]
+        if root.text.strip():
+            self._out.append(Malformed("tool_call", root.text))
+        self._call = None
+
+    def _value(self, element: Element, schema: Any) -> str:
+        """Return an element's JSON text."""
+        children = element.children
+        types = types_of(schema, self._schema)
+        items = schema.get("items") if isinstance(schema, Mapping) else None
+        if children and all(child.name == "item" for child in children) and types != {"object"}:
+            return "[" + ", ".join(self._value(child, items) for child in children) + "]"
+        if children:
+            inner = properties_of(schema if isinstance(schema, Mapping) else None)
+            pairs = [
+                f"{json.dumps(child.name, ensure_ascii=False)}: {self._value(child, inner.get(child.name))}"
+                for child in children
+            ]
+            return "{" + ", ".join(pairs) + "}"
+        if not element.text.strip() and types in ({"array"}, {"object"}):
+            return "[]" if types == {"array"} else "{}"
+        return value_text(element.text, types)
+
+
+class MiniMaxM3(Section):
+    """Calls as elements behind marks."""
+
+    start, end = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
+    also = (f"{MARK}<invoke",)
+    inner = (MARK,)
+    knows = (MARK,)
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read elements."""
+        return ElementCalls(new_call, tools)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them; objects and lists as JSON, which the parser reads too."""
+
+        def call(tool: Mapping[str, Any]) -> tuple[str, Node, str]:
+            return f'{MARK}<invoke name="{name_of(tool)}">', element_arguments(tool, MARK), f"{MARK}</invoke>\n"
+
+        return calls_grammar(tools, choice, parallel, call, section=(f"{self.start}\n", self.end), trigger=self.start)

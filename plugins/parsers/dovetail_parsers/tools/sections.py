@@ -1,0 +1,149 @@
+"""What tool parsers of one shape share: `JsonSection` for JSON between two markers, `TagSection` for tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.without import Without
+
+
+class Section(ToolParser):
+    """Calls between markers.
+
+    Attributes:
+        start: Opens a section; empty where the texts in `also` do.
+        end: Closes it; empty where nothing does.
+        before: Newlines in front of it.
+        also: Texts that open a section as well and are part of it.
+        bare: Characters that do where an answer begins with one.
+        inner: Tokens that stand inside a section.
+        ignored: Texts in a section that mean nothing.
+        knows: Texts that a chat template of this format holds, all of them.
+        score: How surely such a template is of this format.
+    """
+
+    start: ClassVar[str] = ""
+    end: ClassVar[str] = ""
+    before: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
+    bare: ClassVar[str] = ""
+    inner: ClassVar[tuple[str, ...]] = ()
+    ignored: ClassVar[tuple[str, ...]] = ()
+    knows: ClassVar[tuple[str, ...]] = ()
+    score: ClassVar[float] = 0.95
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Make the reader of a section."""
+        raise NotImplementedError
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Add the markers."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            made = self.body(new_call, tools)
+            return Without(made, self.ignored) if self.ignored else made
+
+        section = ToolFormat(
+            self.start,
+            self.end,
+            body=body,
+            before_start=self.before,
+            also=self.also,
+            bare=self.bare,
+            inner=self.inner,
+        )
+        return replace(spec, tools=section)
+
+    def detect(self, template: TemplateView) -> float:
+        """The markers."""
+        return self.score if self.knows and all(text in template.source for text in self.knows) else 0.0
+
+
+class JsonSection(Section):
+    """Calls as JSON objects between markers.
+
+    Attributes:
+        keys: Of the name and of the arguments in an object. An empty name: it is the object's only key.
+        listed: Whether the objects stand in one list; else each is a section of its own.
+        written: What the template puts behind the start marker, and before the end marker.
+    """
+
+    keys: ClassVar[tuple[str, str]] = ("name", "arguments")
+    listed: ClassVar[bool] = True
+    written: ClassVar[tuple[str, str]] = ("", "")
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read one object or a list of them."""
+        known = None if self.start else frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
+        name, arguments = self.keys
+        keys = tuple(dict.fromkeys((arguments, "arguments", "parameters")))
+        return JsonCalls(new_call, name_key=name or None, arguments_keys=keys, known=known)
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, the name first."""
+        name, arguments = self.keys
+        opening, closing = self.start + self.written[0], self.written[1] + self.end
+        around = ("", "") if self.listed else (opening, closing)
+        begin = f'{{"{name}": "%s", "{arguments}": ' if name else '{"%s": '
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (around[0] + begin % name_of(tool), json_arguments(tool), "}" + around[1]),
+            section=(f"{opening}[", f"]{closing}") if self.listed else None,
+            separator=", " if self.listed else "\n",
+            trigger=self.start or ("[" if self.listed else '{"'),
+        )
+
+
+class TagSection(Section):
+    """Calls as tags between markers.
+
+    Attributes:
+        tags: The format's.
+        opening: What the template writes before all calls, and `closing` behind them.
+        lines: Whether tags stand on lines of their own.
+    """
+
+    tags: ClassVar[Tags]
+    lines: ClassVar[bool] = True
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read tags."""
+        return TaggedCalls(new_call, self.tags, tools)
+
+    def key(self, name: str, is_string: bool) -> str:
+        """Write what stands between the tags of a key."""
+        return name
+
+    def called(self, name: str) -> str:
+        """Write what stands between the tags of a name."""
+        return name
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them, in one section."""
+        tags, line = self.tags, "\n" if self.lines else ""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                tags.call[0] + self.called(name_of(tool)) + tags.call[1] + line,
+                tagged_arguments(tool, tags, key=self.key, behind_value=line),
+                tags.call_end + line,
+            ),
+            section=(self.start + line, self.end) if self.start else None,
+            trigger=self.start or tags.call[0],
+        )
