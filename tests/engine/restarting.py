@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -122,6 +123,7 @@ async def kill(client: ProcessClient, sent: signal.Signals = signal.SIGKILL) -> 
     """Send the engine a signal; for SIGKILL, wait until its client knows."""
     assert client.pid is not None
     before = client.pid
-    os.kill(before, sent)
+    with contextlib.suppress(ProcessLookupError):  # it may die of something else at this moment
+        os.kill(before, sent)
     while sent == signal.SIGKILL and client.pid == before and client.restarting is None and client.dead is None:
         await asyncio.sleep(0.005)

@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from dovetail.engine import integrity
+from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.errors import EngineDeadError
 from dovetail.testing.engine import collect, generate, make_client, make_core, tokens
 
 
@@ -169,3 +171,26 @@ def test_a_lost_page_is_found_counted_and_given_back(qwen3: Path, monkeypatch: p
     assert core.stats().num_repaired_pages == 3
     core.pages.flush()
     assert core.pages.allocator.num_free == core.pages.allocator.num_pages
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), MemoryError("none left")])
+def test_a_dead_engine_thread_is_an_error_at_once(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Whatever ends the thread of an engine in this process, who waits for tokens hears of it."""
+
+    def die(core: EngineCore) -> None:
+        raise error
+
+    monkeypatch.setattr(EngineCore, "step", die)
+
+    async def main() -> None:
+        client = make_client(qwen3)
+        await client.start()
+        with pytest.raises(EngineDeadError):
+            async for _ in client.submit(Submit(rid="a", prompt_ids=[1], params=params())):
+                pass
+        assert client.dead is not None
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -122,7 +122,7 @@ class Entry:
         last = TokenDelta(handle=self.submit.handle, ids=[], prompt_tokens=len(self.submit.prompt_ids), finish=finish)
         if facts is not None:
             last.cached_tokens, last.num_retractions = facts.cached_tokens, facts.num_retractions
-            last.grammar_step = facts.grammar_step
+            last.grammar_step, last.grammar_ignored = facts.grammar_step, facts.grammar_ignored
         self.put(last)
 
     def drop(self, last: TokenDelta) -> None:
