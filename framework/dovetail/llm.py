@@ -38,6 +38,7 @@ from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.hub import with_folders
 from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate, template_switches
@@ -185,7 +186,7 @@ class LLM(OutlinesModel):
         """Load a model.
 
         Args:
-            model: Its folder; the bundled demo model if not given.
+            model: Its folder, or a hub's name; the bundled demo model if not given.
             reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none.
             tool_call_parser: As `reasoning_parser`.
             grammar_backend: Plugin name, or `auto`: chosen for each request; None for none.
@@ -197,7 +198,7 @@ class LLM(OutlinesModel):
             ConfigError: Something the caller can fix, and how.
         """
         register(type(self))
-        engine = EngineSettings(model_path=model, **settings)
+        engine = with_folders(EngineSettings(model_path=model, **settings))
         folder = engine.folder
         texts = Path(engine.tokenizer_path) if engine.tokenizer_path else folder
         registry = Registry.scan()

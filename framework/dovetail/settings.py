@@ -37,12 +37,25 @@ class EngineSettings(BaseModel):
 
     model_path: str | None = Field(
         None,
-        description="Folder with config.json, safetensors and tokenizer; the bundled demo model if not given.",
+        description="Folder with config.json, safetensors and tokenizer, or a hub's name such as Qwen/Qwen3-0.6B; the "
+        "bundled demo model if not given.",
         json_schema_extra=flag("model", common=True),
+    )
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Branch, tag or commit of a model that is fetched from a hub; main if not given.",
+        json_schema_extra=flag(),
+    )
+    download_dir: Path | None = Field(
+        None,
+        description="Where models of a hub are kept; its own cache (HF_HOME) if not given.",
+        json_schema_extra=flag(),
     )
     tokenizer_path: str | None = Field(
         None,
-        description="Folder with the tokenizer; the model's own if not given.",
+        description="Folder, or a hub's name, of the tokenizer; the model's own if not given.",
         json_schema_extra=flag("tokenizer"),
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(

@@ -10,16 +10,26 @@ from typing import Any
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail.runtime.hf_config import architecture, checkpoint_files, read_config
+from dovetail.runtime.hub import with_folders
 from dovetail.runtime.memory import check_settings as check_memory_flags
 from dovetail_server.settings import ServeSettings
 
 DEMO_NAME = "dovetail-demo"
 
 
-def with_demo(settings: ServeSettings) -> ServeSettings:
-    """Fill in the demo model and its name where no model was given."""
+def with_model(settings: ServeSettings) -> ServeSettings:
+    """Fill in the demo model and its name where no model was given; fetch one that is a hub's name.
+
+    Raises:
+        ConfigError: The model's folder stands in the wrong place.
+        ModelError: It cannot be fetched.
+    """
     if settings.model_path is not None:
-        return settings
+        found = with_folders(settings)
+        if found.model_path != settings.model_path and not settings.served_model_name:
+            found = found.model_copy(update={"served_model_name": [settings.model_path]})
+            found.model_fields_set.discard("served_model_name")
+        return found
     stray = next((name for name in settings.served_model_name if Path(name).is_dir()), None)
     if stray is not None:
         raise ConfigError(f"--served-model-name took {stray!r}, which is a folder; put the model path first")

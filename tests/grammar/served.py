@@ -26,7 +26,7 @@ class Served:
         from dovetail_server.lifecycle import HttpServer
         from dovetail_server.state import ServerState
 
-        made = preflight.with_demo(
+        made = preflight.with_model(
             ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0, **settings)
         )
         made, _, plan = plan_plugins(made, "Qwen3ForCausalLM")

@@ -29,7 +29,7 @@ stream-response-default-include-usage
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
-drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
+download-dir revision drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
 enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host
@@ -182,7 +182,6 @@ def test_startup_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "bare").mkdir()
     cases = {
         (str(tmp_path / "missing"),): ["missing", "no such folder"],
-        ("qwen/qwen2.5-0.5b-instruct",): ["not downloaded", "hf download qwen/qwen2.5-0.5b-instruct"],
         (str(tmp_path / "bare"),): ["config.json"],
         (str(good / "config.json"),): ["is a file"],
         (str(broken),): ["config.json cannot be read"],
@@ -230,14 +229,14 @@ def test_commands_are_found_and_unknown_ones_get_the_nearest(capsys: pytest.Capt
 
 def test_demo_brings_its_name_and_parsers_unless_given() -> None:
     """Without a model the demo is served, its parsers found as for any model; what the user gave stays."""
-    found = preflight.with_demo(settings())
+    found = preflight.with_model(settings())
     assert found.served_model_name == ["dovetail-demo"]
     assert (found.reasoning_parser, found.tool_call_parser) == ("auto", "auto")
     found, _, plan = plan_plugins(found, preflight.check_model(found))
     assert (found.reasoning_parser, found.tool_call_parser) == ("qwen3", "hermes")
     assert {"qwen3", "hermes"} <= {planned.name for planned in plan.plugins}
     assert [line.split(" (")[0] for line in found.auto_notes] == ["Reasoning parser: qwen3", "Tool-call parser: hermes"]
-    found = preflight.with_demo(settings("--reasoning-parser", "none", "--served-model-name", "x"))
+    found = preflight.with_model(settings("--reasoning-parser", "none", "--served-model-name", "x"))
     assert (found.served_model_name, found.reasoning_parser) == (["x"], None)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.peers import environment
 from dovetail_server.peers.flags import SHORT, find
 from dovetail_server.settings import ServeSettings, field_aliases
 
@@ -166,3 +167,26 @@ def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
     file.write_text("tensor-parallel-size: 2\n")
     with pytest.raises(ConfigError, match=r"'tensor-parallel-size' in the configuration file .* one device"):
         read(f"--config {file}")
+
+
+@pytest.mark.parametrize("peer", ["sglang", "vllm"])
+def test_every_environment_variable_of_a_peer_is_known(peer: str) -> None:
+    """A variable is one that users rely on, one of others, or one that only the peer's own engine reads."""
+    listed = tomllib.loads((FOLDER / f"{peer}.toml").read_text())["environment"]
+    known = environment.SHARED | set(environment.RELIED_ON)
+    assert [name for name in listed if name not in known and not name.startswith(environment.OWN_PREFIXES)] == []
+
+
+def test_a_variable_that_a_user_relies_on_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was to have a key is not started without one; other variables of a peer have a line."""
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is not supported: set DOVETAIL_API_KEY"):
+        read("m")
+    assert read("m --api-key k").api_key
+    monkeypatch.delenv("VLLM_API_KEY")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("SGLANG_USE_MODELSCOPE", "false")
+    assert read("m").auto_notes == ("Environment variables of SGLang or vLLM change nothing here: VLLM_LOGGING_LEVEL.",)
+    monkeypatch.setenv("SGLANG_USE_MODELSCOPE", "true")
+    with pytest.raises(ConfigError, match="HF_ENDPOINT"):
+        read("m")

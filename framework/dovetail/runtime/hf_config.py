@@ -28,8 +28,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         if folder.is_file():
             raise ModelError(f"{where}: is a file; give the folder with config.json and *.safetensors")
         hint = "give a folder with config.json, *.safetensors and tokenizer.json"
-        if str(folder).count("/") == 1 and not str(folder).startswith((".", "/", "~")):
-            hint = f"models are not downloaded; run `hf download {folder} --local-dir DIR` and give DIR"
         raise ModelError(f"{where}: no such folder; {hint}")
     path = folder / "config.json"
     if not path.is_file():

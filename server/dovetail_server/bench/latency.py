@@ -85,7 +85,7 @@ def main(options: LatencyOptions) -> int:
     from dovetail_server import preflight
     from dovetail_server.plugins import plan_plugins
 
-    settings = preflight.with_demo(options.settings)
+    settings = preflight.with_model(options.settings)
     settings, _, plan = plan_plugins(settings, preflight.check_model(settings))
     engine = BareEngine(engine_settings(settings), plan)
     info, rounds = asyncio.run(measure(engine, options))

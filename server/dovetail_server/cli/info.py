@@ -46,6 +46,8 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
     """
     from dovetail.plugins import Registry
     from dovetail.runtime.hf_config import read_config
+    from dovetail.runtime.hub import with_folders
+    from dovetail.settings import EngineSettings
     from dovetail.text.chat import ChatTemplate
     from dovetail.text.derive import derive, describe
     from dovetail.text.detect import detect
@@ -55,7 +57,9 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
         from dovetail.demo import MODEL_DIR
 
         model = str(MODEL_DIR)
-    folder = Path(model)
+    asked = {"model_path": model, "tokenizer_path": tokenizer_path, "load_format": "dummy"}
+    places = with_folders(EngineSettings.model_validate(asked))
+    folder, tokenizer_path = places.folder, places.tokenizer_path
     config = read_config(folder)
     texts = Path(tokenizer_path) if tokenizer_path else folder
     files = TokenizerFiles.read(texts)

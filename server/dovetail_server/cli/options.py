@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from dovetail.errors import ConfigError
 from dovetail_server.cli.plugin_flags import from_environment, merge_options, split_plugin_flags
 from dovetail_server.peers.arguments import Translation
+from dovetail_server.peers.environment import check as peers_environment
 from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases, is_secret
 
 NOTES = "(notes)"
@@ -183,7 +184,7 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         settings = ServeSettings(**flags)
     except ValidationError as error:
         raise ConfigError(explain(error, flags)) from None
-    settings.auto_notes = notes
+    settings.auto_notes = (*notes, *peers_environment(os.environ, has_keys=bool(settings.api_key)))
     return settings
 
 

@@ -96,7 +96,7 @@ def plan(wish: Wish) -> MemoryPlan:
     from dovetail_server.cli.options import load_settings, parse_flags
 
     flags = parse_flags(wish.others)
-    settings: ServeSettings = preflight.with_demo(load_settings(flags if isinstance(flags, dict) else {}))
+    settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
     architecture = preflight.check_model(settings)
     device = device_of(settings.device, wish.device_memory)
     config = config_of(settings.folder, architecture)

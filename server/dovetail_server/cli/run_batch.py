@@ -107,7 +107,7 @@ def run(wish: Wish, settings: ServeSettings) -> int:
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
     log.setup(settings.log_level)
-    settings = preflight.with_demo(settings)
+    settings = preflight.with_model(settings)
     architecture = preflight.check_model(settings)
     settings, _, plan = plan_plugins(settings, architecture)
     from dovetail_server.batches.offline import run_file

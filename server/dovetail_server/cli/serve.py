@@ -74,7 +74,7 @@ def serve(settings: ServeSettings) -> int:
     phases = Phases()
     is_demo = settings.model_path is None
     with phases.phase("checks") as notes:
-        settings = preflight.with_demo(settings)
+        settings = preflight.with_model(settings)
         architecture = preflight.check_model(settings)
         preflight.check_certificate(settings)
         preflight.check_storage(settings)

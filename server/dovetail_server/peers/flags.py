@@ -309,7 +309,6 @@ _idle("language-only language-model-only interleave-mm-strings skip-mm-profiling
 _off("is-embedding", "this server generates text and gives no embeddings")
 _values("pooler-config io-processor-plugin", "this server generates text and gives no embeddings", "{}", "")
 
-_values("revision download-dir", "models are not downloaded; fetch the folder with `hf download` and give it", "")
 
 LOADING = "safetensors are mapped and read in one go"
 _free(

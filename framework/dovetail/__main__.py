@@ -1,0 +1,15 @@
+"""`python -m dovetail` is the command `dovetail`, whichever package brings it: the core knows no server."""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; `argv` is what comes after its name."""
+    [command] = entry_points(group="console_scripts", name="dovetail")
+    return int(command.load()(list(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
