@@ -18,6 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.runtime.hf_config import dense_config
 from dovetail.runtime.hybrid import common_caps
 from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
+from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail.testing.engine import generate
@@ -186,3 +187,9 @@ def test_a_very_large_score_is_capped() -> None:
     """Scores of which the exponential overflows are the cap, not NaN."""
     for lengths in (DECODE[:2], PREFILL[2:4]):
         verify(Interpreted, Case(lengths=lengths, soft_cap=0.5, scale=400.0), DEVICE, "large scores")
+
+
+def test_triton_is_planned_once_for_a_graph() -> None:
+    """What it records serves other lengths, and other divisions of a prefill's tokens, without another plan."""
+    rerun(Interpreted, Case(lengths=DECODE[:2]), DEVICE)
+    padded_prefill(Interpreted, Case(lengths=PREFILL, num_kv_heads=1, num_qo_heads=2), DEVICE)

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Why `plan` is called: for a batch run eagerly, recorded into a graph, or replayed from one."""
+    """Why `plan` is called: for a batch run eagerly, or for one that is recorded into a graph.
+
+    A replay is not planned: nothing of a backend runs on the host then. What depends on the step is read on the device,
+    by `plan_in_graph` or by the kernels. A backend that must plan every step on the host claims no graphs.
+    """
 
     EAGER = "eager"
     CAPTURE = "capture"
-    REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ logger = logging.getLogger("dovetail.plugins")
 
 DEFAULT_TIMEOUT_S = 60.0
 GRACE_S = 5.0
+ADVICE = "fix or disable the plugin, or raise --plugin-timeout"
 
 
 _local = threading.local()
@@ -41,27 +42,28 @@ class _Interrupt(BaseException):
 
 
 @contextmanager
-def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
+def time_limit(what: str, timeout_s: float = DEFAULT_TIMEOUT_S, advice: str = ADVICE) -> Iterator[None]:
     """Stop the block after `timeout_s` seconds.
 
     Args:
         what: What is running, for the message: "hooks 'acme' of acme 1.0: importing acme_hooks".
         timeout_s: 0 for no limit.
+        advice: What to do, for the message.
 
     Raises:
         PluginTimeout: The time is over.
     """
     outer, _local.what = running(), what
     try:
-        with _limited(what, timeout_s) if timeout_s > 0 else nullcontext():
+        with _limited(what, timeout_s, advice) if timeout_s > 0 else nullcontext():
             yield
     finally:
         _local.what = outer
 
 
 @contextmanager
-def _limited(what: str, timeout_s: float) -> Iterator[None]:
-    text = f"{what} did not end within {timeout_s:g} s; fix or disable the plugin, or raise --plugin-timeout"
+def _limited(what: str, timeout_s: float, advice: str) -> Iterator[None]:
+    text = f"{what} did not end within {timeout_s:g} s; {advice}"
     is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
     done, over = threading.Event(), threading.Event()
     arguments = (done, over, timeout_s, text, is_main)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
@@ -41,6 +44,7 @@ class ChildReport:
         imported_by_listing: Modules that the scan imported: the plugin's own package, heavy ones.
         heavy_after_load: Heavy modules that are imported once the plugin is loaded.
         changed: Core attributes that loading it changed.
+        left: What loading it left behind in the process.
         error: Why loading failed.
         second_error: Why loading it again failed.
     """
@@ -50,6 +54,7 @@ class ChildReport:
     imported_by_listing: list[str] = field(default_factory=list)
     heavy_after_load: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     error: str | None = None
     second_error: str | None = None
 
@@ -131,10 +136,11 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
         for name in getattr(module, "__all__", ()):
             getattr(module, name)
     heavy_core = {name for name in HEAVY if name in sys.modules} - set(heavy_before)
-    before = snapshot()
+    before, state = snapshot(), ProcessState.now()
     first = load(plan, role).get(planned.kind, planned.qualified)
     _make(planned, first)
     report.changed = drift_since(before)
+    report.left = state.differences(ProcessState.now())
     report.heavy_after_load = [name for name in HEAVY if name in sys.modules and name not in heavy_core]
     try:
         load(plan, role).get(planned.kind, planned.qualified)
@@ -142,6 +148,42 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
     except Exception as error:  # whatever a stranger's code raises is the finding
         report.second_error = f"{type(error).__name__}: {error}"
     report.changed = drift_since(before)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """What all code of a process shares and a plugin must leave as it is when it is loaded."""
+
+    threads: frozenset[str]
+    children: frozenset[int]
+    signals: dict[str, str]
+    torch: dict[str, str]
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        """Look at this process."""
+        children = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+        handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
+        return cls(frozenset(thread.name for thread in threading.enumerate()), frozenset(children), handlers, _torch())
+
+    def differences(self, later: ProcessState) -> list[str]:
+        """Say what is there that was not."""
+        found = [f"the thread {name!r}" for name in sorted(later.threads - self.threads)]
+        found += [f"the process {pid}" for pid in sorted(later.children - self.children)]
+        found += [f"a handler of {name}" for name, handler in later.signals.items() if handler != self.signals[name]]
+        return found + [f"torch's {what} {v}" for what, v in later.torch.items() if v != (self.torch or TORCH)[what]]
+
+
+TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode": "True"}
+"""How torch begins."""
+
+
+def _torch() -> dict[str, str]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_dtype"):
+        return {}
+    values = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+    return dict(zip(TORCH, map(str, values), strict=True))
 
 
 def _make(planned: PlannedPlugin, loaded: Any) -> None:

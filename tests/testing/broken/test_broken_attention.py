@@ -17,7 +17,7 @@ from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, att
 
 
 class Right(AttentionBackend):
-    """A slow right backend that records into graphs: `plan` copies the lengths to buffers of its own."""
+    """A slow right backend. What it computes for a graph depends on nothing that `plan` has seen."""
 
     caps = AttentionCaps(
         devices=frozenset({"cpu"}),
@@ -34,15 +34,47 @@ class Right(AttentionBackend):
     def __init__(self, config: Any, kv_pool: Any, device: torch.device) -> None:
         self.kv_pool = kv_pool
         self.lens: list[tuple[int, int]] = []
+        self.is_recording = False
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
-        self.lens = list(zip(batch.seq_lens_cpu, batch.q_lens_cpu, strict=True))
+        self.is_recording = phase is Phase.CAPTURE
+        if batch.seq_lens_cpu:
+            self.lens = list(zip(batch.seq_lens_cpu, batch.q_lens_cpu, strict=True))
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
-        self.attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
+        if self.is_recording:
+            self.record(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
+        else:
+            self.attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
-        self.attend(q, layer, batch, out, range(batch.num_decode))
+        if self.is_recording:
+            self.record(q, layer, batch, out, range(batch.num_decode))
+        else:
+            self.attend(q, layer, batch, out, range(batch.num_decode))
+
+    def record(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        """Every request over all that its page table could hold, masked by what the device says."""
+        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        first, tokens = requests.start, torch.arange(q.shape[0])
+        places = torch.arange(batch.page_table.shape[1] * size)
+        out.zero_()
+        for number in requests:
+            begin, end = (batch.q_starts.narrow(0, number + i, 1) - batch.q_starts.narrow(0, first, 1) for i in (0, 1))
+            length = batch.seq_lens.narrow(0, number, 1).long()
+            table = batch.page_table.index_select(0, batch.rows.narrow(0, number, 1)).view(-1)
+            pages = torch.where(places < length, table[places // size].long(), 0)
+            queries = (self.last_place(batch, number, length, end) + tokens)[:, None]
+            seen = (places <= queries) & (places < length)
+            if layer.sliding_window is not None:
+                seen = seen & (places > queries - layer.sliding_window)
+            result = scored(q, kv[pages, 0, places % size], kv[pages, 1, places % size], layer, seen)
+            mine = (tokens >= begin) & (tokens < end)
+            out.copy_(torch.where(mine[:, None, None], result, out.double()))
+
+    def last_place(self, batch: ForwardBatch, number: int, length: Tensor, end: Tensor) -> Tensor:
+        """Place of the batch's first token, counted as if it were the request's."""
+        return length - end
 
     def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
         start = 0
@@ -68,20 +100,26 @@ class Right(AttentionBackend):
 
 def right(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
     """Attention without any value read on the host."""
-    num_new, num_all, group = q.shape[0], keys.shape[0], q.shape[1] // keys.shape[1]
+    num_new, num_all = q.shape[0], keys.shape[0]
+    places = torch.arange(num_all)
+    queries = places[num_all - num_new :, None]
+    seen = places <= queries
+    if layer.sliding_window is not None:
+        seen = seen & (places > queries - layer.sliding_window)
+    return scored(q, keys, values, layer, seen)
+
+
+def scored(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, seen: Tensor) -> Tensor:
+    """Attention over the keys that each query sees; `-1e30` in place of infinity, as some rows may see none."""
+    group = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1, output_size=q.shape[1]) for x in (keys, values))
     scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    places = torch.arange(num_all)
-    queries = places[num_all - num_new :, None]
-    hidden = places > queries
-    if layer.sliding_window is not None:
-        hidden = hidden | (places <= queries - layer.sliding_window)
-    scores = scores.masked_fill(hidden, float("-inf"))
+    scores = scores.masked_fill(~seen, -1e30)
     if layer.sinks is not None:
-        scores = torch.cat((scores, layer.sinks.double()[:, None, None].expand(-1, num_new, 1)), dim=-1)
-    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1)[..., :num_all], values)
+        scores = torch.cat((scores, layer.sinks.double()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1)[..., : len(keys)], values)
 
 
 def mistaken(**mistake: Any) -> type[Right]:
@@ -179,6 +217,36 @@ class HostLensInDecode(Right):
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
         assert batch.seq_lens_cpu[0] > 0
         super().forward_decode(q, k, v, layer, batch, out)
+
+
+class PlansEveryReplay(Right):
+    """Copies lengths in `plan`, as if a replay were planned too."""
+
+    def plan(self, batch: ForwardBatch, phase: Phase) -> None:
+        super().plan(batch, phase)
+        self.is_recording = False
+
+
+class Prefilling(Right):
+    """Records prefills too."""
+
+    caps = replace(Right.caps, graph="mixed")
+
+
+class TakesPaddingForTokens(Prefilling):
+    """Takes all tokens of the batch for the chunk's own."""
+
+    def last_place(self, batch: ForwardBatch, number: int, length: Tensor, end: Tensor) -> Tensor:
+        return length - (end * 0 + batch.num_tokens if batch.num_decode == 0 else end)
+
+
+class EightRows(Right):
+    """Looks no further than eight rows."""
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        super().forward_decode(q, k, v, layer, batch, out)
+        if batch.num_decode > 8:
+            out[8:] = out[:1]
 
 
 class PlansOnce(Right):
@@ -375,11 +443,22 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_a_hint_of_one_step_is_not_used_in_the_next",
         "after a step with other common prefixes",
     ),
+    "wrong beyond eight rows": (EightRows, "test_every_number_of_rows", "9 decode rows: wrong result at request 8"),
+    "plans every replay": (
+        PlansEveryReplay,
+        "test_a_replay_needs_no_plan",
+        "for other lengths than those that were planned",
+    ),
+    "takes padding for tokens": (
+        TakesPaddingForTokens,
+        "test_padded_prefill_of_a_graph",
+        "padded to 24 tokens and 5 chunks",
+    ),
     "claims too much": (Boastful, "test_why_not_is_honest", "why_not answers None for dtype float64"),
 }
 
 
-@pytest.mark.parametrize("backend", [Right, FromProjection, Sharing])
+@pytest.mark.parametrize("backend", [Right, FromProjection, Sharing, Prefilling])
 def test_a_right_backend_passes(backend: type[AttentionBackend]) -> None:
     """The backends that the faults are made from have none."""
     report = check_class(conformance_class("attention_backend", plugin_class=backend))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any, ClassVar
 
 import pytest
@@ -108,6 +109,42 @@ def leaky_forward(model: Any) -> None:
     model.rotary.forward = forward
 
 
+def syncing_forward(model: Any) -> None:
+    """Look at the positions on the host."""
+    rotary = model.rotary.forward
+
+    def forward(positions: torch.Tensor) -> Any:
+        assert int(positions.max()) >= 0
+        return rotary(positions)
+
+    model.rotary.forward = forward
+
+
+class NoWindows(Llama):
+    """Reads the size of the window, and does nothing with it."""
+
+    architectures: ClassVar[Sequence[str]] = ("MistralForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        return dense_config(hf, has_windows=False)
+
+
+class Unheard(Llama):
+    """Of an architecture that transformers does not have."""
+
+    architectures: ClassVar[Sequence[str]] = ("UnheardForCausalLM",)
+
+
+class Hangs(Llama):
+    """Never comes back."""
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        Event().wait()
+        return super().weight_map(config)
+
+
 class Untyped(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -208,6 +245,22 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         "test_greedy_in_a_mixed_batch",
         "greedy tokens differ in a mixed batch with chunked prefill",
     ),
+    "host sync in decode": (
+        built(syncing_forward),
+        "test_no_host_sync_in_decode",
+        "host sync in a decode step, which no graph can record: __int__() at test_broken_models.py",
+    ),
+    "drops the window": (
+        NoWindows,
+        "test_logits_equal_transformers",
+        "logits differ from transformers with {'sliding_window': 8}",
+    ),
+    "without a reference": (
+        Unheard,
+        "test_logits_equal_transformers",
+        "transformers has no UnheardForCausalLM to compare with: override make_checkpoint and reference_logits",
+    ),
+    "hangs": (Hangs, "test_all_weights_are_consumed", "test_all_weights_are_consumed did not end within 8 s"),
     "untyped config error": (
         Untyped,
         "test_config_errors_are_typed",
@@ -232,5 +285,8 @@ def test_a_right_model_passes() -> None:
 def test_the_kit_names_the_fault(fault: str, caught: Callable[..., None]) -> None:
     """A model with one fault fails the test for it, with a message that names it."""
     plugin, test, message = FAULTS[fault]
-    configs = {"configs": [{"attention_bias": True}]} if plugin is ForgetsABias else {}
-    caught("model", plugin, test, message, select=test, architecture=ARCHITECTURE, **configs)
+    attrs: dict[str, Any] = {"configs": [{"attention_bias": True}]} if plugin is ForgetsABias else {}
+    if plugin is Hangs:
+        attrs["time_limit_s"] = 8.0
+    own = plugin.architectures[0] if plugin in (NoWindows, Unheard) else ARCHITECTURE
+    caught("model", plugin, test, message, select=test, architecture=own, **attrs)

@@ -15,7 +15,7 @@ class Parser(ReasoningParser):
     def spec(self, tokenizer, template, request):
         return FormatSpec(reasoning=Markers("<r>", "</r>"))
 """
-COMMON = "found or listing or child or twice or core or options or torch"
+COMMON = "found or left or listing or child or twice or core or options or torch"
 FAULTS = {
     "imports torch when installed": (
         {
@@ -74,6 +74,29 @@ FAULTS = {
         {"acme_parser.py": PARSER + "from dovetail.plugins.names import KINDS\nKINDS['acme'] = KINDS['model']\n"},
         "test_core_is_unchanged_after_load",
         "loading it changed the core: dovetail.plugins.names.KINDS",
+    ),
+    "leaves a thread": (
+        {
+            "acme_parser.py": "import threading\nthreading.Thread(target=threading.Event().wait, name='acme-poll', "
+            "daemon=True).start()\n" + PARSER
+        },
+        "test_nothing_is_left_behind",
+        "loading it leaves behind the thread 'acme-poll'",
+    ),
+    "leaves a process": (
+        {"acme_parser.py": "import subprocess\nchild = subprocess.Popen(['sleep', '3'])\n" + PARSER},
+        "test_nothing_is_left_behind",
+        "loading it leaves behind the process ",
+    ),
+    "takes a signal": (
+        {"acme_parser.py": "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)\n" + PARSER},
+        "test_nothing_is_left_behind",
+        "loading it leaves behind a handler of SIGUSR1",
+    ),
+    "changes torch's default": (
+        {"acme_parser.py": "import torch\ntorch.set_default_dtype(torch.float64)\n" + PARSER},
+        "test_nothing_is_left_behind",
+        "loading it leaves behind torch's default dtype torch.float64",
     ),
     "options lost": (
         {

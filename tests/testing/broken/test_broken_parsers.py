@@ -220,6 +220,13 @@ class RaisesOnNamedTool(RightCalls):
         return {"none": None, "auto": None, "required": None}[str(choice)]
 
 
+class ChangesTools(RightCalls):
+    def extend(self, spec: FormatSpec, tools: Any) -> FormatSpec:
+        for tool in tools:
+            tool["function"].setdefault("strict", True)
+        return super().extend(spec, tools)
+
+
 class WholeCalls:
     """Keeps the pieces of all sections in one list: another reply's section takes them along."""
 
@@ -332,6 +339,11 @@ TOOL_FAULTS = {
         LosesReasoning,
         "test_extend_keeps_the_reasoning_format",
         "extend loses the reasoning format",
+    ),
+    "changes the tools": (
+        ChangesTools,
+        "test_tools_are_only_read",
+        "it changes the request's tools",
     ),
 }
 

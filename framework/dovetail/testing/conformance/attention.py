@@ -10,7 +10,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionCaps, Phase
 from dovetail.testing.checks import check, fail, raised
-from dovetail.testing.conformance.attention_graph import capture_and_replay
+from dovetail.testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import (
     NUM_LAYERS,
@@ -29,6 +29,8 @@ from dovetail.testing.conformance.host_sync import HostSyncs
 DECODE = ((7, 1), (33, 1), (1, 1), (16, 1), (15, 1))
 PREFILL = ((0, 9), (0, 1), (0, 33), (5, 4), (16, 16), (31, 2), (15, 1))
 MIXED = ((7, 1), (40, 1), (0, 9), (13, 4), (20, 1))
+ROWS = (1, 2, 3, 5, 8, 9, 13, 16, 17, 33, 64, 100, 129, 255, 256)
+"""Numbers of decode rows: powers of two, their neighbours, and others."""
 COMMON = ((150, 1), (200, 1), (131, 1), (129, 1), (3, 1), (70, 1), (300, 1), (64, 1))
 COMMON_TOKENS = (
     (0, 150, 150, 150, 0, 0, 70, 64),
@@ -149,6 +151,13 @@ class AttentionBackendConformance(Conformance):
         """An output filled with NaN is finite afterwards, in decode, prefill and mixed batches."""
         for name, lengths in (("decode", DECODE), ("prefill", PREFILL), ("mixed", MIXED), ("one row", ((3, 1),))):
             self._verify(lengths, name)
+
+    def test_every_number_of_rows(self) -> None:
+        """Batches of 1 to 256 decode rows, and as many short prompts, agree with float64."""
+        for num in ROWS:
+            self._verify([(1 + 7 * i % 23, 1) for i in range(num)], f"{num} decode rows")
+        for num in (9, 33, 100):
+            self._verify([(3 * i % 5, 1 + i % 3 + (3 * i % 5 > 0)) for i in range(num)], f"{num} prefill chunks")
 
     @pytest.mark.parametrize("size", [1, 3, 16, 64])
     def test_page_sizes(self, size: int) -> None:
@@ -271,6 +280,18 @@ class AttentionBackendConformance(Conformance):
         calls = "; ".join(dict.fromkeys(syncs.found))
         check(not calls, f"host sync in decode, which caps.graph={self._caps().graph!r} rules out: {calls}")
         compare(world, got, self.plugin(), "in a graph")
+
+    def test_a_replay_needs_no_plan(self) -> None:
+        """Where `caps` claim graphs, a step that was planned once serves other lengths: the device reads them."""
+        if self._caps().graph == "none":
+            pytest.skip("caps claim no graphs")
+        rerun(self.plugin(), self._case(DECODE), self._device())
+
+    def test_padded_prefill_of_a_graph(self) -> None:
+        """Where `caps` claim graphs of prefills, one plan serves every division of its tokens into chunks, padded."""
+        if self._caps().graph != "mixed":
+            pytest.skip("caps claim no graphs of prefills")
+        padded_prefill(self.plugin(), self._case(PREFILL, num_kv_heads=2), self._device())
 
     def test_batch_invariance(self) -> None:
         """Where `caps` claim it, a request's result has the same bits whatever else is in the batch."""

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, Registry
+from dovetail.plugins.guard import time_limit
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
 from dovetail.testing.checks import check, fail, raised, shown
@@ -32,12 +33,14 @@ class Conformance:
         plugin_class: The class itself (for hooks: the module or object), for code that is not installed; the tests
             that need an installation are skipped.
         options: Values of the plugin's own settings to test with; None: their defaults.
+        time_limit_s: Each test ends after this time, and says so.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str | None] = None
     plugin_class: ClassVar[Any] = None
     options: ClassVar[Mapping[str, Any] | None] = None
+    time_limit_s: ClassVar[float] = 240.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that silently drops a standard test.
@@ -48,6 +51,12 @@ class Conformance:
         super().__init_subclass__(**kwargs)
         if not cls.__module__.startswith(_KIT):
             _refuse_silent_overrides(cls)
+
+    @pytest.fixture(autouse=True)
+    def _time_limit(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """End a test that hangs, with its name."""
+        with time_limit(request.node.name, self.time_limit_s, advice="the plugin hangs or is very slow"):
+            yield
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -162,6 +171,15 @@ class Conformance:
             not report.changed,
             f"loading it changed the core: {', '.join(report.changed)}; plugins must not patch Dovetail, use a hook "
             "or a contract",
+        )
+
+    def test_nothing_is_left_behind(self) -> None:
+        """Loading the plugin starts no threads or processes, sets no signal handlers, and leaves torch's defaults."""
+        report = self._child()
+        check(
+            not report.left,
+            f"loading it leaves behind {', '.join(report.left)}: all code of the process shares that; start what you "
+            "need when you are used, and undo it",
         )
 
     def test_options_round_trip(self) -> None:

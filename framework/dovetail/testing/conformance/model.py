@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +23,19 @@ from dovetail.runtime.weights import model_layers
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.conformance.model_diagnosis import explain
-from dovetail.testing.conformance.model_runtime import CPU, TinyEngine, load_model
+from dovetail.testing.conformance.model_runtime import CPU, TinyEngine, decode_syncs, load_model
 from dovetail.testing.models import make_model
 
 BASE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "use_sliding_window": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "sliding_window": {"sliding_window": 8},
+    "attn_logit_softcapping": {"attn_logit_softcapping": 1.5},
+    "partial_rotary_factor": {"rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.5}},
+    "attention_bias": {"attention_bias": True},
+    "mlp_bias": {"mlp_bias": True},
+}
+"""What is tried besides `configs` where transformers' config of the architecture has the field."""
 PROMPTS = [[(7 * i + 3) % 190 for i in range(n)] for n in (1, 9, 40)]
 TOLERANCE = 1e-3
 
@@ -35,7 +45,8 @@ class ModelConformance(Conformance):
 
     Attributes:
         architecture: The class of transformers to compare with; None: the name under which the plugin is registered.
-        configs: Changes of the tiny configuration; every one is compared with transformers.
+        configs: Changes of the tiny configuration; every one is compared with transformers, and so are windows, soft
+            caps, partly rotated heads and biases where transformers' config has fields for them.
     """
 
     kind = "model"
@@ -49,6 +60,11 @@ class ModelConformance(Conformance):
 
     def make_checkpoint(self, folder: Path, **changes: Any) -> Path:
         """Write a tiny random checkpoint; override it for an architecture that transformers does not have."""
+        if not hasattr(transformers(), self._architecture()):
+            fail(
+                f"transformers has no {self._architecture()} to compare with: override make_checkpoint and "
+                "reference_logits with a reference of your own, or set `architecture` to a class that computes the same"
+            )
         return make_model(folder, self._architecture(), **{**BASE, **changes})
 
     def reference_logits(self, folder: Path, ids: Sequence[int]) -> Tensor:
@@ -59,6 +75,18 @@ class ModelConformance(Conformance):
     def _architecture(self) -> str:
         return self.architecture or str(self.name or self.plugin().architectures[0]).rpartition(":")[2]
 
+    def all_configs(self) -> list[Mapping[str, Any]]:
+        """Return `configs`, and the fields of `SWITCHES` that transformers' config of the architecture has."""
+        found = list(self.configs)
+        model_class = getattr(transformers(), self._architecture(), None)
+        if model_class is None or type(self).make_checkpoint is not ModelConformance.make_checkpoint:
+            return found
+        fields = model_class.config_class().to_dict()
+        switches = {name: changes for name, changes in SWITCHES.items() if name in fields}
+        if "use_sliding_window" in switches:
+            switches.pop("sliding_window", None)
+        return found + [changes for changes in switches.values() if changes not in found]
+
     _folders: ClassVar[list[Path]]
 
     @pytest.fixture
@@ -67,7 +95,8 @@ class ModelConformance(Conformance):
         cls = type(self)
         if "_folders" not in vars(cls):
             root = tmp_path_factory.mktemp("model")
-            cls._folders = [self.make_checkpoint(root / str(i), **changes) for i, changes in enumerate(self.configs)]
+            every = enumerate(self.all_configs())
+            cls._folders = [self.make_checkpoint(root / str(i), **changes) for i, changes in every]
         return cls._folders
 
     # The standard tests.
@@ -141,7 +170,7 @@ class ModelConformance(Conformance):
 
     def test_logits_equal_transformers(self, checkpoints: list[Path]) -> None:
         """Prompts in one batch get the logits that transformers computes for each alone, in every configuration."""
-        for folder, changes in zip(checkpoints, self.configs, strict=True):
+        for folder, changes in zip(checkpoints, self.all_configs(), strict=True):
             _, model = self._load(folder)
             engine = TinyEngine(self.plugin(), folder)
             got = engine.prefill_logits(PROMPTS)
@@ -161,6 +190,12 @@ class ModelConformance(Conformance):
                 want = self._greedy(folder, prompt, tokens)
                 check(tokens == want, f"greedy tokens differ in a mixed batch with chunked prefill: a prompt of "
                       f"{len(prompt)} tokens gives {tokens}, transformers {want}")  # fmt: skip
+
+    def test_no_host_sync_in_decode(self, checkpoints: list[Path]) -> None:
+        """A decode step reads nothing back to the host: it can be recorded into a graph."""
+        for folder in checkpoints[:1]:
+            calls = "; ".join(dict.fromkeys(decode_syncs(self.plugin(), folder)))
+            check(not calls, f"host sync in a decode step, which no graph can record: {calls}")
 
     def test_builds_in_the_dtype_asked_for(self, checkpoints: list[Path]) -> None:
         """Parameters are made on the device and in the dtype of the context."""
@@ -211,9 +246,14 @@ def _errors(got: Tensor, want: Tensor) -> Tensor:
 
 @cache
 def _transformers_model(folder: Path) -> Any:
-    import transformers
+    """Load the reference; its plain attention computes soft caps and sinks, which the others leave out."""
+    load = transformers().AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+def transformers() -> Any:
+    """Import transformers, which takes seconds."""
+    return import_module("transformers")
 
 
 @torch.inference_mode()

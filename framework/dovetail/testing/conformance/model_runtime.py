@@ -30,6 +30,7 @@ from dovetail.runtime.hf_config import read_config
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.checks import check
 from dovetail.testing.conformance.attention_reference import attend
+from dovetail.testing.conformance.host_sync import HostSyncs
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
@@ -68,6 +69,29 @@ class ReferenceAttention(AttentionBackend):
             keys, values = kv[pages, 0, places % size], kv[pages, 1, places % size]
             out[start:end] = attend(q[start:end], keys, values, layer).to(out.dtype)
             start = end
+
+
+class NoAttention(ReferenceAttention):
+    """Answers with the queries and keeps nothing: whatever is read on the host is the model's doing."""
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Keep nothing."""
+
+    def _attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        out.copy_(q)
+
+
+def decode_syncs(plugin: type[ModelPlugin], folder: Path) -> list[str]:
+    """Return what a decode step of the model reads on the host."""
+    engine = TinyEngine(plugin, folder)
+    engine.attention = NoAttention(engine.config, engine.pool, CPU)
+    requests = [Running([5, 7, 11], 0), Running([3], 1)]
+    engine.step((), [(request, len(request.ids)) for request in requests])
+    for request in requests:
+        request.ids.append(9)
+    with HostSyncs() as syncs:
+        engine.step(requests)
+    return syncs.found
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -338,6 +339,15 @@ class ToolParserConformance(ParserConformance):
         check(got.tools is not None, "extend adds no tool format")
         kept = (got.reasoning, got.initial) == (given.reasoning, given.initial)
         check(kept, f"extend loses the reasoning format: {given} became {got}; use dataclasses.replace(spec, tools=…)")
+
+    def test_tools_are_only_read(self) -> None:
+        """The request's tools are as they were after `extend` and `grammar`."""
+        tools, before = deepcopy(list(self.tools)), deepcopy(list(self.tools))
+        self.instance().extend(FormatSpec(), tools)
+        for choice in ("auto", "required"):
+            self.instance().grammar(tools, choice, True, parallel=True)
+            self.instance().grammar(tools, choice, False, parallel=False)
+        check(tools == before, f"it changes the request's tools: {shown(before)} became {shown(tools)}")
 
     def test_argument_deltas_are_valid_json(self) -> None:
         """Calls are numbered from 0, started before their arguments and ended once; arguments add up to valid JSON."""
