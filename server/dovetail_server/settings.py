@@ -195,6 +195,11 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
         json_schema_extra=flag(),
     )
+    compact_json: bool = Field(
+        False,
+        description="JSON that a schema constrains has no whitespace between its tokens, where a request says nothing.",
+        json_schema_extra=flag("constrained-json-disable-any-whitespace"),
+    )
     plugin: Names = Field(
         default_factory=list,
         description="Hook plugins to enable, comma-separated.",

@@ -54,12 +54,15 @@ class GrammarSpec:
         source: The grammar, UTF-8 text without NUL, within `GrammarLimits.max_source_bytes`.
         strict: The request insists on every keyword; an approximation is refused rather than reported.
         max_whitespace: Most whitespace characters in a row between JSON tokens; None leaves it to the backend.
+        whitespace: An expression for what may stand between JSON tokens, in place of `max_whitespace`; a backend that
+            cannot answers `Support.no`.
     """
 
     kind: Kind
     source: str
     strict: bool = False
     max_whitespace: int | None = None
+    whitespace: str | None = None
 
 
 class SupportLevel(enum.Enum):

@@ -45,6 +45,7 @@ class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: str
     source: str
     max_whitespace: int | None = None
+    whitespace: str | None = None
     weaken: bool = False
     """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
 

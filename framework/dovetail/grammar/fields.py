@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
@@ -22,6 +22,8 @@ _OUTPUTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag
 _LARK = re.compile(r"^\s*(?:start|%llguidance|%import|%ignore)\b", re.MULTILINE)
 _GBNF = re.compile(r"::=")
 MAX_NESTING = 64
+_SPACING = ("disable_any_whitespace", "whitespace_pattern")
+_SPACES = re.compile(r"(?:\\[stnr]|[ \t\n\r\[\]()*+?|]|\{[0-9,]+\})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,27 @@ def _structured_outputs(value: Any, name: str) -> Asked | None:
     if not isinstance(value, Mapping):
         raise _wrong(name, f"must be an object with one of {', '.join(_OUTPUTS)}")
     given = {key: item for key, item in value.items() if item is not None}
-    unknown = [key for key in given if key not in _OUTPUTS]
+    unknown = [key for key in given if key not in (*_OUTPUTS, *_SPACING)]
     if unknown:
-        raise _wrong(f"{name}.{unknown[0]}", f"is not known; possible: {', '.join(_OUTPUTS)}")
+        raise _wrong(f"{name}.{unknown[0]}", f"is not known; possible: {', '.join((*_OUTPUTS, *_SPACING))}")
+    spaces = _spacing(given, name)
+    asked = _output(given, name)
+    return asked if asked is None else replace(asked, spec=replace(asked.spec, **spaces))
+
+
+def _spacing(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take the fields about whitespace between JSON tokens out of `structured_outputs`."""
+    compact, pattern = given.pop("disable_any_whitespace", False), given.pop("whitespace_pattern", None)
+    if not isinstance(compact, bool):
+        raise _wrong(f"{name}.disable_any_whitespace", "must be true or false")
+    if pattern is not None and not (isinstance(pattern, str) and len(pattern) <= 64 and _SPACES.fullmatch(pattern)):
+        raise _wrong(f"{name}.whitespace_pattern", r"must match whitespace only, such as [ \n]? or \s{0,4}")
+    if (compact or pattern is not None) and not {"json", "json_object"} & given.keys():
+        raise _wrong(name, "holds fields about whitespace, which are for json and json_object")
+    return {"max_whitespace": 0} if compact else {"whitespace": pattern}
+
+
+def _output(given: Mapping[str, Any], name: str) -> Asked | None:
     if len(given) > 1:
         raise _wrong(name, f"holds {' and '.join(given)}, which both constrain the output; give one")
     for key, item in given.items():

@@ -51,16 +51,23 @@ class Outcome:
 class GrammarFront:
     """One per process. Thread-safe."""
 
-    def __init__(self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False) -> None:
-        """Keep the backends, in the plan's order; see `Router` for `strict_schema`."""
-        self._router = Router(backends, strict_schema=strict_schema)
+    def __init__(
+        self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False, compact: bool = False
+    ) -> None:
+        """Keep the backends, in the plan's order; see `Router` for the options."""
+        self._router = Router(backends, strict_schema=strict_schema, compact=compact)
         self._validator = FinalValidator()
 
     @classmethod
-    def load(
-        cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, *, strict_schema: bool = False
-    ) -> GrammarFront:
-        """Make the planned backends, for `supports` only: they get a vocabulary without tokens."""
+    def load(cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, **options: bool) -> GrammarFront:
+        """Make the planned backends, for `supports` only: they get a vocabulary without tokens.
+
+        Args:
+            plugins: Of this process.
+            tokenizer: The model's.
+            vocab_size: The logits' width.
+            options: See `Router`.
+        """
         vocabulary = Vocabulary(
             tokens=(),
             size=vocab_size,
@@ -72,7 +79,7 @@ class GrammarFront:
         backends: dict[str, GrammarBackend] = {}
         for planned, backend in plugins.candidates("grammar_backend"):
             backends[planned.name] = backend(vocabulary)
-        return cls(backends, strict_schema=strict_schema)
+        return cls(backends, **options)
 
     def route(self, asked: Asked) -> Route:
         """Choose the ways to enforce a request's grammar.

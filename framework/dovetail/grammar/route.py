@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
 from dovetail.engine.messages import GrammarStep
 from dovetail.errors import RequestError
@@ -148,13 +150,17 @@ def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec) -> Weak
 class Router:
     """Chooses ways among the backends of a process."""
 
-    def __init__(self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False) -> None:
+    def __init__(
+        self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False, compact: bool = False
+    ) -> None:
         """Keep the backends, in the plan's order.
 
         Args:
             backends: By name.
             strict_schema: Refuse a `strict` schema that cannot be enforced in full.
+            compact: JSON has no whitespace between its tokens, where a request says nothing of it.
         """
+        self._compact = compact
         self._backends = dict(backends)
         self.strict_schema = strict_schema
 
@@ -177,6 +183,7 @@ class Router:
             RequestError: No backend reads this kind, or strictness forbids what would remain.
         """
         able = self.able(spec.kind, param)
+        spec = self.spaced(spec)
         if spec.kind is Kind.JSON:
             return self._route_schema(spec, param, able)
         answers = [(name, backend.supports(spec)) for name, backend in able]
@@ -196,6 +203,11 @@ class Router:
             reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
+
+    def spaced(self, spec: GrammarSpec) -> GrammarSpec:
+        """Return a grammar with the server's whitespace, where it says nothing of it."""
+        is_said = spec.max_whitespace is not None or spec.whitespace is not None
+        return replace(spec, max_whitespace=0) if self._compact and not is_said else spec
 
     def _route_schema(self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]]) -> Route:
         normal = normalize(schema.parse(spec.source))
@@ -302,6 +314,4 @@ def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) 
 
 
 def _weakening(step: GrammarStep) -> GrammarStep:
-    return GrammarStep(
-        backend=step.backend, kind=step.kind, source=step.source, max_whitespace=step.max_whitespace, weaken=True
-    )
+    return msgspec.structs.replace(step, weaken=True)

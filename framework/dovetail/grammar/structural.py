@@ -17,6 +17,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
+from dovetail.grammar.references import check_references
 
 REQUIRED: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "const_string": {"value": (str,)},
@@ -25,12 +26,31 @@ REQUIRED: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "any_text": {},
     "sequence": {"elements": (list,)},
     "or": {"elements": (list,)},
-    "tag": {"begin": (str,), "content": (dict,), "end": (str, list)},
+    "tag": {"begin": (str, dict), "content": (dict,), "end": (str, list, dict)},
     "triggered_tags": {"triggers": (list,), "tags": (list,)},
     "tags_with_separator": {"tags": (list,), "separator": (str,)},
+    "optional": {"content": (dict,)},
+    "plus": {"content": (dict,)},
+    "star": {"content": (dict,)},
+    "repeat": {"content": (dict,), "min": (int,), "max": (int,)},
+    "grammar": {"grammar": (str,)},
+    "dispatch": {"rules": (list,)},
+    "token": {"token": (str, int)},
+    "token_triggered_tags": {"trigger_tokens": (list,), "tags": (list,)},
+    "qwen_xml_parameter": {"json_schema": (dict,)},
 }
 """Formats that are read, with their required fields."""
-OPTIONAL = frozenset(("type", "at_least_one", "stop_after_first"))
+_FLAGS = ("at_least_one", "stop_after_first")
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "any_text": ("excludes",),
+    "triggered_tags": (*_FLAGS, "excludes"),
+    "tags_with_separator": _FLAGS,
+    "token_triggered_tags": _FLAGS,
+    "dispatch": ("loop", "excludes"),
+    "json_schema": ("style",),
+}
+STYLES = ("json", "qwen_xml")
+MAX_REPEAT = 2_000
 
 
 def formats_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,6 +83,7 @@ def schemas_in(value: Mapping[str, Any]) -> Iterator[Any]:
         if "json_schema" in node:
             yield node["json_schema"]
         stack += [item for key in ("elements", "tags") for item in node.get(key, ())]
+        stack += [rule[1] for rule in node.get("rules", ())]
         if "content" in node:
             stack.append(node["content"])
 
@@ -90,20 +111,39 @@ def _check_format(node: Any, where: str) -> None:
     for name, types in REQUIRED[kind].items():
         if not isinstance(node.get(name), types):
             raise _wrong(f"{where}/{name}", f"is required, as {' or '.join(_WORDS[t] for t in types)}")
-    unknown = set(node) - set(REQUIRED[kind]) - OPTIONAL
+    unknown = set(node) - set(REQUIRED[kind]) - set(OPTIONAL.get(kind, ())) - {"type"}
     if unknown:
         raise _wrong(f"{where}/{sorted(unknown)[0]}", "is not known here")
-    if kind == "json_schema":
+    if "json_schema" in node:
         schema.check(node["json_schema"])
-    if kind == "tag":
+        check_references(node["json_schema"])
+    if "content" in node:
         _check_format(node["content"], f"{where}/content")
+    _check_values(node, where)
     for i, inner in enumerate(node.get("elements", ())):
         _check_format(inner, f"{where}/elements/{i}")
     _check_tags(node, where)
 
 
+def _check_values(node: Mapping[str, Any], where: str) -> None:
+    """Check what the types alone do not say."""
+    if node.get("style", "json") not in STYLES:
+        raise _wrong(f"{where}/style", f"must be one of {', '.join(STYLES)}")
+    excludes = node.get("excludes", [])
+    if not isinstance(excludes, list) or not all(isinstance(text, str) and text for text in excludes):
+        raise _wrong(f"{where}/excludes", "must be a list of strings that are not empty")
+    if node["type"] == "repeat":
+        low, high = node["min"], node["max"]
+        if not (0 <= low <= MAX_REPEAT and (high == -1 or low <= high <= MAX_REPEAT)):
+            raise _wrong(f"{where}/max", f"must be -1, or from min to {MAX_REPEAT}")
+    for i, rule in enumerate(node.get("rules", ())):
+        if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
+            raise _wrong(f"{where}/rules/{i}", "must be a text that is not empty, and a format")
+        _check_format(rule[1], f"{where}/rules/{i}/1")
+
+
 def _check_tags(node: Mapping[str, Any], where: str) -> None:
-    for name in ("elements", "tags", "triggers"):
+    for name in ("elements", "tags", "triggers", "trigger_tokens", "rules"):
         if name in node and not node[name]:
             raise _wrong(f"{where}/{name}", "must not be empty")
     for i, tag in enumerate(node.get("tags", ())):
@@ -111,11 +151,13 @@ def _check_tags(node: Mapping[str, Any], where: str) -> None:
             raise _wrong(f"{where}/tags/{i}", "must be an object")
         _check_format({**tag, "type": "tag"}, f"{where}/tags/{i}")
         triggers = node.get("triggers")
+        if node["type"] == "token_triggered_tags" or isinstance(tag["begin"], Mapping):
+            continue
         if triggers is not None and not any(isinstance(t, str) and t and tag["begin"].startswith(t) for t in triggers):
             raise _wrong(f"{where}/tags/{i}/begin", "must begin with one of the triggers")
 
 
-_WORDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false"}
+_WORDS = {int: "a whole number", str: "a string", list: "a list", dict: "an object", bool: "true or false"}
 
 
 def _wrong(where: str, why: str) -> RequestError:

@@ -139,7 +139,7 @@ class ToolRouter:
             text = f"{self._param}: the tool format {self._name!r} has no grammar, so this cannot be enforced"
             raise RequestError(f"{text}; use tool_choice auto", param=self._param, code="unsupported_parameter")
         check_spec(spec, self._param)
-        return spec
+        return self._router.spaced(spec)
 
 
 def join(text: Way, calls: Way, asked: Asked, spec: FormatSpec) -> Way | None:
@@ -159,7 +159,8 @@ def join(text: Way, calls: Way, asked: Asked, spec: FormatSpec) -> Way | None:
         content = {"type": "sequence", "elements": elements}
     node = {"type": "or", "elements": [content, json.loads(calls.step.source)["format"]]}
     source = json.dumps({"type": "structural_tag", "format": node}, ensure_ascii=False)
-    joined = GrammarSpec(kind=Kind.STRUCTURAL, source=source)
+    spaces = {"max_whitespace": text.step.max_whitespace, "whitespace": text.step.whitespace}
+    joined = GrammarSpec(kind=Kind.STRUCTURAL, source=source, **spaces)  # type: ignore[arg-type]
     check_spec(joined, asked.param)
     worse = "full" if text.enforcement == calls.enforcement == "full" else "approximate"
     step = step_of(calls.step.backend, joined, weaken=True)

@@ -119,6 +119,7 @@ def spec_of(step: GrammarStep) -> GrammarSpec:
         kind=Kind(step.kind),
         source=step.source,
         max_whitespace=step.max_whitespace,
+        whitespace=step.whitespace,
     )
 
 
@@ -129,5 +130,6 @@ def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False) -> Grammar
         kind=spec.kind.value,
         source=spec.source,
         max_whitespace=spec.max_whitespace,
+        whitespace=spec.whitespace,
         weaken=weaken,
     )

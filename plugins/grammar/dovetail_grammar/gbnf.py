@@ -245,8 +245,12 @@ def _walk(part: Part) -> Iterator[Part]:
             stack += found.parts
 
 
-def to_lark(source: str) -> str:
-    """Return a grammar as Lark that means the same, character by character.
+def to_lark(source: str, prefix: str = "") -> str:
+    """Return a grammar as Lark that means the same, character by character; its start rule comes first.
+
+    Args:
+        source: The grammar.
+        prefix: Of the names of its rules, where it is a part of another; `start` is one that stands alone.
 
     Raises:
         UnreadableError: It uses what is not read here.
@@ -254,7 +258,7 @@ def to_lark(source: str) -> str:
     """
     rules = parse(source)
     regex = as_regex(rules)
-    return f"start: /{regex}/\n" if regex else _by_characters(rules)
+    return f"{prefix or 'start'}: /{regex}/\n" if regex else _by_characters(rules, prefix)
 
 
 def as_regex(rules: dict[str, Part]) -> str | None:
@@ -316,8 +320,10 @@ def _times(part: Repeat) -> str:
     return f"{{{part.low},{'' if part.high is None else part.high}}}"
 
 
-def _by_characters(rules: dict[str, Part]) -> str:
-    names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
+def _by_characters(rules: dict[str, Part], prefix: str) -> str:
+    rules = {"root": rules["root"], **rules}
+    names = {name: f"{prefix or 'r'}_{number}" for number, name in enumerate(rules)}
+    names["root"] = prefix or "start"
     return "\n".join(f"{names[name]}: {_lark(rule, names)}" for name, rule in rules.items()) + "\n"
 
 

@@ -36,16 +36,14 @@ from dovetail.grammar.weaken import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.llguidance_cost import is_cheap
-from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema
-from dovetail_grammar.llguidance_source import to_llguidance
+from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spacing
+from dovetail_grammar.llguidance_source import lost_in_xml, to_llguidance
 from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
 from dovetail_grammar.matching import EndingMatcher, Ends
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
 
-MAX_WHITESPACE = 20
-"""Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
 MAX_THREADS = 8
 MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
@@ -171,7 +169,7 @@ class LlguidanceBackend(GrammarBackend):
     def _prepared(self, spec: GrammarSpec) -> GrammarSpec:
         if spec.kind is not Kind.JSON and spec.kind is not Kind.JSON_OBJECT:
             return spec
-        return prepare_schema(spec, MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace)
+        return prepare_schema(spec, spacing(spec))
 
     def _made_ends(self) -> Ends:
         if self._ends is None:
@@ -255,6 +253,7 @@ def _structural_support(spec: GrammarSpec) -> Support:
         if support.level is SupportLevel.APPROXIMATE:
             ignored += [start + place for place in support.ignored]
             refused += [start + place for place in support.refused]
+        ignored += [start + place for place in lost_in_xml(json.loads(spec.source), start)]
     return Support.approximate(ignored, refused) if ignored else Support.full()
 
 

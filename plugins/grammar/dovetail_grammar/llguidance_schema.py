@@ -46,6 +46,8 @@ REFUSED = frozenset(
     ]
 )
 """Keywords of the drafts that the library does not know."""
+MAX_WHITESPACE = 20
+"""Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
 _GUIDANCE = "x-guidance"
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
@@ -116,20 +118,29 @@ def needs_escapes(source: str) -> bool:
     return _NUMBERED.search(source) is not None
 
 
-def prepare_schema(spec: GrammarSpec, max_whitespace: int) -> GrammarSpec:
-    """Return a schema for the library."""
+def spacing(spec: GrammarSpec) -> str:
+    """Return the expression of what may stand between JSON tokens."""
+    return (
+        spec.whitespace
+        if spec.whitespace is not None
+        else whitespace(MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace)
+    )
+
+
+def prepare_schema(spec: GrammarSpec, between: str) -> GrammarSpec:
+    """Return a schema for the library; `between` may stand between JSON tokens."""
     root = {"type": "object"} if spec.kind is Kind.JSON_OBJECT else schema.parse(spec.source)
-    return replace(spec, kind=Kind.JSON, source=json.dumps(prepare_value(root, max_whitespace), ensure_ascii=False))
+    return replace(spec, kind=Kind.JSON, source=json.dumps(prepare_value(root, between), ensure_ascii=False))
 
 
-def prepare_value(root: Any, max_whitespace: int) -> Any:
+def prepare_value(root: Any, between: str) -> Any:
     """Copy a schema for the library: formats as patterns, whitespace bounded, no other spelling of a key.
 
     The library's own options in a schema (`x-guidance`) are replaced: they could loosen what is enforced.
     """
     made = {} if root is True else _prepare(root)
     if isinstance(made, dict):
-        made[_GUIDANCE] = {"whitespace_pattern": whitespace(max_whitespace)}
+        made[_GUIDANCE] = {"whitespace_pattern": between}
         opens = any(isinstance(node, dict) and is_open(node) for _, node in schema.every(made))
         if opens and not needs_escapes(json.dumps(made, ensure_ascii=False)):
             made[_GUIDANCE]["json_allowed_escapes"] = PLAIN_ESCAPES

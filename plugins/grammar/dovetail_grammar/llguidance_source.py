@@ -12,11 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.references import follow
+from dovetail.grammar.schema import ANNOTATIONS
 from dovetail.grammar.structural import formats_of
+from dovetail.text.schema_types import types_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
-from dovetail_grammar.llguidance_schema import prepare_value
+from dovetail_grammar.llguidance_schema import prepare_value, spacing
 from dovetail_grammar.patterns import strip_anchors
+
+FREE = r"/(.|\n)*/"
 
 
 def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
@@ -33,10 +38,36 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind is Kind.CHOICE:
         return str(matcher.grammar_from_lark(choice_lark(read_choices(spec.source))))
     if spec.kind is Kind.STRUCTURAL:
-        return str(matcher.grammar_from_lark(StructuralLark(vocabulary).write(spec.source)))
+        return str(matcher.grammar_from_lark(StructuralLark(vocabulary, spacing(spec)).write(spec.source)))
     if spec.kind is Kind.EBNF:
         return str(matcher.grammar_from_lark(to_lark(spec.source)))
     return str(matcher.grammar_from_lark(spec.source))
+
+
+def lost_in_xml(root: Any, place: str) -> list[str]:
+    """Return what of the schema at a place of a structural grammar is not said where its arguments are tags.
+
+    Strings stand there as they are, so that nothing else is known of them.
+    """
+    parent = follow(root, place.rpartition("/")[0])
+    whole = parent.get("json_schema")
+    if not isinstance(whole, Mapping) or not (
+        parent.get("style") == "qwen_xml" or parent["type"] == "qwen_xml_parameter"
+    ):
+        return []
+    held = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+    lost = [f"/{key}" for key in whole if key not in held and key not in ANNOTATIONS]
+    for name, declared in whole.get("properties", {}).items():
+        kinds = types_of(declared, whole)
+        if isinstance(declared, Mapping) and (not kinds or "string" in kinds):
+            lost += [f"/properties/{name}/{key}" for key in declared if key != "type" and key not in ANNOTATIONS]
+    return lost
+
+
+def _pattern_of(text: str) -> str:
+    """Write a text as an expression on one line of Lark."""
+    named = {"\n": r"\n", "\r": r"\r", "/": r"\/"}
+    return "".join(named.get(char) or re.escape(char) for char in text)
 
 
 def choice_lark(choices: list[str]) -> str:
@@ -52,13 +83,13 @@ def quote(text: str) -> str:
 class StructuralLark:
     """Writes one structural grammar as Lark rules."""
 
-    def __init__(self, vocabulary: Vocabulary, max_whitespace: int = 20) -> None:
+    def __init__(self, vocabulary: Vocabulary, between: str) -> None:
         self._rules: list[str] = []
-        self._max_whitespace = max_whitespace
+        self._between = between
         self._added = {text: token_id for text, token_id in vocabulary.added.items() if text}
         alternatives = "|".join(re.escape(text) for text in sorted(self._added, key=len, reverse=True))
         self._split = re.compile(f"({alternatives})") if alternatives else None
-        self._specials = bool(self._added)
+        self._num_tokens = vocabulary.size
 
     def write(self, source: str) -> str:
         """Return the whole grammar.
@@ -86,7 +117,9 @@ class StructuralLark:
         return self._text(node["value"])
 
     def _json_schema(self, node: Mapping[str, Any]) -> str:
-        schema = prepare_value(node["json_schema"], self._max_whitespace)
+        if node.get("style") == "qwen_xml":
+            return self._qwen_xml_parameter(node)
+        schema = prepare_value(node["json_schema"], self._between)
         return self._rule("%json " + json.dumps(schema, ensure_ascii=False))
 
     def _regex(self, node: Mapping[str, Any]) -> str:
@@ -94,7 +127,67 @@ class StructuralLark:
         return self._rule("/" + re.sub(r"(?<!\\)/", r"\\/", pattern) + "/")
 
     def _any_text(self, node: Mapping[str, Any]) -> str:
-        return self._rule(r"/(.|\n)*/")
+        return self._rule(self._free(node))
+
+    def _free(self, node: Mapping[str, Any]) -> str:
+        """Describe text without the strings that a node excludes."""
+        excludes = "|".join(map(_pattern_of, node.get("excludes", ())))
+        if not excludes:
+            return FREE
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {FREE} & ~/(.|\\n)*({excludes})(.|\\n)*/")
+        return name
+
+    def _optional(self, node: Mapping[str, Any]) -> str:
+        return self._rule(f"({self._format(node['content'])})?")
+
+    def _plus(self, node: Mapping[str, Any]) -> str:
+        return self._rule(f"({self._format(node['content'])})+")
+
+    def _star(self, node: Mapping[str, Any]) -> str:
+        return self._rule(f"({self._format(node['content'])})*")
+
+    def _repeat(self, node: Mapping[str, Any]) -> str:
+        if node["max"] == 0:
+            return self._rule('""')
+        most = "" if node["max"] == -1 else node["max"]
+        return self._rule(f"({self._format(node['content'])}){{{node['min']},{most}}}")
+
+    def _grammar(self, node: Mapping[str, Any]) -> str:
+        """An EBNF grammar, its rules under names of its own."""
+        lines = to_lark(node["grammar"], prefix=f"g{len(self._rules)}").splitlines()
+        self._rules += lines
+        return lines[0].partition(":")[0]
+
+    def _dispatch(self, node: Mapping[str, Any]) -> str:
+        """Free text in which a pattern is followed by its format."""
+        tags = [{"begin": begin, "content": content, "end": ""} for begin, content in node["rules"]]
+        made = {"triggers": [tag["begin"] for tag in tags], "tags": tags, "excludes": node.get("excludes", [])}
+        return self._triggered_tags({**made, "stop_after_first": not node.get("loop", True)})
+
+    def _token(self, node: Mapping[str, Any]) -> str:
+        return self._written(node)
+
+    def _token_triggered_tags(self, node: Mapping[str, Any]) -> str:
+        """Free text in which tokens open tags; the text holds no added token."""
+        text = self._rule(FREE)
+        opened = [self._rule(f"{text} {self._tag(tag)}") for tag in node["tags"]]
+        return self._repeated_tags(self._rule(" | ".join(opened)), text, node)
+
+    def _qwen_xml_parameter(self, node: Mapping[str, Any]) -> str:
+        """Arguments between tags, the declared ones in the schema's order; strings as they are."""
+        whole = node["json_schema"] if isinstance(node["json_schema"], Mapping) else {}
+        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        parts = []
+        for name, declared in whole.get("properties", {}).items():
+            kinds = types_of(declared, whole)
+            is_text = not kinds or "string" in kinds
+            schema = {**declared, **shared} if isinstance(declared, Mapping) else declared
+            value = {"type": "any_text"} if is_text else {"type": "json_schema", "json_schema": schema}
+            tag = self._tag({"begin": f"<parameter={name}>", "content": value, "end": "</parameter>"})
+            part = f"/[ \\t\\r\\n]*/ {tag}"
+            parts.append(part if name in whole.get("required", ()) else f"({part})?")
+        return self._rule(" ".join(parts) or '""')
 
     def _sequence(self, node: Mapping[str, Any]) -> str:
         return self._rule(" ".join(self._format(item) for item in node["elements"]) or '""')
@@ -103,10 +196,35 @@ class StructuralLark:
         return self._rule(" | ".join(self._format(item) for item in node["elements"]))
 
     def _tag(self, node: Mapping[str, Any]) -> str:
+        """Describe a tag. Free text in one ends where its end begins; an end of tokens ends it by itself."""
         ends = node["end"] if isinstance(node["end"], list) else [node["end"]]
-        end = " | ".join(self._text(text) or '""' for text in ends)
+        begin, content = self._written(node["begin"]), node["content"]
+        if content["type"] == "any_text" and any(ends):
+            ways = [self._ended(content, end) for end in ends]
+            return self._rule(f"{begin} ({' | '.join(ways)})".strip())
+        end = " | ".join(self._written(text) or '""' for text in ends)
         end = self._rule(end) if len(ends) > 1 else end
-        return self._rule(f"{self._text(node['begin'])} {self._format(node['content'])} {end}".strip() or '""')
+        return self._rule(f"{begin} {self._format(content)} {end}".strip() or '""')
+
+    def _ended(self, content: Mapping[str, Any], end: Any) -> str:
+        """Describe free text up to an end."""
+        parts = [end] if not isinstance(end, str) or self._split is None else self._split.split(end)
+        if len(parts) == 1 and isinstance(end, str):
+            return self._rule(
+                f"{self._free(content)} {quote(end)}" if end else self._free(content), "[lazy]" * bool(end)
+            )
+        tokens = self._written(end) if not isinstance(end, str) else self._text("".join(parts[1:]))
+        return self._rule(f"{self._free(content)} {tokens}")  # text before a token would be read as the free text's
+
+    def _written(self, node: Any) -> str:
+        """Write a text, or a token of the vocabulary."""
+        if isinstance(node, str):
+            return self._text(node)
+        token = node["token"]
+        token_id = token if isinstance(token, int) else self._added.get(token)
+        if token_id is None or not 0 <= token_id < self._num_tokens:
+            raise ValueError(f"{token!r} is no added token of this model")
+        return f"<[{token_id}]>"
 
     def _tags_with_separator(self, node: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
@@ -119,7 +237,7 @@ class StructuralLark:
 
         A trigger of text ends a lazy lexeme; one with an added token ends the text, which has none.
         """
-        text = self._rule(r"/(.|\n)*/")
+        text = self._rule(self._free(node))
         tags = []
         for tag in node["tags"]:
             trigger = next((t for t in node["triggers"] if tag["begin"].startswith(t)), None)
@@ -130,10 +248,14 @@ class StructuralLark:
                 # Text before the trigger's first added token is read as free text: without it no parser sees a call.
                 opening, begin = text, tag["begin"].removeprefix(parts[0])
             else:
-                opening = self._rule(r"/(.|\n)*/ " + quote(trigger), "[lazy]")
+                opening = self._rule(f"{self._free(node)} {quote(trigger)}", "[lazy]")
                 begin = tag["begin"].removeprefix(trigger)
             tags.append(self._rule(f"{opening} {self._tag({**tag, 'begin': begin})}"))
         one = self._rule(" | ".join(tags))
+        return self._repeated_tags(one, text, node)
+
+    def _repeated_tags(self, one: str, text: str, node: Mapping[str, Any]) -> str:
+        """Describe tags with free text before each and behind the last."""
         if node.get("stop_after_first"):
             return self._rule(one if node.get("at_least_one") else f"{one} | {text}")
         return self._rule(f"{one}{'+' if node.get('at_least_one') else '*'} {text}")

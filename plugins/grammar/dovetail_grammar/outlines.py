@@ -116,7 +116,8 @@ class OutlinesBackend(GrammarBackend):
         if spec.kind is Kind.CHOICE:
             return "|".join(f"({re.escape(choice)})" for choice in read_choices(spec.source))
         most = MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace
-        regex: str = self._library.json_schema.build_regex_from_schema(spec.source, WHITESPACE % most)
+        between = spec.whitespace if spec.whitespace is not None else WHITESPACE % most
+        regex: str = self._library.json_schema.build_regex_from_schema(spec.source, between)
         return regex
 
     def _made_vocabulary(self) -> Any:

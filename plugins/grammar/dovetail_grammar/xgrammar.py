@@ -66,6 +66,8 @@ class XgrammarBackend(GrammarBackend):
             return Support.no(f"it cannot be read: {error}")
 
     def _supports(self, spec: GrammarSpec) -> Support:
+        if spec.whitespace is not None:
+            return Support.no("whitespace is bounded by a number only")
         if spec.kind is Kind.JSON:
             return SUBSET.support(spec)
         if spec.kind is Kind.REGEX and (has_inner_anchors(spec.source) or is_unreadable(spec.source)):
@@ -199,7 +201,11 @@ def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
         source = spec.source if spec.kind is Kind.JSON else '{"type": "object"}'
         most = MAX_WHITESPACE if spec.max_whitespace is None else spec.max_whitespace
         return compiler.compile_json_schema(
-            source, strict_mode=False, any_whitespace=most > 0, max_whitespace_cnt=most or None
+            source,
+            strict_mode=False,
+            any_whitespace=most > 0,
+            max_whitespace_cnt=most or None,
+            separators=None if most else (",", ":"),
         )
     if spec.kind is Kind.REGEX:
         return compiler.compile_regex(spec.source)

@@ -15,6 +15,7 @@ from dovetail_server.openai.common import (
     RequestModel,
     Rid,
     StopString,
+    StructuredOutput,
     Text,
     TokenId,
 )
@@ -260,6 +261,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
     stop_details: None = None
     container: None = None
     usage: MessageUsage
+    structured_output: StructuredOutput | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):

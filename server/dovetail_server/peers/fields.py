@@ -20,6 +20,18 @@ EXPERTS = "no model here has experts whose routing could be reported"
 DISAGGREGATED = "prefill and decode run in one engine here; send the request without it"
 
 FIELDS: dict[str, Known] = {
+    **{
+        f"guided_{old}": Known(f'send structured_outputs: {{"{new}": …}} instead', OFF)
+        for old, new in (
+            ("json", "json"),
+            ("regex", "regex"),
+            ("choice", "choice"),
+            ("grammar", "grammar"),
+            ("json_object", "json_object"),
+            ("whitespace_pattern", "whitespace_pattern"),
+        )
+    },
+    "guided_decoding_backend": Known("the backend is chosen for the server, with --grammar-backend", OFF),
     **_all(
         "return_hidden_states return_indexer_topk return_bytes return_entropy return_sampling_mask "
         "return_pooled_hidden_states",

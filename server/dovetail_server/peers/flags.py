@@ -400,7 +400,6 @@ _values(
     "requests say how JSON is written; see docs/structured-outputs.md",
     "{}",
 )
-_off("constrained-json-disable-any-whitespace", "requests say how JSON is written; see docs/structured-outputs.md")
 _free(
     "reasoning-effort-map anthropic-disabled-thinking-effort cohere-format",
     "efforts reach the chat template as they are",

@@ -24,7 +24,7 @@ from dovetail_server.anthropic.schema import (
     ThinkingTokens,
 )
 from dovetail_server.serving import chat
-from dovetail_server.serving.common import check_not_aborted, usage_of
+from dovetail_server.serving.common import check_not_aborted, report_field, usage_of
 from dovetail_server.serving.generation import Choice
 from dovetail_server.serving.sse import Chunks
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named, prompt_tokens
@@ -139,6 +139,7 @@ def message(job: MessagesJob, blocks: Sequence[Any], reason: StopReason | None, 
         stop_reason=reason,
         stop_sequence=sequence,
         usage=job.usage(MessageUsage),
+        structured_output=report_field(job.choice),
     )
 
 
@@ -175,12 +176,14 @@ async def events(job: MessagesJob) -> AsyncGenerator[list[dict[str, Any]], None]
             if told:
                 yield told
     reason, sequence = job.ending()
+    report = report_field(job.choice)
     yield [
         *builder.finish(),
         {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": job.usage(DeltaUsage),
+            **({} if isinstance(report, msgspec.UnsetType) else {"structured_output": report}),
         },
         {"type": "message_stop"},
     ]

@@ -88,7 +88,11 @@ class TextTools:
         self._template_defaults = settings.default_chat_template_kwargs
         if self._plugins is not None:
             self.grammar = GrammarFront.load(
-                self._plugins, self.tokenizer, info.vocab_size, strict_schema=settings.strict_schema
+                self._plugins,
+                self.tokenizer,
+                info.vocab_size,
+                strict_schema=settings.strict_schema,
+                compact=settings.compact_json,
             )
         return self
 
