@@ -19,7 +19,7 @@ from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import Dialect
 from dovetail_server.asgi import Edge, Guard
-from dovetail_server.auth import OPEN, Auth, Keys
+from dovetail_server.auth import OPEN, Auth, Keys, open_paths
 from dovetail_server.hooks import PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.openai.errors import ErrorDetail
@@ -105,7 +105,10 @@ def create_app(state: ServerState) -> FastAPI:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = complete(
-                build_schema(), model=state.served_names[0], needs_key=bool(state.settings.api_key)
+                build_schema(),
+                model=state.served_names[0],
+                needs_key=bool(state.settings.api_key),
+                unlocked=open_paths(state.settings),
             )
         return app.openapi_schema
 
@@ -116,7 +119,7 @@ def create_app(state: ServerState) -> FastAPI:
 def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> None:
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
-    app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins)
+    app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins, open_paths=open_paths(settings))
     app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)
     app.add_middleware(Guard, state=state, streamed=streamed)
     if settings.allow_origins:

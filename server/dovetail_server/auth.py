@@ -25,8 +25,10 @@ from dovetail_server.hosts import is_foreign
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.settings import ServeSettings
 
-OPEN = frozenset({"/livez"})
-"""What answers without a key: that the process lives is all it tells."""
+OPEN = frozenset({"/livez", "/"})
+"""What always answers without a key: that the process lives, and where its documentation is."""
+PROBES = frozenset({"/readyz", "/health", "/health_generate", "/ping"})
+"""What answers without a key, for probes that cannot send one; without it they tell no reasons."""
 BROWSED = ("/docs", "/docs/", "/openapi.json")
 """What people open in a browser, which sends a key as a password (`Basic`) only. Nothing here changes anything."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -125,13 +127,22 @@ def _password(credentials: bytes) -> bytes:
         return b""
 
 
+def open_paths(settings: ServeSettings) -> frozenset[str]:
+    """Return the paths that answer without a key."""
+    probes = frozenset() if settings.closed_probes else PROBES
+    return OPEN | probes | (frozenset({"/metrics"}) if settings.open_metrics else frozenset())
+
+
 class Auth:
     """Lets nobody pass without a key, and notes who it is in `scope["state"]`: `caller`, and `owner` for storage."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, origins: Sequence[str] = ()) -> None:
-        """Wrap `app`; pages of `origins` may use it, "*" for all."""
+    def __init__(
+        self, app: ASGIApp, keys: Keys, origins: Sequence[str] = (), open_paths: frozenset[str] = OPEN
+    ) -> None:
+        """Wrap `app`; pages of `origins` may use it, "*" for all. `open_paths` need no key."""
         self.app = app
         self.keys = keys
+        self.open_paths = open_paths
         self.origins = frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +156,7 @@ class Auth:
         allow_basic = is_browsed and scope.get("method") in ("GET", "HEAD")
         presented = presented_key(scope["headers"], allow_basic=allow_basic)
         caller = self.keys.identify(presented)
-        if caller is None and path in OPEN:
+        if caller is None and path in self.open_paths:
             caller = NOBODY
         if kind == "websocket" and is_foreign(scope["headers"], self.origins):
             caller = None

@@ -14,7 +14,6 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from dovetail_server.auth import OPEN
 from dovetail_server.examples import add_examples
 from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.state import get_free_state
@@ -92,13 +91,14 @@ def json_route(
     return register
 
 
-def complete(document: dict[str, Any], *, model: str, needs_key: bool) -> dict[str, Any]:
+def complete(document: dict[str, Any], *, model: str, needs_key: bool, unlocked: frozenset[str]) -> dict[str, Any]:
     """Add the schemas of all registered bodies and replies, examples, and how to show a key.
 
     Args:
         document: FastAPI's.
         model: What examples name.
         needs_key: Whether the server asks for a key.
+        unlocked: Paths that answer without one.
     """
     components: dict[str, Any] = document.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
@@ -114,7 +114,7 @@ def complete(document: dict[str, Any], *, model: str, needs_key: bool) -> dict[s
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
         document["security"] = [{"key": []}, {"x-api-key": []}]
-        for path in OPEN & set(document["paths"]):
+        for path in unlocked & set(document["paths"]):
             for operation in document["paths"][path].values():
                 operation["security"] = []
     return document

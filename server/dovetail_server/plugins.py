@@ -22,7 +22,8 @@ from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
 from dovetail_server import hooks
-from dovetail_server.settings import ENV_PREFIX, GivenOption, ServeSettings
+from dovetail_server.setting_types import GivenOption
+from dovetail_server.settings import ENV_PREFIX, ServeSettings
 
 logger = logging.getLogger("dovetail.server")
 NAMED = {

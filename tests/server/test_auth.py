@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from conftest import Harness
 from dovetail.errors import ConfigError
 from dovetail.utils import wait_for_server
-from dovetail_server.auth import Auth, Keys, owner_name, presented_key
+from dovetail_server.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint, configure
 from dovetail_server.run import announce, forget_secrets
@@ -83,7 +83,7 @@ def test_every_route_needs_a_key(keyed: Harness) -> None:
     documented = keyed.get("/openapi.json", headers=as_key(ALICE)).json()["paths"]
     paths = {*found, *documented, "/nothing", "/", "/metrics"}
     assert {"/docs", "/flush_cache", "/v1/files/x", "/x/acme/free", "/generate"} <= found
-    for path in sorted(paths - {"/livez"}):
+    for path in sorted(paths - {"/livez", "/", *PROBES}):
         for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"):
             reply = keyed.http.request(method, keyed.base + path, timeout=60)
             assert reply.status_code == 401, (method, path)
@@ -555,3 +555,48 @@ def test_a_plugin_neither_loses_nor_shows_keys(caplog: pytest.LogCaptureFixture)
             configure(keyless, Proposals("api_key", proposal), {})  # type: ignore[arg-type]
         assert not re.search("sec ?ret'", str(caught.value) + caplog.text)
     assert "sets api_key to a secret" in caplog.text
+
+
+def test_probes_need_no_key_and_tell_no_reasons(make_harness: Any) -> None:
+    """A kubelet has no key: it learns the status alone, with a wrong key, too; with a right one the reason."""
+    harness = make_harness(api_key=[ALICE], is_ready=False)
+    for path in PROBES:
+        for headers in ({}, as_key("wrong")):
+            reply = harness.get(path, headers=headers)
+            assert (reply.status_code, reply.json()) == (503, {"status": "unavailable"})
+        assert harness.get(path, headers=as_key(ALICE)).json()["reason"] == "starting"
+    assert harness.get("/metrics").status_code == 401
+    assert harness.get("/openapi.json", headers=as_key(ALICE)).json()["paths"]["/health"]["get"]["security"] == []
+
+
+def test_probes_and_metrics_have_their_own_switches(make_harness: Any) -> None:
+    """`--closed-probes` asks for a key, `--open-metrics` does not."""
+    harness = make_harness(api_key=[ALICE], closed_probes=True, open_metrics=True)
+    assert {harness.get(path).status_code for path in PROBES} == {401}
+    assert {harness.get(path, headers=as_key("wrong")).status_code for path in PROBES} == {401}
+    assert harness.get("/livez").status_code == 200
+    assert harness.get("/metrics").status_code == 200
+    assert harness.get("/v1/models").status_code == 401
+
+
+def test_the_address_leads_to_the_documentation(make_harness: Any) -> None:
+    """`/` sends a browser to /docs, under a proxy's path, too; the page has a scheme to authorize by."""
+    harness = make_harness(api_key=[ALICE], root_path="/llm")
+    reply = harness.get("/", allow_redirects=False)
+    assert (reply.status_code, reply.headers["location"]) == (307, "docs")
+    schemes = harness.get("/openapi.json", headers=as_key(ALICE)).json()["components"]["securitySchemes"]
+    assert set(schemes) == {"key", "x-api-key"}
+
+
+def test_anthropics_clients_list_models_in_their_form(make_harness: Any) -> None:
+    """The header that they send chooses the form."""
+    import anthropic
+
+    harness = make_harness()
+    with anthropic.Anthropic(base_url=harness.base, api_key="none") as client:
+        found = list(client.models.list())
+        assert [model.id for model in found] == ["tiny", "tiny-too"]
+        one = client.models.retrieve("tiny")
+    assert (one.display_name, one.max_input_tokens) == ("tiny", harness.state.text.limits.context_len)
+    assert found[0].created_at.year >= 2024
+    assert harness.get("/v1/models").json()["object"] == "list"

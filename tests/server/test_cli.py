@@ -29,7 +29,8 @@ stream-response-default-include-usage
 attention-backend block-size chat-template chunked-prefill-size config context-length database-url
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
-download-dir revision drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
+closed-probes open-metrics download-dir revision
+drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
 enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host

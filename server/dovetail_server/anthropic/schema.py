@@ -270,6 +270,27 @@ class TokenCount(msgspec.Struct, frozen=True):
     input_tokens: int
 
 
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A served name, as Anthropic's clients read it."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelInfos(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `GET /v1/models` to a request with the header `anthropic-version`."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
 class UnsupportedThread(msgspec.Struct, frozen=True, kw_only=True):
     """How clients learn that no conversation is held here: they go on with the whole history."""
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.plugins.options import option_key
-from dovetail_server.settings import ENV_PREFIX, GivenOption
+from dovetail_server.setting_types import GivenOption
+from dovetail_server.settings import ENV_PREFIX
 
 Given = dict[str, dict[str, GivenOption]]
 """Options by plugin and name, both normalised."""

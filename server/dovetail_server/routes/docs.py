@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 router = APIRouter(include_in_schema=False)
 ASSETS = {
@@ -57,6 +57,12 @@ def asset(name: str) -> tuple[bytes, str]:
     """Return a file of Swagger UI and its entity tag."""
     data = (files("fastapi_swagger") / "resources" / name).read_bytes()
     return data, f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+
+
+@router.get("/")
+async def root() -> Response:
+    """Whoever opens the server's address finds its documentation."""
+    return RedirectResponse("docs")
 
 
 @router.get("/docs")

@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from dovetail_server.auth import CALLER, NOBODY
 from dovetail_server.openapi import FAILURES
 from dovetail_server.state import ServerState, get_state
 
@@ -20,7 +21,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready", 
 def answer(reason: str | None, removed: Sequence[str] = ()) -> Response:
     """Return 200, or 503 with the reason; `plugins` shows objects of plugins that were removed for failing."""
     body: dict[str, Any] = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
-    if removed:
+    if CALLER.get() is NOBODY:  # a probe without a key learns no reasons
+        body = {"status": body["status"]}
+    elif removed:
         body["plugins"] = list(removed)
     return Response(msgspec.json.encode(body), 200 if reason is None else 503, media_type="application/json")
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Header, Path
 from starlette.responses import Response
 
 from dovetail_server import errors
+from dovetail_server.anthropic.schema import ModelInfo, ModelInfos
 from dovetail_server.openai.models import Model, ModelList
 from dovetail_server.openapi import json_route
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
 State = Annotated[ServerState, Depends(get_ready_state)]
+Version = Annotated[str | None, Header(max_length=64)]
 
 
 def served_models(state: ServerState) -> list[Model]:
@@ -25,15 +28,32 @@ def served_models(state: ServerState) -> list[Model]:
 
 
 @json_route(router, "/v1/models", reply=ModelList, methods=("GET",))
-async def list_models(state: State) -> Response:
-    """List the names under which the model is served."""
-    return Response(msgspec.json.encode(ModelList(data=served_models(state))), media_type="application/json")
+async def list_models(state: State, anthropic_version: Version = None) -> Response:
+    """List the names under which the model is served; in Anthropic's form for its clients."""
+    models = served_models(state)
+    reply: ModelList | ModelInfos = ModelList(data=models)
+    if anthropic_version is not None:
+        infos = [anthropic_model(model) for model in models]
+        reply = ModelInfos(data=infos, first_id=infos[0].id, last_id=infos[-1].id)
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+def anthropic_model(model: Model) -> ModelInfo:
+    """Return a served name as Anthropic's clients read it."""
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    most = model.max_model_len
+    return ModelInfo(id=model.id, display_name=model.id, created_at=created, max_input_tokens=most, max_tokens=most)
 
 
 @json_route(router, "/v1/models/{model_id:path}", reply=Model, methods=("GET",))
-async def get_model(model_id: Annotated[str, Path(min_length=1, max_length=512)], state: State) -> Response:
+async def get_model(
+    model_id: Annotated[str, Path(min_length=1, max_length=512)],
+    state: State,
+    anthropic_version: Version = None,
+) -> Response:
     """Describe one served name."""
     found = next((model for model in served_models(state) if model.id == model_id), None)
     if found is None:
         raise errors.model_not_found(model_id, state.served_names)
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    shown = found if anthropic_version is None else anthropic_model(found)
+    return Response(msgspec.json.encode(shown), media_type="application/json")
