@@ -17,6 +17,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
+from dovetail.runtime.config_keys import translate
 from dovetail.runtime.hf_config import read_config
 from dovetail.runtime.weight_match import RuleFinder
 from dovetail.runtime.weights import model_layers
@@ -46,7 +47,8 @@ class ModelConformance(Conformance):
     Attributes:
         architecture: The class of transformers to compare with; None: the name under which the plugin is registered.
         configs: Changes of the tiny configuration; every one is compared with transformers, and so are windows, soft
-            caps, partly rotated heads and biases where transformers' config has fields for them.
+            caps, partly rotated heads and biases where transformers' config has fields for them and the plugin does
+            not refuse them.
     """
 
     kind = "model"
@@ -75,19 +77,27 @@ class ModelConformance(Conformance):
     def _architecture(self) -> str:
         return self.architecture or str(self.name or self.plugin().architectures[0]).rpartition(":")[2]
 
-    def all_configs(self) -> list[Mapping[str, Any]]:
-        """Return `configs`, and the fields of `SWITCHES` that transformers' config of the architecture has."""
-        found = list(self.configs)
+    def _switches(self) -> list[Mapping[str, Any]]:
+        """Return what transformers' config of the architecture has of `SWITCHES`, besides `configs`."""
         model_class = getattr(transformers(), self._architecture(), None)
         if model_class is None or type(self).make_checkpoint is not ModelConformance.make_checkpoint:
-            return found
+            return []
         fields = model_class.config_class().to_dict()
-        switches = {name: changes for name, changes in SWITCHES.items() if name in fields}
-        if "use_sliding_window" in switches:
-            switches.pop("sliding_window", None)
-        return found + [changes for changes in switches.values() if changes not in found]
+        found = {name: changes for name, changes in SWITCHES.items() if name in fields}
+        if "use_sliding_window" in found:
+            found.pop("sliding_window", None)
+        return [changes for changes in found.values() if changes not in self.configs]
+
+    def _refuses(self, folder: Path) -> bool:
+        """Whether the plugin says that it does not serve a config: that is right, too."""
+        try:
+            translate(self.plugin().config_from_hf, read_config(folder))
+        except ModelError:
+            return True
+        return False
 
     _folders: ClassVar[list[Path]]
+    _tried: ClassVar[list[Mapping[str, Any]]]
 
     @pytest.fixture
     def checkpoints(self, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
@@ -95,8 +105,13 @@ class ModelConformance(Conformance):
         cls = type(self)
         if "_folders" not in vars(cls):
             root = tmp_path_factory.mktemp("model")
-            every = enumerate(self.all_configs())
-            cls._folders = [self.make_checkpoint(root / str(i), **changes) for i, changes in every]
+            cls._tried = list(self.configs)
+            cls._folders = [self.make_checkpoint(root / str(i), **changes) for i, changes in enumerate(self.configs)]
+            for changes in self._switches():
+                folder = self.make_checkpoint(root / str(len(cls._folders)), **changes)
+                if not self._refuses(folder):
+                    cls._tried.append(changes)
+                    cls._folders.append(folder)
         return cls._folders
 
     # The standard tests.
@@ -170,7 +185,7 @@ class ModelConformance(Conformance):
 
     def test_logits_equal_transformers(self, checkpoints: list[Path]) -> None:
         """Prompts in one batch get the logits that transformers computes for each alone, in every configuration."""
-        for folder, changes in zip(checkpoints, self.all_configs(), strict=True):
+        for folder, changes in zip(checkpoints, self._tried, strict=True):
             _, model = self._load(folder)
             engine = TinyEngine(self.plugin(), folder)
             got = engine.prefill_logits(PROMPTS)
