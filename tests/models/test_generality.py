@@ -60,7 +60,8 @@ class Sandwich(nn.Module):
             SandwichLayer(config, index, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
         )
         self.norm = OffsetNorm(config.hidden_size, config.norm_eps, ctx)
-        self.head = LMHead(config.vocab_size, config.hidden_size, ctx, self.embed)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
         self.cap, self.scale = config.extra["final_cap"], torch.tensor(config.hidden_size**0.5, dtype=ctx.dtype)
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
@@ -101,7 +102,8 @@ class GemmaLike(ModelPlugin):
             "post_feedforward": "behind_mlp",
         }
         norms = [WeightRule(rf"{LAYER}{theirs}_layernorm", rf"layers.\1.{ours}") for theirs, ours in names.items()]
-        return [*norms, *RULES, WeightRule(r"lm_head\.weight", "")]
+        tied = config.tie_word_embeddings
+        return [*norms, *RULES, WeightRule(r"lm_head\.weight", "") if tied else WeightRule("lm_head", "head")]
 
 
 class Router(nn.Module):
