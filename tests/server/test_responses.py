@@ -231,7 +231,7 @@ def test_responses_survive_a_restart(make_harness: Callable[..., Harness], tmp_p
     left = ask(first, "x")
     first.close()
     with sqlite3.connect(tmp_path / "dovetail.db") as db:
-        change = "update responses set status = 'in_progress', process = 'gone-1-2', lease_until = 1 where id = ?"
+        change = "update responses set status = 'in_progress', process = 'gone-1-2' where id = ?"
         db.execute(change, (left["id"],))
     second = make_harness(file_storage_path=tmp_path)
     ask(second, "go on", previous_response_id=found["id"])

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CACHED_PRIMITIVES = "128"
+"""Products on CPU whose code oneDNN and torch's binding of it keep, by shape, instead of 1,024 each: every number of
+tokens in a step is a shape of its own, and each takes about 150 KB."""
 START_S = 3.0
 """Seconds for what is not needed at once, before the engine is ready; what is left is done while it is idle."""
 
@@ -65,6 +68,8 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         backend, self.attention_name = choose_backend(plugins, self.config, self.device, self.dtype, settings)
         memory = DeviceMemory(settings, self.config, self.device, self.dtype)
+        if self.device.type == "cpu":
+            bound_primitive_caches()
         with memory.loading():
             self.model, self.weight_bytes = self._load(plugin, settings, folder)
         if self.device.type == "cpu":
@@ -156,6 +161,12 @@ class ModelRunner:
             else:
                 load_weights(model, plugin.weight_map(self.config), folder)
         return model, size
+
+
+def bound_primitive_caches() -> None:
+    """Bound what oneDNN keeps, before its first use; whoever has set its variables has decided."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, CACHED_PRIMITIVES)
 
 
 def _useful_threads(weight_bytes: int) -> int:
