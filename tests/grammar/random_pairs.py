@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import jsonschema
-from jsonschema import FormatChecker
 
 DRAFTS = {
     "http://json-schema.org/draft-04/schema#": jsonschema.Draft4Validator,
@@ -31,7 +30,7 @@ FORMATS = {
     "made-up": ["x"],
 }
 """Texts of the formats that `jsonschema` can judge by itself, right and wrong ones."""
-CHECKER = FormatChecker()
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
 class Maker:

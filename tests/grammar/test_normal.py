@@ -156,6 +156,15 @@ def test_bounds_beyond_what_is_written_out_are_kept_below() -> None:
     assert isinstance(form["minLength"], int)
 
 
+def test_counts_that_cannot_be_reached_allow_nothing() -> None:
+    """More properties than an object may have: no list of types without a type."""
+    form = normalize(
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": False, "minProperties": 3}
+    ).schema
+    schema.check(form)
+    assert not holds(form, {"a": 1})
+
+
 def test_large_schemas_are_normal_in_linear_time() -> None:
     """Ten thousand properties, and a thousand options, grow no worse than they are."""
     many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10_000)}, "minProperties": 1}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from jsonschema import Draft202012Validator, FormatChecker, ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 
 from dovetail.grammar.normal import plain
 
-FORMATS = FormatChecker()
+FORMATS = Draft202012Validator.FORMAT_CHECKER
 
 
 def is_valid(schema: Any, text: str) -> bool:

@@ -197,7 +197,7 @@ class Rewriter:
         if not closed:
             others = dict.fromkeys(free, False)
             ways.append({"properties": others, "minProperties": node["minProperties"]})
-        self._replace(node, "minProperties", any_of(ways) if ways else {"type": _not_object(node)})
+        self._replace(node, "minProperties", any_of(ways or _not_object(node)))
 
     def most_properties(self, node: Node) -> None:
         """All but so many of the optional properties are absent."""
@@ -266,8 +266,9 @@ def _optional(node: Node, required: set[str]) -> list[str]:
     return [name for name, part in node.get("properties", {}).items() if name not in required and part is not False]
 
 
-def _not_object(node: Node) -> list[str]:
-    return sorted(kinds_of(node) - {"object"})
+def _not_object(node: Node) -> list[Any]:
+    kinds = sorted(kinds_of(node) - {"object"})
+    return [{"type": kinds}] if kinds else []
 
 
 def _of_length(least: int, most: int | None) -> str:
