@@ -16,13 +16,16 @@ and plain-text markers are cut anywhere; the others are text. Exit code 1 if a p
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -80,8 +83,35 @@ CALLS = [
     '<|channel|>commentary to=functions.find <|constrain|>json<|message|>{"q": "x"}<|call|>',
     "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
 ]  # fmt: skip
-PLAIN = ["\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", '"', "\\", "find", ",", "assistant", " to=functions.find", "analysis", "```"]  # fmt: skip
+LATER = [
+    "<|open|>", "<|close|>", "<|sep|>", "<|think|>", "<|content|>", "<|begin|>", "<|tool_call:begin|>", "<|tool_call:name|>",
+    "<|tool_call:args|>", "<|tool_call:end|>", "<|tool_calls|>", "<|calls|>", "<|START_THINKING|>", "<|END_THINKING|>",
+    "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|channel>", "<channel|>", "<|tool_call>",
+    "<tool_call|>", '<|"|>', "<|tools_prefix|>", "<|tools_suffix|>", "]<]minimax[>[", "<|tool_call_start|>", "<|tool_call_end|>",
+    "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>",
+]  # fmt: skip
+"""Special tokens of formats whose calls are those of the parsers' samples."""
+MAX_HEAD = 64
+"""Characters at the end of a reply that was cut in which the head of a call may stand that is not shown."""
+WITNESS = "\ue000"
+"""Stands in a random text for a word that is found nowhere else."""
+PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", '"', "\\", "find", ",", "assistant", " to=functions.find", "analysis", "```"]  # fmt: skip
 TAILS = ["", "<|assistant|>", "<think>", "<think>\n", "</think>", "<think>\n\n</think>\n\n", "<|start|>assistant", "[THINK]", "◁think▷", "<seed:think>", "<|start|>assistant<|channel|>final<|message|>"]  # fmt: skip
+
+
+def samples() -> list[str]:
+    """Return the calls of the parsers' own tests."""
+    path = Path(__file__).parents[1] / "parsers" / "samples.py"
+    spec = importlib.util.spec_from_file_location("bench_samples", path)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"no samples at {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return list(module.CALLS.values())
+
+
+CALLS += samples()
 
 
 @dataclass(frozen=True)
@@ -98,7 +128,7 @@ def vocabulary() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE({char: n for n, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(TOKENS[:24])
+    backend.add_special_tokens([*TOKENS[:24], *LATER])
     backend.add_tokens(TOKENS[24:])
     return Tokenizer(backend)
 
@@ -134,7 +164,7 @@ def random_text(rng: random.Random, pair: Pair) -> str:
         elif kind < 0.4:
             parts.append(rng.choice(PLAIN))
         elif kind < 0.6:
-            parts.append(rng.choice(TOKENS))
+            parts.append(rng.choice([*TOKENS, *LATER]))
         elif kind < 0.7:
             parts.append(rng.choice(TEXT_MARKERS))
         elif kind < 0.8:
@@ -143,7 +173,9 @@ def random_text(rng: random.Random, pair: Pair) -> str:
         else:
             parts.append(rng.choice(CALLS))
     text = "".join(parts)
-    return text[: rng.randrange(len(text) + 1)] if rng.random() < 0.3 else text
+    text = text[: rng.randrange(len(text) + 1)] if rng.random() < 0.3 else text
+    head, *rest = text.split(WITNESS)
+    return head + "".join(f"w{number}w{part}" for number, part in enumerate(rest))
 
 
 def cut(whole: Any, rng: random.Random) -> list[Any]:
@@ -187,6 +219,9 @@ def mismatches(num_pairs: int, seed: int) -> Iterator[str]:
             whole = whole[: rng.randrange(len(whole) + 1)] if rng.random() < 0.2 else whole
         used = tokenizer if as_ids else None
         expected = outcome(pair, used, tail, [whole], reason)
+        written = text if not as_ids else tokenizer.decode(whole, skip_special_tokens=False)
+        if missing := lost(written, expected, reason):
+            yield f"{pair.name}, tail {tail!r}, {reason}, {text!r}: {missing} is lost in {expected}"
         for _ in range(min(CHUNKINGS, num_pairs - number)):
             chunks = cut(whole, rng)
             found = outcome(pair, used, tail, chunks, reason)
@@ -194,16 +229,28 @@ def mismatches(num_pairs: int, seed: int) -> Iterator[str]:
                 yield f"{pair.name}, tail {tail!r}, {reason}, chunks {chunks!r}: {found} instead of {expected}"
 
 
+def lost(text: str, found: Any, reason: str) -> list[str]:
+    """Return the words of a text that stand in no part of the reply.
+
+    A word in the wrapper of a call (beside its name and arguments) is part of the format, as are the name of a call
+    that was cut off and the header of a message.
+    """
+    reasoning, content, calls, _ = found
+    kept = " ".join([reasoning or "", content or "", *(f"{name} {arguments}" for _, name, arguments in calls)])
+    words = [word for word in re.findall(r"w\d+w", text) if word not in kept]
+    return [word for word in words if reason != "length" or word not in text[-MAX_HEAD:]]
+
+
 def measured(pair: Pair, tokenizer: Tokenizer, ids: Sequence[int], repeats: int = 5) -> float:
     """Return the microseconds per token, fed one by one; the best of several runs."""
     best = float("inf")
     for _ in range(repeats):
         parser: Machine = make_parser(pair.spec, tokenizer)
-        begin = time.perf_counter()
+        begin = time.process_time()
         for token_id in ids:
             parser.feed((token_id,))
         parser.finish("stop")
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     return best / len(ids) * 1e6
 
 
@@ -222,7 +269,7 @@ def stream_of(pair: Pair) -> str:
 def starts(pair: Pair, call: str) -> bool:
     """Whether a format reads this way to write a call."""
     tools = pair.spec.tools
-    return tools is not None and call.startswith((tools.start, *tools.also, *tools.bare))
+    return tools is not None and call.startswith(tuple(filter(None, (tools.start, *tools.also, *tools.bare))))
 
 
 def cost() -> bool:

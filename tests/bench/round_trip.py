@@ -45,7 +45,15 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
 }
 SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
 UNIT = re.compile(r"<[^<>\s][^<>]*>")
-TURN_ENDS = ("<|call|>", "<turn|>", "<|tool_response>", "<|eom_id|>", "<end_of_turn>\n", "<|calls|>")
+TURN_ENDS = (
+    "<|call|>",
+    "<turn|>",
+    "<|tool_response>",
+    "<|eom_id|>",
+    "<end_of_turn>\n",
+    "<|calls|>",
+    "<｜hy_eos:opensource｜>",
+)
 """What ends a turn behind calls alone."""
 COLUMNS = ("content", "reasoning", "call", "parallel")
 

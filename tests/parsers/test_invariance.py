@@ -22,9 +22,9 @@ def bench() -> ModuleType:
     return module
 
 
-def test_twenty_thousand_random_pairs(bench: ModuleType) -> None:
-    """Marker soup, markers cut anywhere, late markers, truncation, characters cut in half: no mismatch."""
-    assert next(bench.mismatches(20_000, 7), None) is None
+def test_random_pairs(bench: ModuleType) -> None:
+    """Marker soup, markers cut anywhere, late markers, truncation, half characters: no mismatch, no word lost."""
+    assert next(bench.mismatches(12_000, 7), None) is None
 
 
 def test_the_pairs_hold_what_they_should(bench: ModuleType) -> None:

@@ -80,6 +80,15 @@ def test_a_final_message_is_continued() -> None:
     assert template(PARTS).render(messages, continue_final_message=True).text == "[user|hello][assistant|Well, |"
 
 
+def test_thinking_that_is_open_is_continued() -> None:
+    """A partial message of thinking alone goes on inside the thinking."""
+    for content in ("", None):
+        messages = [*HELLO, {"role": "assistant", "content": content, "reasoning_content": "hm, "}]
+        rendered = template(CHATML).render(messages, continue_final_message=True)
+        assert rendered.tail == "<|im_start|>assistant\n<think>\nhm, "
+        assert rendered.text.endswith(rendered.tail)
+
+
 @pytest.mark.parametrize(
     ("messages", "options", "message"),
     [
@@ -321,3 +330,15 @@ def test_harmony_names_the_function_that_a_result_is_of(byte_level: Tokenizer) -
     ]
     text = ChatTemplate.load(byte_level, "gpt-oss").render(history).text
     assert "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>sun<|end|>" in text
+
+
+def test_templates_that_join_arguments_get_text() -> None:
+    """Arguments are an object for templates that print it, and text for those that add it to text."""
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    loop = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    end = "{% endfor %}{% endfor %}"
+    joined = template(loop + "{{ c.function.name + c.function.arguments }}" + end)
+    printed = template(loop + "{{ c.function.name }}{{ c.function.arguments | tojson }}" + end)
+    assert (joined.arguments_format, printed.arguments_format) == ("string", "object")
+    assert joined.render(messages).text == printed.render(messages).text == 'f{"a": "b"}'

@@ -245,3 +245,28 @@ def test_text_offsets_say_where_each_token_starts(byte_level: Tokenizer) -> None
         for at, offset in enumerate(stream.text_offsets):
             before = byte_level.decode(stream.token_ids[:at], skip_special_tokens=True)
             assert text[:offset] == before.rstrip("\ufffd")
+
+
+def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    """The reply still arrives, whole, and the log says once what was wrong."""
+    from dovetail.contracts.reasoning import FormatSpec, ReasoningParser
+    from dovetail.text.output import FormatParser
+
+    class Failing(FormatParser):
+        def feed(self, token_ids: Any, text: str | None = None) -> Any:
+            if self.num_chars >= 3:
+                raise KeyError("odd")
+            return super().feed(token_ids, text)
+
+    class Odd(ReasoningParser):
+        def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
+            return FormatSpec(machine=Failing)
+
+    for _ in range(2):
+        stream = OutputStream(byte_level, reasoning=Odd())
+        ids = byte_level.encode("so it is", add_special_tokens=False)
+        for token_id in ids:
+            stream.feed_ids([token_id])
+        stream.feed_ids([], Finish("stop"))
+        assert stream.content == "so it is"
+    assert sum("KeyError" in record.message for record in caplog.records) == 1

@@ -107,11 +107,16 @@ class Machine(ABC):
                 continue
             piece = decoder.push(token_id)
             self.num_chars += len(piece)
-            if view.matcher is None:
+            matcher = view.matcher
+            if matcher is None:
                 if self._phase is Phase.IN:
                     self.reasoning_tokens += 1
                 if piece:
                     self._sink(piece)
+            elif piece and not self._held and not self._starts and matcher.begins(piece) is None:
+                self._seen += len(piece)  # no marker begins here: what `_push` would find out more slowly
+                self.reasoning_tokens += self._phase is Phase.IN
+                self._sink(piece)
             else:
                 self._starts.append(self._seen)
                 self._push(piece)

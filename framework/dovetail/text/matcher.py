@@ -26,6 +26,8 @@ class Matcher:
         self._link()
         first = "".join(map(re.escape, self._goto[0]))
         self._find_first = re.compile(f"[{first}]" if first else r"(?!)").search
+        self.begins = self._find_first
+        """Finds the first character with which a match may begin; None where no match begins in a text."""
 
     def scan(self, text: str, pos: int, state: int) -> tuple[int, int, int]:
         """Read `text` from `pos` until a match ends or the text does.

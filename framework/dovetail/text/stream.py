@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
@@ -18,9 +20,15 @@ from dovetail.contracts.reasoning import (
 )
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
 from dovetail.engine.messages import Finish, TokenDelta
+from dovetail.text.machine import Machine
 from dovetail.text.output import ToolCall, make_parser
 from dovetail.text.stop_regex import make_stops
 from dovetail.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("dovetail.text")
+MAX_FAILURES = 100
+"""Kinds of failures of output parsers that are logged."""
+_FAILURES: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +115,13 @@ class OutputStream:
         self._parser = make_parser(
             spec, tokenizer, skip_special_tokens=skip_special_tokens, keep_markers=not separate_reasoning
         )
+        self._plain = partial(make_parser, FormatSpec(), tokenizer, skip_special_tokens=skip_special_tokens)
+        self._unseen: list[int] = []
         if prompt_tail is not None:
-            self._parser.prime(prompt_tail)
+            try:
+                self._parser.prime(prompt_tail)
+            except Exception as error:  # a stranger's machine must not cost the reply
+                self._give_up(error)
         self._stops = make_stops(stop, stop_regex, keep_match=no_stop_trim)
         self._no_stop_trim = no_stop_trim
         self._min_tokens = min_tokens
@@ -173,14 +186,42 @@ class OutputStream:
         visible = self._num_visible(ids, finish)
         if self._stops is None and not self._track_offsets:
             self.token_ids += ids
-            self._take(self._parser.feed(ids if visible == len(ids) else ids[:visible]))
+            self._take(self._parse(ids if visible == len(ids) else ids[:visible]))
         else:
             self._feed_singly(ids, visible)
         if self.finish is None and finish is not None:
-            self._take(self._parser.finish(finish.reason))
+            self._take(self._finish_parsing(finish.reason))
             self._end(finish)
         events, self._events = self._events, []
         return _merged(events)
+
+    def _parse(self, ids: Sequence[int]) -> list[Event]:
+        """Feed the parser. One that raises is given up: what it has not given out, and the rest, is content."""
+        try:
+            events = self._parser.feed(ids)
+        except Exception as error:  # a stranger's machine must not cost the reply
+            return self._give_up(error).feed([*self._unseen, *ids])
+        if events:
+            self._unseen.clear()
+        else:
+            self._unseen += ids
+        return events
+
+    def _finish_parsing(self, reason: str) -> list[Event]:
+        try:
+            return self._parser.finish(reason)
+        except Exception as error:  # as above
+            plain = self._give_up(error)
+            return [*plain.feed(self._unseen), *plain.finish(reason)]
+
+    def _give_up(self, error: Exception) -> Machine:
+        """Go on without the parser, and say so once for each kind of failure."""
+        what = (type(self._parser).__name__, type(error).__name__, str(error))
+        if what not in _FAILURES and len(_FAILURES) < MAX_FAILURES:
+            _FAILURES.add(what)
+            logger.error("output parser %s raised %s: %s; the rest of the reply is content", *what, exc_info=error)
+        self._parser = self._plain()
+        return self._parser
 
     def _num_visible(self, ids: Sequence[int], finish: Finish | None) -> int:
         """Return how many of the new ids give text: all, or all but the stop token."""
@@ -196,7 +237,7 @@ class OutputStream:
                 self.text_offsets.append(self._parser.num_chars)
             self.token_ids.append(token_id)
             if i < visible:
-                self._take(self._parser.feed((token_id,)))
+                self._take(self._parse((token_id,)))
             if self._stopped():
                 return
 
@@ -209,7 +250,7 @@ class OutputStream:
             pending = self._parser.pending_content
             if not pending or not stops.would_match(pending):
                 return False
-            self._take(self._parser.finish("stop"))
+            self._take(self._finish_parsing("stop"))
         self._end(Finish("stop"))
         return True
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
@@ -81,6 +82,7 @@ class TaggedCalls(ToolBody):
         self._tools = tools
         self._schema: Mapping[str, Any] | None = None
         self._matchers: dict[str, Matcher] = _matchers(tags)
+        self._plain = _not_plain(tags)
         self._out: list[ToolEvent] = []
         self._held = ""
         self._raw: list[str] = []
@@ -101,6 +103,9 @@ class TaggedCalls(ToolBody):
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
+        is_value = self._at == "value" and self._streams and not (self._held or self._newline or self._at_start)
+        if is_value and self._call is not None and self._plain(text) is None:
+            return [ToolArgs(self._call, text)] if text else []
         text, self._held = self._held + text, ""
         pos = 0
         while pos < len(text):
@@ -339,6 +344,14 @@ class TaggedCalls(ToolBody):
         self._raw.clear()
 
 
+@lru_cache(maxsize=64)
+def _not_plain(tags: Tags) -> Callable[[str], re.Match[str] | None]:
+    """Return what finds a character of a string value that may begin a tag, or is written in another way in JSON."""
+    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end) if tag)
+    return re.compile(rf'[{firsts}"\\\x00-\x1f]').search
+
+
+@lru_cache(maxsize=64)
 def _matchers(tags: Tags) -> dict[str, Matcher]:
     """Return the tags that count in each place."""
     places = {

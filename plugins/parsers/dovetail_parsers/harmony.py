@@ -14,8 +14,8 @@ r"""Harmony, the format of gpt-oss: messages with headers on channels. Read by t
 | channel `final`, `commentary` or anything else | content |
 
 A header is read for what it says, wherever it says it: the recipient may stand before or behind the channel, the
-`<|constrain|>` may be missing, markers may be repeated. A header without its message is no message: text in it that is
-none of the format's words is content.
+`<|constrain|>` may be missing, markers may be repeated. Text in a header that is none of the format's words is content,
+with a message behind it or without.
 
 Defined by the openai/harmony repository, `docs/format.md`.
 """
@@ -39,6 +39,9 @@ MAX_HEADER = 512
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"analysis|commentary|final")
+_PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
+_NAMED = ("<|channel|>", "<|constrain|>")
+_ROLES = ("user", "system", "developer", "tool")
 _WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "to=")
 
 
@@ -185,6 +188,8 @@ class HarmonyParser(Machine):
         header, written = self._header, self._written
         self._header = self._written = ""
         self._between = False
+        if (stray := _stray(written)) and not self._priming:
+            self._event(Malformed("header", stray))
         recipient = _RECIPIENT.search(header)
         channels = _CHANNEL.findall(_RECIPIENT.sub("", header))
         if recipient and self._reads_calls and not self._priming:
@@ -228,6 +233,16 @@ class HarmonyParser(Machine):
         """Drop a header or an end marker of reasoning, unless reasoning is given out as written."""
         if self._keep_markers and text:
             self._text(ReasoningDelta, text)
+
+
+def _stray(header: str) -> str:
+    """Return the parts of a header that are none: neither its words, nor one name behind a marker."""
+    found = []
+    for part in _PART.finditer(header):
+        words = [word for word in part[2].split() if not word.startswith(("to=", "functions.", *_ROLES, *_WORDS))]
+        if len(words) > (part[1] in _NAMED):
+            found.append(part[2])
+    return "".join(found)
 
 
 def _begins(text: str) -> bool:
