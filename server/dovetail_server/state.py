@@ -96,6 +96,7 @@ class ServerState:
     def ready_with(self, text: TextTools) -> None:
         """Take requests from now on; the engine has started."""
         self._text = text
+        self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)
 
     @property
     def info(self) -> EngineInfo:

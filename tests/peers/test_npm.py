@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,3 +29,8 @@ def test_javascript_clients_work_unchanged(tmp_path: Path, workers: list[Worker]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == 27
+    page = (Path(__file__).parents[2] / "docs/clients.md").read_text("utf-8")
+    block = re.findall(r"^```js\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "page.mjs").write_text(block.replace("http://localhost:30000", workers[0].base))
+    done = subprocess.run([node, str(tmp_path / "page.mjs")], capture_output=True, text=True, timeout=60, check=True)
+    assert "Paris" in done.stdout

@@ -164,3 +164,39 @@ def test_several_texts_are_tokenized_at_once(harness: Harness) -> None:
     info = harness.get("/tokenizer_info").json()
     assert info["vocab_size"] == harness.tokenizer.vocab_size
     assert "im_start" in info["chat_template"]
+
+
+def test_the_payloads_of_sglangs_frontend(harness: Harness) -> None:
+    """`sgl.select` measures the prompt, then scores every choice from just before it; `fork` fills the cache."""
+    whole = {"text": "Is it ", "sampling_params": {"max_new_tokens": 0}}
+    meta = harness.post("/generate", whole).json()["meta_info"]
+    choices = {
+        "text": ["Is it yes", "Is it no"],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": max(meta["prompt_tokens"] - 2, 0),
+    }
+    rows = [found["meta_info"]["input_token_logprobs"] for found in harness.post("/generate", choices).json()]
+    assert [row[-1][2] for row in rows] == ["s", "o"]
+    assert [len(row) for row in rows] == [5, 4]
+    given = {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "max_new_tokens": 4,
+        "stop": [],
+        "n": 1,
+    }
+    sampling = {**given, "top_k": -1, "min_p": 0.0, "ignore_eos": False, "regex": None, "json_schema": None}
+    assert harness.post("/generate", {"text": "a", "sampling_params": sampling, "session_id": "s"}).json()["text"]
+
+
+def test_the_payloads_of_sglangs_benchmark(harness: Harness) -> None:
+    """`bench_serving` sends these to /generate and to /v1/completions."""
+    native = {
+        "text": "hi", "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}, "stream": True,
+        "lora_path": None, "return_logprob": False, "return_routed_experts": False, "logprob_start_len": -1,
+    }  # fmt: skip
+    assert events(harness.post("/generate", native))[-1]["meta_info"]["completion_tokens"] > 0
+    body = {"model": "tiny", "prompt": "hi", "best_of": 1, "max_tokens": 4, "stream": True, "temperature": 0.0}
+    assert events(harness.post("/v1/completions", {**body, "ignore_eos": True}))

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 import dovetail
-from dovetail_server.metrics.series import OWN, STYLES, Count, Gauge, Series, Style, bounds_of
+from dovetail_server.metrics.series import OWN, STYLES, VLLM, Count, Gauge, Series, Style, bounds_of
 from dovetail_server.metrics.tally import Histogram, LatestLoad, Tally
 
 
@@ -42,6 +42,8 @@ class Metrics(Collector):
         self.styles = [OWN] if STYLES[style] is OWN else [OWN, STYLES[style]]
         self.tally = Tally(bounds_of(self.styles))
         self.load = LatestLoad()
+        self.cache: tuple[int, int] | None = None
+        """Tokens per page and in all, once the engine has started."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -60,6 +62,8 @@ class Metrics(Collector):
         for style in self.styles:
             for series in style.series:
                 yield from self._family(series, style)
+        if VLLM in self.styles and self.cache is not None:
+            yield self._cache_config(*self.cache)
         yield self._deaths()
         yield CounterMetricFamily(
             "dovetail_engine_restarts", "Times that the engine was started again.", value=self.restarts()
@@ -79,6 +83,14 @@ class Metrics(Collector):
             family = HistogramMetricFamily(series.name, series.text, labels=names)
             _add(family, values, self.tally.quantities[series.quantity].by_bounds[series.bounds])
             yield family
+
+    def _cache_config(self, page_size: int, num_tokens: int) -> Metric:
+        """What llm-d's picker divides a prompt by, and how much a server holds."""
+        names = ("model_name", *VLLM.labels)
+        info = InfoMetricFamily("vllm:cache_config", "Size of the KV cache, in pages.", labels=names)
+        facts = {"block_size": str(page_size), "num_gpu_blocks": str(num_tokens // page_size)}
+        info.add_metric((self.model_name, *VLLM.labels.values()), facts)
+        return info
 
     def _deaths(self) -> Metric:
         counts = CounterMetricFamily(
