@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -99,3 +100,13 @@ def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     for part, given in cases.items():
         with pytest.raises(ConfigError, match=part):
             preflight.check_certificate(ServeSettings(**given))  # type: ignore[arg-type]
+
+
+def test_pickers_learn_the_size_of_the_cache(make_harness: Any) -> None:
+    """llm-d's picker reads the tokens per block and their number off vLLM's name."""
+    harness = make_harness(metrics_style="vllm")
+    info, text = harness.engine.info, harness.get("/metrics").text
+    [line] = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    assert f'block_size="{info.page_size}"' in line
+    assert f'num_gpu_blocks="{info.max_total_tokens // info.page_size}"' in line
+    assert line.endswith(" 1.0")
