@@ -34,7 +34,11 @@ SEPARATORS = {
 BRACKETED = {("apriel", "pythonic"), ("apriel", "xlam")}
 """Formats that cannot stand beside each other: the one's marker begins with the character that is the other's call."""
 ALL = [*product(TAGS, [name for name in CALLS if name != "gpt-oss"]), ("gpt-oss", "gpt-oss")]
-PAIRS = [pair for pair in ALL if pair not in BRACKETED and (os.environ.get("CI_FULL") or sum(map(len, pair)) % 3 == 0)]
+PAIRS = [
+    pair
+    for number, pair in enumerate(pair for pair in ALL if pair not in BRACKETED)
+    if os.environ.get("CI_FULL") or number % 3 == 0 or pair[0] == "gpt-oss"
+]
 """A third of all pairs, every format among them; with `CI_FULL=1` all."""
 HEADER = "<|start|>assistant"
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
