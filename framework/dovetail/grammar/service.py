@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 MAX_CHILDREN = 2
-EARLY_WAY_S = 1.5
+EARLY_WAY_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
