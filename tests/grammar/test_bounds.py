@@ -178,7 +178,8 @@ def test_a_full_queue_is_told_over_http(
     served: Served, code: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply says that it is not the grammar's fault, and when to come again."""
-    monkeypatch.setattr(GrammarService, "request", lambda *_: Ticket(Refused("too many; try again later", code)))
+    refused = Ticket(Refused("too many; try again later", code))
+    monkeypatch.setattr(GrammarService, "request", lambda *_, **__: refused)
     body = {"model": "dovetail-demo", "messages": ASK, "regex": "a+"}
     for stream in (False, True):
         reply = requests.post(f"{served.base}/v1/chat/completions", json={**body, "stream": stream}, timeout=60)
