@@ -45,7 +45,7 @@ class Late:
         assert core.grammars is not None
         monkeypatch.setattr(core.grammars.service, "request", self._request)
 
-    def _request(self, steps: Any, owner: str) -> Ticket:
+    def _request(self, steps: Any, owner: str, **_: Any) -> Ticket:
         self.tickets.append(Ticket())
         return self.tickets[-1]
 
