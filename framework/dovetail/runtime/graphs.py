@@ -244,9 +244,8 @@ class DecodeGraphs:
         device, bucket = self._state.device, key.bucket
         rows, starts, last = self._inputs(bucket)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        draw.draw(
-            logits, DrawParams.empty(bucket, device), ids
-        )  # compiles the kernel of the draw, which is captured later
+        # Loads the kernels of the draw, which is captured later. Nothing may read the graph's ids: it has not run yet.
+        draw.draw(logits, DrawParams.empty(bucket, device))
         self._captured[key] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
         return self._captured[key]
 
