@@ -73,9 +73,12 @@ def starting() -> ServiceError:
     )
 
 
+DRAINING = "draining"
+
+
 def draining() -> ServiceError:
     """The server was told to stop."""
-    return ServiceError("the server is shutting down and takes no new requests", code="draining", retry_after_s=5)
+    return ServiceError("the server is shutting down and takes no new requests", code=DRAINING, retry_after_s=5)
 
 
 def aborted(message: str | None, code: str | None = None, param: str | None = None) -> DovetailError:
@@ -150,6 +153,8 @@ def describe(error: Exception) -> tuple[int, ErrorDetail, dict[str, str]]:
         return error.status, ErrorDetail(message=error.message, type=kind, param=error.param, code=error.code), {}
     if isinstance(error, ServiceError):
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        if error.code == DRAINING:
+            headers["connection"] = "close"  # so that nothing more is sent on a connection that is about to end
         kind = TYPES.get(error.status, "server_error")
         return error.status, ErrorDetail(message=error.message, type=kind, code=error.code), headers
     if isinstance(error, EngineDeadError):

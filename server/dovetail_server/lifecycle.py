@@ -22,6 +22,7 @@ from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 LINGER_NOT = struct.pack("ii", 1, 0)
+LINGER_S = 2.0
 LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
@@ -78,7 +79,17 @@ class HttpServer(uvicorn.Server):
         if state.num_live:
             await state.engine.close(wait=False)  # it does not answer: its end is what ends the streams
             await self._wait_idle(LAST_WORDS_S)
+        await self._linger()
         self.should_exit = True
+
+    async def _linger(self) -> None:
+        """Go on refusing for a while where clients hold connections open.
+
+        A router sends its next request on one of them: a 503 it retries elsewhere, a connection that breaks it may not.
+        """
+        deadline = time.monotonic() + LINGER_S
+        while self.server_state.connections and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(0.02)
 
     @property
     def is_busy(self) -> bool:

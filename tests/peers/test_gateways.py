@@ -95,9 +95,9 @@ def is_up(base: str) -> bool:
 
 
 def body(group: int, member: int) -> dict[str, Any]:
-    """A chat request; those of a group share a system prompt of some 340 tokens."""
-    rules = " ".join(f"Rule {group}.{n}: answer in {group + n} words." for n in range(24))
-    question = f"What is the capital of country {group * 100 + member}?"
+    """A chat request; those of a group share a system prompt of some 430 tokens."""
+    rules = " ".join(f"Rule {group}.{n}: answer in {group + n} words." for n in range(28))
+    question = f"Capital {group * 100 + member}?"
     messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
     return {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +223,16 @@ def test_draining_cuts_off_after_the_timeout(make_harness: Callable[..., Harness
     assert rest[-3] == "event: error"
     harness.thread.join(60)
     assert not harness.thread.is_alive()
+
+
+def test_connections_that_are_open_hear_of_the_end(make_harness: Any) -> None:
+    """A router that holds a connection gets a 503 on it, which it retries elsewhere, and is told to close it."""
+    harness = make_harness()
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    assert harness.post("/v1/chat/completions", body).status_code == 200
+    done = asyncio.run_coroutine_threadsafe(harness.server.drain(), harness.loop)
+    time.sleep(0.5)
+    reply = harness.post("/v1/chat/completions", body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "draining")
+    assert reply.headers["connection"] == "close"
+    done.result(30)
