@@ -298,7 +298,7 @@ def test_listing_pages(api: Api) -> None:
     rest = api.harness.get("/v1/batches", params={"limit": 3, "after": ids[3]}).json()
     assert [b["id"] for b in rest["data"]] == ids[2::-1]
     assert rest["has_more"] is False
-    for params in ({"limit": 0}, {"limit": 101}, {"after": "batch_none"}, {"limit": "x"}):
+    for params in ({"limit": -1}, {"limit": 101}, {"after": "batch_none"}, {"limit": "x"}):
         assert api.harness.get("/v1/batches", params=params).status_code == 400
 
 

@@ -76,7 +76,7 @@ def test_listing_pages(api: Api) -> None:
     assert page(order="asc", limit=2, after=ids[1]) == (ids[2:], True)
     assert page(purpose="evals", limit=1) == ([other], False)
     assert page(purpose="vision") == ([], False)
-    for bad in ({"limit": 0}, {"limit": 10_001}, {"order": "up"}, {"after": "file-none"}, {"limit": "many"}):
+    for bad in ({"limit": -1}, {"limit": 10_001}, {"order": "up"}, {"after": "file-none"}, {"limit": "many"}):
         assert api.harness.get("/v1/files", params=bad).status_code == 400
 
 
