@@ -1,8 +1,8 @@
 """Made-up requests that an engine serves before it is ready.
 
 Kernels are compiled and graphs captured by then, but torch loads its own kernels when they are first launched, and
-host code has its first run, too: the first real request after a start took most of a second on an H200, and the first
-with penalties or log probabilities a tenth. So each way of sampling is gone through once, alone and with the others.
+host code has its first run, too: the first request with penalties or log probabilities took a tenth of a second longer
+on an H200. So each way of sampling is gone through once, alone and with the others.
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def sample(
     ids = greedy
     if drawn:
         index = upload(drawn, torch.int64, raw.device)
-        ids = greedy.index_copy(0, index, draw(adjusted[index], [rows[i] for i in drawn]))
+        chosen = draw(adjusted[index], [rows[i] for i in drawn], greedy[index])
+        ids = greedy.index_copy(0, index, chosen)
     count(ids, rows)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
 
@@ -255,12 +256,15 @@ def count(ids: Tensor, rows: list[SampleRow]) -> None:
         histories[0].table.add([history.slot for history in histories], chosen)
 
 
-def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
-    """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64."""
+def draw(logits: Tensor, rows: list[SampleRow], greedy: Tensor | None = None) -> Tensor:
+    """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64.
+
+    `greedy` `[R]` int64 are their best tokens, where they are known.
+    """
     params = DrawParams.of(
         [row.params for row in rows], [row.seed for row in rows], [row.num_output for row in rows], logits.device
     )
-    return draws.draw(logits, params, filtered=any(is_filtered(row.params) for row in rows))
+    return draws.draw(logits, params, greedy, filtered=any(is_filtered(row.params) for row in rows))
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:
