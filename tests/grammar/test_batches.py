@@ -115,9 +115,9 @@ def test_a_request_that_ended_takes_no_counts_again(demo: Demo, monkeypatch: pyt
     def counted(name: str) -> Any:
         inner = getattr(TokenCounts, name)
 
-        def call(table: TokenCounts, argument: Any) -> Any:
+        def call(table: TokenCounts, *arguments: Any) -> Any:
             counts[name] += 1
-            return inner(table, argument)
+            return inner(table, *arguments)
 
         return call
 
