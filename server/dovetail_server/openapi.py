@@ -48,6 +48,7 @@ def json_route(
     body: type[BaseModel] | None = None,
     form: type[BaseModel] | None = None,
     reply: type[msgspec.Struct] | None = None,
+    other_reply: type[msgspec.Struct] | None = None,
     may_list: bool = False,
     streams: bool = False,
     follows: bool = False,
@@ -56,7 +57,8 @@ def json_route(
 ) -> Callable[[F], F]:
     """Register a route with the schemas of its body or multipart form, and of its reply.
 
-    One that `may_list` answers several prompts or choices with a list of replies. One that `streams` generates: when
+    `other_reply` is what clients of another API get. One that `may_list` answers several prompts or choices with a list
+    of replies. One that `streams` generates: when
     the queue is full it answers 429 before it reads the body; one that `follows` streams what was begun elsewhere.
     Errors have the body `error`.
     """
@@ -70,7 +72,13 @@ def json_route(
     if reply is not None:
         _replies[reply.__name__] = reply
         one = {"$ref": REF + reply.__name__}
-        content["application/json"] = {"schema": {"anyOf": [one, {"type": "array", "items": one}]} if may_list else one}
+        forms: list[dict[str, Any]] = [one]
+        if may_list:
+            forms.append({"type": "array", "items": one})
+        if other_reply is not None:
+            _replies[other_reply.__name__] = other_reply
+            forms.append({"$ref": REF + other_reply.__name__})
+        content["application/json"] = {"schema": one if len(forms) == 1 else {"anyOf": forms}}
     if streams or follows:
         content["text/event-stream"] = {}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "OK", "content": content}, **failures(error)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,12 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
     with serving(clean, *flags) as base:
         for _ in range(2):
             assert "Paris" in chat(base, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
-        stats = requests.get(f"{base}/x/desk/stats", timeout=60).json()
+        # An observer hears of a request's end a moment after its client does.
+        for _ in range(200):
+            stats = requests.get(f"{base}/x/desk/stats", timeout=60).json()
+            if stats["ended"] == 2:
+                break
+            time.sleep(0.05)
         assert (stats["started"], stats["ended"], len(stats["last"])) == (2, 2, 1)
         forced = chat(base, temperature=0, structured_outputs={"choice": ["Madrid or so", "Lisbon"]})
         assert forced["choices"][0]["message"]["content"] in {"Madrid or so", "Lisbon"}

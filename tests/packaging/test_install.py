@@ -67,5 +67,6 @@ def test_removed_entry_point_is_not_installed(clean: CleanEnv, tmp_path: Path) -
         out = clean.run(str(clean.bin / "dovetail"), "serve", *flags, code=2)
     finally:
         metadata.write_text(before)
-    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, deepseek-r1, " in out
+    assert "--reasoning-parser 'qwen3': not installed; installed: acme-r2, " in out
+    assert ", deepseek-r1, " in out
     assert "Traceback" not in out

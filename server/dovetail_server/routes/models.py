@@ -27,7 +27,7 @@ def served_models(state: ServerState) -> list[Model]:
     return [Model(id=name, created=state.created, root=root, max_model_len=context_len) for name in state.served_names]
 
 
-@json_route(router, "/v1/models", reply=ModelList, methods=("GET",))
+@json_route(router, "/v1/models", reply=ModelList, other_reply=ModelInfos, methods=("GET",))
 async def list_models(state: State, anthropic_version: Version = None) -> Response:
     """List the names under which the model is served; in Anthropic's form for its clients."""
     models = served_models(state)
@@ -45,7 +45,7 @@ def anthropic_model(model: Model) -> ModelInfo:
     return ModelInfo(id=model.id, display_name=model.id, created_at=created, max_input_tokens=most, max_tokens=most)
 
 
-@json_route(router, "/v1/models/{model_id:path}", reply=Model, methods=("GET",))
+@json_route(router, "/v1/models/{model_id:path}", reply=Model, other_reply=ModelInfo, methods=("GET",))
 async def get_model(
     model_id: Annotated[str, Path(min_length=1, max_length=512)],
     state: State,
