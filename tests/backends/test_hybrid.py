@@ -203,7 +203,7 @@ def test_auto_explains_its_choice_in_one_line(
     ("changes", "parts"),
     [
         ({"attention_backend": "triton", "dtype": "bfloat16"}, ["--attention-backend 'triton'", "dtype bfloat16"]),
-        ({"attention_backend": "triton", "head": 24}, ["head dim 24 is not supported; possible: [16]", "auto"]),
+        ({"attention_backend": "triton", "head": 24}, ["needs head dim 24 (possible: 16)", "auto"]),
         ({"attention_backend": "triton", "broken": True}, ["cannot be made: RuntimeError: no compiler", "triton"]),
         ({"decode_attention_backend": "triton", "head": 24}, ["--decode-attention-backend 'triton'", "head dim 24"]),
     ],

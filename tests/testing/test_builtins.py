@@ -67,7 +67,19 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 """Built-ins that cannot run everywhere."""
 
 
-KNOWN: dict[tuple[str, str], dict[str, str]] = {}
+CUT = "a call that is cut inside a part of its own markup shows that part in its arguments"
+BARE = "its section has an empty marker, which the kit takes for a mistake"
+KNOWN: dict[tuple[str, str], dict[str, str]] = {
+    ("tool_parser", "gemma4"): {"test_truncation_at_every_position": CUT},
+    ("tool_parser", "minimax-m3"): {"test_truncation_at_every_position": CUT},
+    ("tool_parser", "minicpm5"): {
+        "test_truncation_at_every_position": CUT,
+        "test_spec_is_well_formed": BARE,
+        "test_work_is_linear": "calls that are begun again and again cost 2.4 times as much at twice the length",
+    },
+    ("tool_parser", "xlam"): {"test_spec_is_well_formed": BARE},
+    ("tool_parser", "template"): {"test_extend_keeps_the_reasoning_format": "it has no format without a template"},
+}
 """Faults of built-ins that the kit found, by test; each entry goes with its fault."""
 
 
@@ -78,7 +90,7 @@ def expected_to_fail(cls: type, test: str, reason: str) -> Any:
     def wrapper(self: Any) -> None:
         original(self)
 
-    return pytest.mark.xfail(reason=reason, strict=False)(wrapper)
+    return pytest.mark.xfail(reason=reason, strict=True)(wrapper)
 
 
 def builtin_class(kind: str, name: str) -> type:
@@ -98,4 +110,8 @@ def test_every_builtin_is_tested() -> None:
     """A plugin cannot be added to the distribution without passing the kit, and a parser not without samples."""
     tested = {(cls.kind, cls.name) for name, cls in globals().items() if name.startswith("Test")}
     assert set(BUILTINS) == tested
-    assert {key for key in tested if key[0].endswith("_parser")} <= ATTRS.keys()
+    derived = {
+        ("tool_parser", "template"),
+        ("reasoning_parser", "template"),
+    }  # its samples are templates: tests/text/test_derive.py
+    assert {key for key in tested if key[0].endswith("_parser")} <= ATTRS.keys() | derived
