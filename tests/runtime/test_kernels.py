@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dovetail.runtime.kernels.collect import Kernel
+from dovetail.runtime.kernels.compiler import KernelCompiler
+
 PROGRAM = """
 import json, logging, os, sys
 import torch, triton
@@ -98,3 +101,17 @@ def test_collected_kernels_are_compiled_for_whoever_launches_them(tmp_path: Path
     assert result["zeros"] == [0.0] * 5
     assert result["failed"] == 1
     assert result["hits"] == [["add", True]]
+
+
+def test_a_compiler_that_dies_costs_nothing_but_its_kernels() -> None:
+    """What a dead worker was sent, before and after its death, counts as not compiled; nothing raises or waits."""
+    compiler = KernelCompiler()
+    kernel = Kernel("no.such.module", "kernel", "{}")
+    compiler.add(kernel)
+    compiler._process.kill()
+    compiler._process.wait()
+    for _ in range(3):
+        compiler.add(kernel)
+    assert compiler.wait() == 4
+    compiler.close()
+    compiler.close()
