@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -34,21 +35,28 @@ def grows_linearly(work: Callable[[int], object], size: int, slack: int = 200) -
     return two <= 2.3 * one + slack, one, two
 
 
-def time_grows_linearly(work: Callable[[int], object], size: int, tries: int = 2) -> tuple[bool, float, float]:
+def time_grows_linearly(work: Callable[[int], object], size: int, tries: int = 5) -> tuple[bool, float, float]:
     """Say whether four times the size takes clearly less than the sixteenfold time of quadratic work.
 
     Lines do not show a search or a copy inside one call. Processor time of this thread is compared with itself, the
-    best of several tries, so that a busy machine does not matter; a single good try is enough.
+    best of several tries without the garbage collector, so that a busy machine does not matter; a single good try is
+    enough. Other threads of the machine share its caches, which alone makes linear work up to seven times as slow.
     """
     one = four = float("inf")
     for _ in range(tries):
         one, four = min(one, _seconds(work, size)), min(four, _seconds(work, 4 * size))
-        if four <= 6.5 * one + 0.02:
+        if four <= 8 * one + 0.02:
             return True, one, four
     return False, one, four
 
 
 def _seconds(work: Callable[[int], object], size: int) -> float:
-    begin = time.thread_time()
-    work(size)
-    return time.thread_time() - begin
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        begin = time.thread_time()
+        work(size)
+        return time.thread_time() - begin
+    finally:
+        if is_collecting:
+            gc.enable()
