@@ -176,12 +176,12 @@ class Visit:
                 return
             time.sleep(0.5)
         seen: Counter[str] = Counter()
-        for file_id in filter(None, (found["output_file_id"], found["error_file_id"])):
+        for file_id in filter(None, (found.get("output_file_id"), found.get("error_file_id"))):
             text = self.http.get(f"{self.base}/v1/files/{file_id}/content", timeout=WAIT_S).text
             seen.update(json.loads(line)["custom_id"] for line in text.splitlines())
         if found["status"] != "completed" or seen != Counter(f"t{i}" for i in range(NUM_LINES)):
             self.problems.append(f"a batch ended as {found['status']} with {len(seen)} ids, {found['request_counts']}")
-        for file_id in filter(None, (found["output_file_id"], found["error_file_id"], found["input_file_id"])):
+        for file_id in filter(None, (found.get("output_file_id"), found.get("error_file_id"), found["input_file_id"])):
             self.http.delete(f"{self.base}/v1/files/{file_id}", timeout=WAIT_S)
 
     @property

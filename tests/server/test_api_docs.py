@@ -22,6 +22,7 @@ SECTIONS = {
     "/v1/completions": ("Completions", "Chat completions"),
     "/v1/responses": ("Responses",),
     "/v1/responses/input_tokens": ("Responses",),
+    "/v1/responses/compact": ("Responses",),
     "/v1/messages": ("Messages",),
     "/v1/messages/count_tokens": ("Messages",),
     "/v1/embeddings": ("Embeddings",),

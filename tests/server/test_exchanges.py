@@ -35,7 +35,7 @@ RESPONSE = {"model": "tiny", "input": "Hey"}
 MESSAGE = {"model": "tiny", "max_tokens": 90, "messages": USER}
 CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
-NAMES = "chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
+NAMES = "cmp|chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
 SECRETS = [
     (re.compile(rf"\b({NAMES})[-_](?:[0-9a-f]{{24,}}[io][0-9a-f]{{4}}|[0-9a-f]{{24,}})"), r"<\1>"),
     (re.compile(r"\b[0-9a-f]{32,40}\b"), "<id>"),
@@ -76,6 +76,8 @@ FAMILIES: dict[str, list[Ask]] = {
         get("models", "/v1/models", only=("object",)),
         get("model", "/v1/models/tiny-too", only=("id", "object", "owned_by", "max_model_len")),
         get("no model", "/v1/models/x"),
+        Ask("delete the model", "DELETE", "/v1/models/tiny"),
+        Ask("delete no model", "DELETE", "/v1/models/x"),
         post("chat", "/v1/chat/completions", CHAT),
         post("chat stream", "/v1/chat/completions", {**STREAM, "stream_options": {"include_usage": True}}),
         post("chat thinks", "/v1/chat/completions", CHAT, says=THINKS),
@@ -112,6 +114,8 @@ FAMILIES: dict[str, list[Ask]] = {
         post("calls, streamed", "/v1/responses", {**RESPONSE, "stream": True, "tools": [FLAT_TOOL]}, says=CALLS),
         post("count", "/v1/responses/input_tokens", {**RESPONSE, "previous_response_id": "{first}"}),
         get("get", "/v1/responses/{first}"),
+        post("compact", "/v1/responses/compact", {**RESPONSE, "previous_response_id": "{first}"}),
+        post("compact nothing", "/v1/responses/compact", {"model": "tiny"}),
         get("input items", "/v1/responses/{first}/input_items"),
         post("cancel what nobody waits for only", "/v1/responses/{first}/cancel"),
         post("background", "/v1/responses", {**RESPONSE, "background": True}, save="second"),

@@ -200,3 +200,21 @@ def test_the_payloads_of_sglangs_benchmark(harness: Harness) -> None:
     assert events(harness.post("/generate", native))[-1]["meta_info"]["completion_tokens"] > 0
     body = {"model": "tiny", "prompt": "hi", "best_of": 1, "max_tokens": 4, "stream": True, "temperature": 0.0}
     assert events(harness.post("/v1/completions", {**body, "ignore_eos": True}))
+
+
+def test_how_a_stream_would_be_written_says_nothing_of_a_whole_reply(harness: Harness) -> None:
+    """Clients that always send `stream_options` are answered; the options are for streams."""
+    options = {"stream_options": {"include_usage": True}, "stream": False}
+    assert chat(harness, **options)["usage"]["total_tokens"] > 0
+    assert harness.post("/v1/completions", {"prompt": "a", **options}).status_code == 200
+    include = {"stream_options": {"include_obfuscation": True}}
+    assert harness.post("/v1/responses", {"input": "a", **include}).status_code == 200
+
+
+def test_what_a_tool_of_a_response_says_of_itself_is_taken(harness: Harness) -> None:
+    """`async: false` asks for nothing; what a tool gives back reaches the template with the rest of it."""
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "output_schema": schema}
+    body = {"input": "a", "tools": [{**tool, "async": False, "defer_loading": False}], "tool_choice": "none"}
+    found = harness.post("/v1/responses", {**body, "reasoning": {"mode": "standard"}}).json()
+    assert found["tools"][0]["output_schema"] == schema

@@ -129,7 +129,6 @@ def test_a_route_of_a_peer_that_is_not_served_says_why(harness: Harness) -> None
     """A 404 with the reason, also where a path of ours looks the same."""
     for path, part in {
         "/v1/audio/transcriptions": "text only",
-        "/v1/responses/compact": "truncation",
         "/update_weights_from_disk": "restart",
         "/dumper/x": "GET /metrics",
         "/v1/messages/batches/msgbatch_1": "/v1/batches",

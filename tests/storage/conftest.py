@@ -89,7 +89,7 @@ class Api:
         return [json.loads(text) for text in reply.text.splitlines()]
 
     def results(self, batch: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        return self.lines(batch["output_file_id"]), self.lines(batch["error_file_id"])
+        return self.lines(batch.get("output_file_id")), self.lines(batch.get("error_file_id"))
 
 
 @pytest.fixture

@@ -286,7 +286,7 @@ def test_an_input_may_be_deleted_while_its_batch_runs(api: Api) -> None:
 def test_results_expire_as_asked(api: Api) -> None:
     """`output_expires_after` becomes the `expires_at` of both files."""
     batch = api.run(line("a"), line("b", n=0), output_expires_after={"anchor": "created_at", "seconds": 2 * HOUR})
-    for file_id in (batch["output_file_id"], batch["error_file_id"]):
+    for file_id in (batch.get("output_file_id"), batch.get("error_file_id")):
         file = api.harness.get(f"/v1/files/{file_id}").json()
         assert file["purpose"] == "batch_output"
         assert file["filename"].endswith(".jsonl")

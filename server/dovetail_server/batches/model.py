@@ -45,4 +45,5 @@ def to_batch(row: RowMapping) -> Batch:
         total_tokens=row["input_tokens"] + row["output_tokens"],
     )
     counts = RequestCounts(total=row["num_total"], completed=row["num_completed"], failed=row["num_failed"])
-    return Batch(errors=shown, usage=usage, request_counts=counts, **{name: row[name] for name in PLAIN})
+    plain = {name: row[name] for name in PLAIN}
+    return Batch(object="batch", errors=shown, usage=usage, request_counts=counts, **plain)

@@ -70,31 +70,31 @@ class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch; times are seconds since 1970."""
+class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch; times are seconds since 1970. What it has not yet, or never will, is left out."""
 
     id: str
-    object: Literal["batch"] = "batch"
+    object: Literal["batch"]
     endpoint: str
-    model: str | None
-    errors: BatchErrors | None
+    model: str | None = None
+    errors: BatchErrors | None = None
     input_file_id: str
     completion_window: str
     status: str
-    output_file_id: str | None
-    error_file_id: str | None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
     created_at: int
-    in_progress_at: int | None
-    expires_at: int | None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
     request_counts: RequestCounts
     usage: BatchUsage
-    metadata: dict[str, str] | None
+    metadata: dict[str, str] | None = None
 
 
 class BatchList(msgspec.Struct, frozen=True, kw_only=True):

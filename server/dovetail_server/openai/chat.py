@@ -73,6 +73,7 @@ class FunctionSpec(RequestModel):
     description: Text | None = None
     parameters: FreeForm | None = None
     strict: bool | None = None
+    output_schema: FreeForm | None = Field(None, description="What it gives back; reaches the chat template.")
 
 
 class Tool(RequestModel):

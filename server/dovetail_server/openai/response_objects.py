@@ -93,6 +93,25 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
+NO_USAGE = ResponseUsage(
+    input_tokens=0,
+    input_tokens_details=InputDetails(),
+    output_tokens=0,
+    output_tokens_details=OutputDetails(),
+    total_tokens=0,
+)
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/responses/compact`: the user's messages, and one item of type `compaction`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Json]
+    usage: ResponseUsage
+
+
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
     """Why a response failed."""
 

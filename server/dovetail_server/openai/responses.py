@@ -21,7 +21,7 @@ from dovetail_server.openai.common import (
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
 Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -101,6 +101,15 @@ class ReasoningItem(RequestModel):
     status: Status | None = None
 
 
+class CompactionItem(RequestModel):
+    """What `POST /v1/responses/compact` made of an earlier part of the conversation."""
+
+    type: Literal["compaction"]
+    id: ItemId | None = None
+    encrypted_content: Text = Field(description="As this server wrote it.")
+    created_by: Name | None = None
+
+
 class ItemReference(RequestModel):
     """An item of a stored response, by its id."""
 
@@ -123,6 +132,7 @@ Item = Annotated[
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _kind,
@@ -143,6 +153,8 @@ class ResponseTool(RequestModel):
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=8)] | None = Field(
         None, description="The model itself is the only caller."
     )
+    defer_loading: bool | None = Field(None, description="Only false: all tools stand in the prompt.")
+    output_schema: FreeForm | None = Field(None, description="Reaches the chat template.")
 
 
 class TextFormat(RequestModel):
@@ -204,6 +216,19 @@ class ResponsePrompt(RequestModel):
 
 class InputTokensRequest(ResponsePrompt):
     """Body of `POST /v1/responses/input_tokens`."""
+
+
+class CompactRequest(RequestModel):
+    """Body of `POST /v1/responses/compact`."""
+
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    input: Text | Annotated[list[Item], Field(max_length=65536)] | None = None
+    instructions: Text | None = None
+    previous_response_id: ItemId | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are cached by themselves.")
+    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
+    service_tier: Annotated[str, Field(max_length=32)] | None = None
 
 
 class ResponsesRequest(ResponsePrompt):

@@ -127,6 +127,12 @@ FIELDS: dict[str, Known] = {
         "/v1/chat/completions has it",
     ),
     "tool_choice": Known("it is for generating; send tools", (*OFF, "auto", "none")),
+    "async": Known("a call of the model ends its turn; the client may answer it later, in another request"),
+    "access_programs": Known("this server has one way of answering for everybody", (*OFF, {"cyber": "standard"})),
+    "background_options": Known("background: true answers as soon as it can", (*OFF, {"completion_window": "soonest"})),
+    "image": Known(NOT_A_TEXT, (*OFF, *({"context_compression": how} for how in ("auto", "disabled")))),
+    "personality": Known("say in instructions how the model should write"),
+    "mode": Known("there is one way of reasoning; effort bounds it", (*OFF, "standard")),
     "chat_template": Known("a template in a request is not run; use --chat-template FILE"),
     **_all("enable_response_messages previous_input_messages", "continue with previous_response_id, or send the items"),
 }

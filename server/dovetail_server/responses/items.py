@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail_server.openai.responses import (
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputPart,
@@ -25,9 +26,13 @@ from dovetail_server.openai.responses import (
 from dovetail_server.storage.paths import new_id
 
 Item = dict[str, Any]
-AnyItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference
+AnyItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem | ItemReference
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
+}  # fmt: skip
+SUMMARY = "Summary of the conversation so far:\n"
+"""What stands before a summary where the model reads it."""
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
 
 
@@ -87,6 +92,9 @@ def _item(item: AnyItem, response_id: str, at: int) -> Item:
     elif isinstance(item, FunctionCallOutputItem):
         output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text", f"{param}.output")
         result |= {"call_id": item.call_id, "output": output}
+    elif isinstance(item, CompactionItem):
+        _check_encrypted(item.encrypted_content, param)
+        return {**result, "encrypted_content": item.encrypted_content}
     else:
         result |= _reasoning(item, param)
     return {**result, "status": item.status or "completed"}
@@ -120,14 +128,18 @@ def _text(part: InputPart, param: str) -> tuple[str, str]:
 
 def _reasoning(item: ReasoningItem, param: str) -> Item:
     if not item.summary and not item.content and item.encrypted_content is not None:
-        try:
-            decode_reasoning(item.encrypted_content)
-        except ValueError:
-            text = f"{param}.encrypted_content was not written by this server; leave the item out"
-            raise RequestError(text, param=f"{param}.encrypted_content", code="invalid_value") from None
+        _check_encrypted(item.encrypted_content, param)
     content = None if item.content is None else [part.model_dump() for part in item.content]
     summary = [part.model_dump() for part in item.summary]
     return {"summary": summary, "content": content, "encrypted_content": item.encrypted_content}
+
+
+def _check_encrypted(data: str, param: str) -> None:
+    try:
+        decode_reasoning(data)
+    except ValueError:
+        text = f"{param}.encrypted_content was not written by this server; leave the item out"
+        raise RequestError(text, param=f"{param}.encrypted_content", code="invalid_value") from None
 
 
 def encode_reasoning(text: str) -> str:
@@ -163,6 +175,10 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
             turn = None
         elif kind == "message" and item["role"] != "assistant":
             messages.append({"role": item["role"], "content": _content(item["content"])})
+            turn = None
+        elif kind == "compaction":
+            if summary := decode_reasoning(item["encrypted_content"]):
+                messages.append({"role": "assistant", "content": SUMMARY + summary})
             turn = None
         else:
             if turn is None or not _fits(turn, kind):

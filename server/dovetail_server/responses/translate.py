@@ -58,7 +58,10 @@ def check(request: ResponsesRequest) -> None:
     if request.prompt is not None:
         raise errors.unsupported("prompt", "there are no stored prompts here; send instructions and input")
     if request.context_management is not None:
-        raise errors.unsupported("context_management", "nothing is compacted; truncation: auto drops old turns")
+        raise errors.unsupported(
+            "context_management",
+            "nothing is compacted by itself; POST /v1/responses/compact does it, truncation: auto drops old turns",
+        )
     if request.moderation is not None:
         raise errors.unsupported("moderation", "this server judges no content")
     if request.reasoning is not None and request.reasoning.context not in (None, "auto"):
@@ -67,8 +70,6 @@ def check(request: ResponsesRequest) -> None:
     if summary_of(request) == "concise":
         why = "nothing here shortens reasoning; ask for auto or detailed, which give it out whole"
         raise errors.unsupported("reasoning.summary", why)
-    if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
     if request.top_logprobs is not None and not wants_logprobs(request):
         text = f"top_logprobs needs {LOGPROBS!r} in include"
         raise RequestError(text, param="top_logprobs", code="invalid_value")
@@ -124,7 +125,10 @@ def chat_tool(tool: ResponseTool, at: int) -> dict[str, Any]:
         raise errors.unsupported(f"{param}.type {tool.type!r}", why)
     if tool.name is None:
         raise RequestError(f"{param}.name is required", param=f"{param}.name", code="missing_required_parameter")
-    return {"type": "function", "function": tool.model_dump(exclude={"type", "allowed_callers"}, exclude_none=True)}
+    if tool.defer_loading:
+        raise errors.unsupported(f"{param}.defer_loading", "all tools stand in the prompt; leave it out")
+    hidden = {"type", "allowed_callers", "defer_loading"}
+    return {"type": "function", "function": tool.model_dump(exclude=hidden, exclude_none=True)}
 
 
 def chat_choice(choice: Any) -> Any:
@@ -211,5 +215,7 @@ def text_config(request: ResponsesRequest) -> dict[str, Any]:
 
 def tool_echo(tool: ResponseTool) -> dict[str, Any]:
     """Return a tool as the response shows it, `strict` as it was taken."""
-    shown = {"type": "function", "name": tool.name, "description": tool.description}
+    shown: dict[str, Any] = {"type": "function", "name": tool.name, "description": tool.description}
+    if tool.output_schema is not None:
+        shown["output_schema"] = tool.output_schema
     return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}

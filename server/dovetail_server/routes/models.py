@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Path
 from starlette.responses import Response
 
+from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.schema import ModelInfo, ModelInfos
 from dovetail_server.openai.models import Model, ModelList
@@ -57,3 +58,12 @@ async def get_model(
         raise errors.model_not_found(model_id, state.served_names)
     shown = found if anthropic_version is None else anthropic_model(found)
     return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+@json_route(router, "/v1/models/{model_id:path}", methods=("DELETE",))
+async def delete_model(model_id: Annotated[str, Path(min_length=1, max_length=512)], state: State) -> Response:
+    """Say that models are not deleted: they are what the server was started with."""
+    if model_id not in state.served_names:
+        raise errors.model_not_found(model_id, state.served_names)
+    text = f"{model_id!r} is what this server serves and no fine-tuned model of yours; stop the server instead"
+    raise RequestError(text, param="model", code="model_not_deletable", status=403)

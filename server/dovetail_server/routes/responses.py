@@ -10,10 +10,17 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server.body import json_body
-from dovetail_server.openai.response_objects import InputTokens, ItemList, ResponseDeleted, ResponseObject
-from dovetail_server.openai.responses import Includable, InputTokensRequest, ResponsesRequest
+from dovetail_server.openai.response_objects import (
+    CompactedResponse,
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    ResponseObject,
+)
+from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
+from dovetail_server.responses.compaction import compact
 from dovetail_server.responses.entry import begin, count, not_background
 from dovetail_server.responses.store import OPEN, decode_items, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
@@ -59,6 +66,16 @@ async def count_input_tokens(
     """Count the tokens of a prompt, with the responses that it continues."""
     num = await while_connected(request, count(state, body, owner_of(request)))
     return json_reply(InputTokens(input_tokens=num))
+
+
+@json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse)
+async def compact_conversation(
+    request: Request,
+    body: Annotated[CompactRequest, Depends(json_body(CompactRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Make a conversation shorter: the user's messages stay, the model sums up the rest."""
+    return json_reply(await while_connected(request, compact(state, body, owner_of(request))))
 
 
 async def service_of(state: ServerState, response_id: str) -> BatchService:

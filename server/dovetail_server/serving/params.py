@@ -51,13 +51,11 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 
 
 def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> None:
-    """Refuse fields that exist only with, or only without, a stream.
+    """Refuse what a stream does not carry; `stream_options` only say how one would be written.
 
     Raises:
         RequestError: Naming the field.
     """
-    if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
     if request.stream and prompt_logprobs is not None:
         raise errors.unsupported("prompt_logprobs", "a stream does not carry them; leave out stream")
 

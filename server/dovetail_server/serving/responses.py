@@ -20,7 +20,7 @@ from dovetail_server.responses import translate
 from dovetail_server.responses.builder import OutputBuilder
 from dovetail_server.responses.items import Item, messages_of
 from dovetail_server.serving import chat
-from dovetail_server.serving.common import check_not_aborted, report_field, usage_of
+from dovetail_server.serving.common import check_not_aborted, report_field, response_usage
 from dovetail_server.serving.generation import Choice
 from dovetail_server.serving.sse import Chunks
 from dovetail_server.serving.translate import OVERFLOW, fields_named
@@ -182,7 +182,7 @@ async def ending(job: ResponsesJob, builder: OutputBuilder, *, is_cut: bool) -> 
         completed_at=None if is_cut else int(time.time()),
         incomplete_details=ro.IncompleteDetails("max_output_tokens") if is_cut else None,
         output=builder.items,
-        usage=response_usage(job),
+        usage=response_usage(job.choice),
         structured_output=report_field(job.choice),
     )
     return ENDS[response.status](response=await kept(job, response))
@@ -198,18 +198,6 @@ async def kept(job: ResponsesJob, response: ro.ResponseObject) -> ro.ResponseObj
         logger.warning("Response %s could not be stored: %s", response.id, error)
         return replace(response, store=False)
     return response
-
-
-def response_usage(job: ResponsesJob) -> ro.ResponseUsage:
-    """Return the tokens of a response."""
-    usage = usage_of([job.choice])
-    return ro.ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=ro.InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=ro.OutputDetails(usage.reasoning_tokens),
-        total_tokens=usage.total_tokens,
-    )
 
 
 async def reply(job: ResponsesJob) -> bytes:
@@ -261,7 +249,7 @@ async def failing(job: ResponsesJob, error: Exception) -> ro.StreamEvent:
     """Return the event of a response that failed, after keeping it."""
     status, detail, _ = errors.describe(error)
     found = ro.ResponseError(code=error_code(status, detail.code), message=detail.message)
-    response = replace(job.head, status="failed", error=found, usage=response_usage(job))
+    response = replace(job.head, status="failed", error=found, usage=response_usage(job.choice))
     return ro.Failed(response=await kept(job, response))
 
 
