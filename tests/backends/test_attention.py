@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case
 from dovetail_backends.torch_native import TorchNativeBackend
@@ -61,15 +61,12 @@ def test_attention_equals_float64(
     page, hq, hk, d, window, with_sinks, lengths = case
     rng, torch_rng = random.Random(1), torch.Generator().manual_seed(1)
     config = ModelConfig(
-        architecture="Test", vocab_size=1, hidden_size=1, intermediate_size=1, num_layers=1, num_qo_heads=hq,
-        num_kv_heads=hk, head_dim=d, norm_eps=1e-6, hidden_act="silu", max_position_embeddings=1,
-        tie_word_embeddings=False, rope=RopeConfig(), dtype="float32",
+        architecture="Test", vocab_size=1, hidden_size=1, intermediate_size=1,
+        num_layers=1, layers=dense_layers(1, num_qo_heads=hq, num_kv_heads=hk, head_dim=d),
+        norm_eps=1e-6, hidden_act="silu", max_position_embeddings=1, tie_word_embeddings=False, rope=RopeConfig(),
+        dtype="float32",
     )  # fmt: skip
-    pool = (
-        PagedKVPool(config, 80, page, torch.float32, DEVICE)
-        if page > 2
-        else PagedKVPool(config, 200, page, torch.float32, DEVICE)
-    )
+    pool = KVCache(config.cache_groups, 80 if page > 2 else 200, page, torch.float32, DEVICE)
     backend = backend_class(config, pool, DEVICE)
     sinks = torch.randn(hq, generator=torch_rng).to(DEVICE) if with_sinks else None
     layer = AttentionLayer(
@@ -157,9 +154,10 @@ def test_decode_from_the_projection(lengths: list[tuple[int, int]], changes: dic
 def test_a_backend_says_why_it_cannot_serve() -> None:
     """Device, dtype and page size outside the capabilities give a sentence, not a crash."""
     config = ModelConfig(
-        architecture="Test", vocab_size=1, hidden_size=1, intermediate_size=1, num_layers=1, num_qo_heads=1,
-        num_kv_heads=1, head_dim=8, norm_eps=1e-6, hidden_act="silu", max_position_embeddings=1,
-        tie_word_embeddings=False, rope=RopeConfig(), dtype="float32",
+        architecture="Test", vocab_size=1, hidden_size=1, intermediate_size=1, num_layers=1,
+        layers=dense_layers(1, num_qo_heads=1, num_kv_heads=1, head_dim=8),
+        norm_eps=1e-6, hidden_act="silu", max_position_embeddings=1, tie_word_embeddings=False, rope=RopeConfig(),
+        dtype="float32",
     )  # fmt: skip
     assert TorchNativeBackend.why_not(config, CPU, torch.bfloat16, 16) is None
     assert "float64 is not supported" in (TorchNativeBackend.why_not(config, CPU, torch.float64, 16) or "")

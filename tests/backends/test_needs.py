@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import AttentionCaps
+from dovetail.contracts.cache import CacheTensor, Chunk, Full, Recurrent, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
-from dovetail.contracts.needs import Needs, needs_of, one_shape, unmet
+from dovetail.contracts.needs import Needs, needs_of, unmet, unserved
 from dovetail.engine.messages import SamplingParams
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, ModelError
 from dovetail.runtime.hf_config import dense_config
 from dovetail.runtime.hybrid import common_caps
 from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
@@ -53,13 +54,13 @@ ALL = AttentionCaps(
 def with_layers(change: Callable[[LayerSpec], LayerSpec]) -> ModelConfig:
     """A model whose second layer differs."""
     config = dense_config(HF)
-    layers = list(config.layer_specs)
+    layers = list(config.layers)
     layers[1] = change(layers[1])
     return replace(config, layers=tuple(layers))
 
 
 NEEDS: dict[str, tuple[Callable[[LayerSpec], LayerSpec], AttentionCaps, str]] = {
-    "window": (lambda s: replace(s, sliding_window=4), replace(ALL, sliding_window=False), "needs a sliding window"),
+    "window": (lambda s: replace(s, reach=Window(4)), replace(ALL, sliding_window=False), "needs a sliding window"),
     "cap": (lambda s: replace(s, soft_cap=30.0), replace(ALL, soft_cap=False), "needs a soft cap on attention scores"),
     "sinks": (lambda s: replace(s, sinks=True), replace(ALL, sinks=False), "needs attention sinks"),
     "both ways": (lambda s: replace(s, causal=False), replace(ALL, bidirectional=False), "in both directions"),
@@ -82,9 +83,8 @@ def test_needs_follow_from_the_layers(need: str) -> None:
 
 
 def test_a_plain_model_needs_its_head_dim_only() -> None:
-    """Layers that the config does not write out are plain."""
-    config = replace(dense_config(HF), layers=())
-    assert needs_of(config) == Needs(head_dims=frozenset({16}))
+    """Layers without anything special need nothing special."""
+    assert needs_of(dense_config(HF)) == Needs(head_dims=frozenset({16}))
 
 
 def test_several_lacks_are_one_line() -> None:
@@ -103,15 +103,56 @@ def test_two_halves_provide_what_both_do() -> None:
         assert not getattr(common_caps(ALL, replace(ALL, **{name: False})), name)  # type: ignore[arg-type]
 
 
-def test_a_cache_of_one_shape_serves_layers_of_one_shape() -> None:
-    """Two widths, another number of KV heads, and another number of layers are told apart."""
-    assert one_shape(dense_config(HF)) is None
-    wide = one_shape(with_layers(lambda s: replace(s, qk_dim=64, v_dim=64)))
-    assert wide is not None
-    assert "2 KV heads, keys 16, values 16 wide; 2 KV heads, keys 64, values 64 wide" in wide
-    assert one_shape(with_layers(lambda s: replace(s, num_kv_heads=1))) is not None
-    config = dense_config(HF)
-    assert one_shape(replace(config, layers=config.layer_specs[:2])) is not None
+STATE = (CacheTensor("state", (2, 4, 4), "float32"),)
+UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
+    "state": (lambda c: changed(c, reach=Recurrent(64), state=STATE), "needs recurrent state: no cache or attention"),
+    "chunks": (lambda c: changed(c, reach=Chunk(32)), "needs attention within chunks: no cache"),
+    "values": (lambda c: changed(c, v_dim=24), "needs keys 16 and values 24 wide in one layer: no cache"),
+    "shapes": (lambda c: changed(c, qk_dim=64, v_dim=64), "needs layers of different shapes: no cache"),
+    "none": (lambda c: replace(c, layers=()), "its layer specs are for no layer; give one for each of its 3"),
+    "twice": (lambda c: changed(c, index=2), r"its layer specs are for layers \[0, 2\]; give one for each"),
+    "beyond": (lambda c: changed(c, index=3), r"its layer specs are for layers \[0, 2, 3\]; give one for each"),
+}
+
+
+def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """The model with another second layer."""
+    first, second, third = config.layers
+    return replace(config, layers=(first, replace(second, **changes), third))
+
+
+@pytest.mark.parametrize("what", UNSERVED)
+def test_what_no_cache_holds_is_one_line(what: str) -> None:
+    """Whatever a backend claims; a plain model is served."""
+    change, message = UNSERVED[what]
+    reason = unserved(change(dense_config(HF)))
+    assert reason is not None
+    assert "\n" not in reason
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(reason)
+    assert unserved(dense_config(HF)) is None
+
+
+def test_groups_follow_from_the_layers() -> None:
+    """One for each lifetime and shape, full ones first, with the tensors of each layer."""
+    plain = dense_config(HF)
+    (group,) = plain.cache_groups
+    heads = (CacheTensor("k", (2, 16)), CacheTensor("v", (2, 16)))
+    assert (group.name, group.reach, group.layers) == ("full", Full(), dict.fromkeys(range(3), heads))
+    windowed = replace(plain, layers=tuple(replace(s, reach=Window(8)) if s.index != 1 else s for s in plain.layers))
+    assert [(g.name, list(g.layers)) for g in windowed.cache_groups] == [("full", [1]), ("window-8", [0, 2])]
+    wide = changed(plain, num_kv_heads=1)
+    assert [(g.name, list(g.layers)) for g in wide.cache_groups] == [("full", [0, 2]), ("full-2", [1])]
+    recurrent = changed(plain, reach=Recurrent(64), state=STATE)
+    assert [(g.name, g.tensors) for g in recurrent.cache_groups] == [("full", heads), ("recurrent", STATE)]
+
+
+def test_a_reach_says_what_a_query_sees() -> None:
+    """The first position, by the position of the query; a state is copied where pages and its kernel's chunks end."""
+    assert [Full().start(p) for p in (0, 9)] == [0, 0]
+    assert [Window(4).start(p) for p in (0, 3, 4, 9)] == [0, 0, 1, 6]
+    assert [Chunk(4).start(p) for p in (0, 3, 4, 9)] == [0, 0, 4, 8]
+    assert (Recurrent().grid(16), Recurrent(64).grid(16), Recurrent(24).grid(16)) == (16, 64, 48)
 
 
 class Boastful(TorchNativeBackend):
@@ -131,7 +172,8 @@ class Boastful(TorchNativeBackend):
             {"soft_cap": 20.0},
             r"torch_native.* LlamaForCausalLM needs a soft cap on attention scores, which",
         ),
-        ({"qk_dim": 64, "v_dim": 64}, r"LlamaForCausalLM has 3 attention layers of these shapes"),
+        ({"v_dim": 64}, r"LlamaForCausalLM needs keys 16 and values 64 wide in one layer: no cache or attention"),
+        ({"reach": Recurrent(), "state": STATE}, "LlamaForCausalLM needs recurrent state: no cache or attention"),
     ],
 )
 def test_an_unmet_need_ends_the_start_before_a_weight_is_read(
@@ -141,12 +183,7 @@ def test_an_unmet_need_ends_the_start_before_a_weight_is_read(
     folder = make_model(tmp_path, "LlamaForCausalLM")
     plain = Llama.config_from_hf
 
-    def changed(hf: Mapping[str, Any]) -> ModelConfig:
-        config = plain(hf)
-        first, second, third = config.layer_specs
-        return replace(config, layers=(first, replace(second, **change), third))
-
-    monkeypatch.setattr(Llama, "config_from_hf", changed)
+    monkeypatch.setattr(Llama, "config_from_hf", lambda hf: changed(plain(hf), **change))
     monkeypatch.setattr(TorchNativeBackend, "caps", Boastful.caps)
     monkeypatch.setattr(TorchNativeBackend, "why_not", Boastful.why_not)
     monkeypatch.setattr("dovetail.runtime.runner.load_weights", lambda *_: pytest.fail("weights are read"))
@@ -193,3 +230,11 @@ def test_triton_is_planned_once_for_a_graph() -> None:
     """What it records serves other lengths, and other divisions of a prefill's tokens, without another plan."""
     rerun(Interpreted, Case(lengths=DECODE[:2]), DEVICE)
     padded_prefill(Interpreted, Case(lengths=PREFILL, num_kv_heads=1, num_qo_heads=2), DEVICE)
+
+
+def test_a_layer_is_recurrent_or_keeps_no_state() -> None:
+    """A state that nobody would keep, and a recurrent layer without one, are refused."""
+    with pytest.raises(ModelError, match="layer 3: its reach is full, and it keeps a state"):
+        LayerSpec(index=3, state=STATE)
+    with pytest.raises(ModelError, match="layer 3: its reach is Recurrent and names no tensors"):
+        LayerSpec(index=3, reach=Recurrent())

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.cache.pool import PagedKVPool
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.cache.pool import KVCache
+from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import POLICIES
@@ -32,9 +32,7 @@ CONFIG = ModelConfig(
     hidden_size=2,
     intermediate_size=2,
     num_layers=1,
-    num_qo_heads=1,
-    num_kv_heads=1,
-    head_dim=1,
+    layers=dense_layers(1, num_qo_heads=1, num_kv_heads=1, head_dim=1),
     norm_eps=1e-6,
     hidden_act="silu",
     max_position_embeddings=4096,
@@ -49,7 +47,7 @@ class Bench:
 
     def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
         cpu = torch.device("cpu")
-        pool = PagedKVPool(CONFIG, num_pages + 1, PAGE_SIZE, torch.float32, cpu)
+        pool = KVCache(CONFIG.cache_groups, num_pages + 1, PAGE_SIZE, torch.float32, cpu)
         pages = PageBook(pool, DeviceState(rows, 256, cpu), use_tree=True)
         self.scheduler = Scheduler(
             pages, POLICIES[policy](), Limits(max_running_requests=rows, max_prefill_tokens=8192)

@@ -58,8 +58,9 @@ class Site:
 
 def sites(config: ModelConfig) -> list[Site]:
     """The products of a layer of a dense model."""
-    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_qo_heads * config.head_dim
-    qkv = heads + 2 * config.num_kv_heads * config.head_dim
+    spec, hidden, inner = config.layers[0], config.hidden_size, config.intermediate_size
+    heads = spec.num_qo_heads * spec.qk_dim
+    qkv = heads + 2 * spec.num_kv_heads * spec.qk_dim
     return [
         Site("qkv", qkv, hidden, norm=True, bias=bool(config.extra.get("qkv_bias"))),
         Site("out", hidden, heads, residual=True),

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cache.pool import PagedKVPool
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.cache.pool import KVCache
+from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
@@ -26,9 +26,7 @@ CONFIG = ModelConfig(
     hidden_size=2,
     intermediate_size=2,
     num_layers=1,
-    num_qo_heads=1,
-    num_kv_heads=1,
-    head_dim=1,
+    layers=dense_layers(1, num_qo_heads=1, num_kv_heads=1, head_dim=1),
     norm_eps=1e-6,
     hidden_act="silu",
     max_position_embeddings=1000,
@@ -45,7 +43,7 @@ class World:
         self, num_pages: int = 20, page_size: int = 4, policy: str = "fcfs", depth: int = 0, **limits: int
     ) -> None:
         cpu = torch.device("cpu")
-        pool = PagedKVPool(CONFIG, num_pages + 1, page_size, torch.float32, cpu)
+        pool = KVCache(CONFIG.cache_groups, num_pages + 1, page_size, torch.float32, cpu)
         most = limits.get("max_running_requests", 8)
         self.pages = PageBook(pool, DeviceState(most, num_pages, cpu), use_tree=True)
         step = Limits(max_running_requests=most, max_prefill_tokens=limits.get("max_prefill_tokens", 32))

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
+from dovetail.contracts.cache import cache_groups
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
 from dovetail.errors import ModelError
 from dovetail.layers.base import Slot
@@ -258,8 +259,8 @@ def test_ranks_together_are_the_model(plugin: Any, size: int, changes: dict[str,
 
 def local_pool(engine: TinyEngine, size: int) -> Any:
     """A KV pool for one rank's heads."""
-    config = replace(engine.config, num_kv_heads=max(1, engine.config.num_kv_heads // size))
-    return PagedKVPool(config, engine.pool.num_pages, engine.pool.page_size, torch.float32, CPU)
+    layers = [replace(spec, num_kv_heads=max(1, spec.num_kv_heads // size)) for spec in engine.config.layers]
+    return KVCache(cache_groups(layers), engine.pool.num_pages, engine.pool.page_size, torch.float32, CPU)
 
 
 def test_shares_join_until_somebody_reads() -> None:

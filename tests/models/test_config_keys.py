@@ -168,13 +168,13 @@ WINDOWS: list[tuple[dict[str, Any], list[int | None]]] = [
 @pytest.mark.parametrize(("keys", "windows"), WINDOWS, ids=str)
 def test_sliding_windows_are_read_in_every_spelling(keys: dict[str, Any], windows: list[int | None]) -> None:
     """By switch, by type of layer, by the first windowed layer, or for all layers."""
-    assert [spec.sliding_window for spec in dense_config({**BASE, **keys}).layer_specs] == windows
+    assert [spec.sliding_window for spec in dense_config({**BASE, **keys}).layers] == windows
 
 
 def test_a_qwen_has_a_window_only_if_it_says_so() -> None:
     """Without `use_sliding_window` Qwen's size means nothing, as in transformers."""
     for plugin in (Qwen2, Qwen3):
-        assert plugin.config_from_hf({**BASE, "sliding_window": 7}).layer_specs[0].sliding_window is None
+        assert plugin.config_from_hf({**BASE, "sliding_window": 7}).layers[0].sliding_window is None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.cache.pool import PagedKVPool
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.cache.pool import KVCache
+from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.errors import ConfigError
@@ -40,9 +40,7 @@ LLAMA_8B = ModelConfig(
     hidden_size=4096,
     intermediate_size=14336,
     num_layers=32,
-    num_qo_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
+    layers=dense_layers(32, num_qo_heads=32, num_kv_heads=8, head_dim=128),
     norm_eps=1e-5,
     hidden_act="silu",
     max_position_embeddings=131072,
@@ -312,7 +310,7 @@ def test_a_cache_on_cpu_takes_memory_as_it_is_used() -> None:
     """A pool of 1 GiB is zero and takes next to nothing; what is written stays, and what cannot be is refused."""
     cpu = torch.device("cpu")
     before = resident_bytes()
-    pool = PagedKVPool(LLAMA_8B, 512, 16, torch.bfloat16, cpu)
+    pool = KVCache(LLAMA_8B.cache_groups, 512, 16, torch.bfloat16, cpu)
     assert pool.num_bytes == GIB
     assert resident_bytes() - before < GIB // 16
     last = pool.layer(31)
@@ -322,4 +320,4 @@ def test_a_cache_on_cpu_takes_memory_as_it_is_used() -> None:
     pool.scrub([511])
     assert not last[-1].any()
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        PagedKVPool(LLAMA_8B, 1 << 30, 16, torch.bfloat16, cpu)
+        KVCache(LLAMA_8B.cache_groups, 1 << 30, 16, torch.bfloat16, cpu)

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.cache import CacheGroup
 
 NULL_PAGE = 0
 """Nobody's page: it pads page tables, and is zero whenever a step begins."""
 
 
 class PagedKVPool:
-    """Keys and values of all layers: `[L, num_pages, 2, P, Hk, D]`, keys at index 0 of the third axis.
+    """Keys and values of a group's layers: `[L, num_pages, 2, P, Hk, D]`, keys at index 0 of the third axis.
 
     Zero at the start: attention multiplies masked positions by zero, so what it reads there must be finite.
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self, group: CacheGroup, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate `num_pages` pages, the null page included."""
+        """Allocate `num_pages` pages, the null page included, of a group that holds keys and values of equal width."""
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (config.num_layers, num_pages, 2, page_size, config.num_kv_heads, config.head_dim)
+        heads, dim = group.tensors[0].shape
+        shape = (len(group.layers), num_pages, 2, page_size, heads, dim)
         self._kv = (
             _zeros_on_host(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._layers = list(self._kv.unbind(0))
+        self._layers = dict(zip(group.layers, self._kv.unbind(0), strict=True))
 
     @property
     def num_bytes(self) -> int:
@@ -44,6 +46,38 @@ class PagedKVPool:
     def scrub(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite, before anyone else reads them."""
         self._kv[:, pages] = 0
+
+
+class KVCache:
+    """The pools of all groups of a model."""
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate as many pages for each group, its null page included."""
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.pools = [PagedKVPool(group, num_pages, page_size, dtype, device) for group in groups]
+        self._of_layer = {index: pool for group, pool in zip(groups, self.pools, strict=True) for index in group.layers}
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return sum(pool.num_bytes for pool in self.pools)
+
+    def layer(self, index: int) -> Tensor:
+        """Return layer `index`: `[num_pages, 2, P, Hk, D]`."""
+        return self._of_layer[index].layer(index)
+
+    def scrub(self, pages: list[int]) -> None:
+        """Zero pages whose contents may not be finite, before anyone else reads them."""
+        for pool in self.pools:
+            pool.scrub(pages)
 
 
 def _zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

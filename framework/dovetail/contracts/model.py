@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from dovetail.contracts.cache import FULL, CacheGroup, CacheTensor, Reach, Recurrent, Window, cache_groups
 from dovetail.contracts.options import Configurable
+from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,29 +49,71 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One attention layer as data: what it asks of a backend is known before anything is made.
+    """One layer that looks back, as data: what it caches and asks of a backend is known before anything is made.
 
     Attributes:
+        index: Number of the layer.
         num_qo_heads: Hq.
         num_kv_heads: Hk.
         qk_dim: Width of a query or key head.
         v_dim: Width of a value head.
         scale: Factor of the scores.
-        sliding_window: Tokens that a query sees, itself included; None: all before it.
+        reach: How far it sees.
         soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; None: they stay.
         sinks: Whether each query head has one more, valueless key.
         causal: Whether a query sees nothing behind it.
+        state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
     """
 
-    num_qo_heads: int
-    num_kv_heads: int
-    qk_dim: int
-    v_dim: int
-    scale: float
-    sliding_window: int | None = None
+    index: int
+    num_qo_heads: int = 0
+    num_kv_heads: int = 0
+    qk_dim: int = 0
+    v_dim: int = 0
+    scale: float = 1.0
+    reach: Reach = FULL
     soft_cap: float | None = None
     sinks: bool = False
     causal: bool = True
+    state: tuple[CacheTensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that it is one or the other.
+
+        Raises:
+            ModelError: It keeps a state and is not recurrent, or the reverse.
+        """
+        if bool(self.state) != isinstance(self.reach, Recurrent):
+            what = "is Recurrent and names no tensors" if not self.state else f"is {self.reach}, and it keeps a state"
+            raise ModelError(f"layer {self.index}: its reach {what}; give `state` to recurrent layers only")
+
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """What it caches: its state, or a key and a value head for each KV head and token."""
+        if isinstance(self.reach, Recurrent):
+            return self.state
+        heads = self.num_kv_heads
+        return CacheTensor("k", (heads, self.qk_dim)), CacheTensor("v", (heads, self.v_dim))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that a query sees, itself included; None: no such bound."""
+        return self.reach.size if isinstance(self.reach, Window) else None
+
+
+def dense_layers(
+    num_layers: int, *, num_qo_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None
+) -> tuple[LayerSpec, ...]:
+    """Specify layers of plain attention with grouped heads; without a scale, one over the root of the head's width."""
+    plain = LayerSpec(
+        index=0,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        qk_dim=head_dim,
+        v_dim=head_dim,
+        scale=head_dim**-0.5 if scale is None else scale,
+    )
+    return tuple(replace(plain, index=index) for index in range(num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +121,7 @@ class ModelConfig:
     """What the engine needs to know of an architecture; a plugin makes it from `config.json`.
 
     Lengths are in tokens. `dtype` is the checkpoint's dtype name (`bfloat16`, `float16`, `float32`).
-    `extra` holds whatever else the architecture's own layers need.
+    `layers` has a spec for each layer that looks back; `extra` holds whatever else the architecture's own layers need.
     """
 
     architecture: str
@@ -85,17 +129,13 @@ class ModelConfig:
     hidden_size: int
     intermediate_size: int
     num_layers: int
-    num_qo_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerSpec, ...]
     norm_eps: float
     hidden_act: str
     max_position_embeddings: int
     tie_word_embeddings: bool
     rope: RopeConfig
     dtype: str
-    layers: tuple[LayerSpec, ...] = ()
-    """Each attention layer; empty: all are plain ones with the heads above."""
     layer_ropes: tuple[RopeConfig, ...] = ()
     """Rotary embedding of each layer; empty: `rope` everywhere."""
     context_len: int | None = None
@@ -103,15 +143,20 @@ class ModelConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """`layers`, written out."""
-        if self.layers:
-            return self.layers
-        dim = self.head_dim
-        plain = LayerSpec(
-            num_qo_heads=self.num_qo_heads, num_kv_heads=self.num_kv_heads, qk_dim=dim, v_dim=dim, scale=dim**-0.5
-        )
-        return (plain,) * self.num_layers
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """What is cached, by lifetime and shape: it follows from the layers."""
+        return cache_groups(self.layers)
+
+    def layer(self, index: int) -> LayerSpec:
+        """Return the spec of a layer.
+
+        Raises:
+            ModelError: The layer has none.
+        """
+        spec = next((spec for spec in self.layers if spec.index == index), None)
+        if spec is None:
+            raise ModelError(f"{self.architecture}: layer {index} is not among the specs of its layers")
+        return spec
 
     def rope_of(self, index: int) -> RopeConfig:
         """Return the rotary embedding of a layer."""

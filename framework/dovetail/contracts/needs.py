@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dovetail.contracts.cache import Chunk, Recurrent, Window
+
 if TYPE_CHECKING:
     from dovetail.contracts.attention import AttentionCaps
     from dovetail.contracts.model import ModelConfig
@@ -40,10 +42,10 @@ FLAGS = {
 
 def needs_of(config: ModelConfig) -> Needs:
     """Derive a model's needs from its layers."""
-    specs = config.layer_specs
+    specs = config.layers
     return Needs(
         head_dims=frozenset(dim for spec in specs for dim in (spec.qk_dim, spec.v_dim)),
-        sliding_window=any(spec.sliding_window is not None for spec in specs),
+        sliding_window=any(isinstance(spec.reach, Window) for spec in specs),
         soft_cap=any(spec.soft_cap is not None for spec in specs),
         sinks=any(spec.sinks for spec in specs),
         bidirectional=any(not spec.causal for spec in specs),
@@ -59,17 +61,24 @@ def unmet(config: ModelConfig, caps: AttentionCaps) -> str | None:
     return f"{config.architecture} needs {', '.join(lacking)}, which it does not provide" if lacking else None
 
 
-def one_shape(config: ModelConfig) -> str | None:
-    """Say in one line why one KV cache of one shape cannot serve all layers, or None."""
-    want = (config.num_kv_heads, config.head_dim, config.head_dim)
-    found = {(spec.num_kv_heads, spec.qk_dim, spec.v_dim) for spec in config.layer_specs}
-    if found == {want} and len(config.layer_specs) == config.num_layers:
-        return None
-    shapes = "; ".join(f"{heads} KV heads, keys {k}, values {v} wide" for heads, k, v in sorted(found))
-    return (
-        f"{config.architecture} has {len(config.layer_specs)} attention layers of these shapes: {shapes}; the KV cache "
-        f"holds {config.num_layers} of {want[0]} heads {want[1]} wide"
-    )
+def unserved(config: ModelConfig) -> str | None:
+    """Say in one line what a model's layers need and nothing provides, whatever the backend; or None."""
+    specs, name = config.layers, config.architecture
+    wrong = [spec.index for spec in specs if not 0 <= spec.index < config.num_layers]
+    if not specs or wrong or len({spec.index for spec in specs}) < len(specs):
+        what = f"layers {sorted({spec.index for spec in specs})}" if specs else "no layer"
+        return f"{name}: its layer specs are for {what}; give one for each of its {config.num_layers} at most"
+    lacking = []
+    if any(isinstance(spec.reach, Recurrent) for spec in specs):
+        lacking.append("recurrent state")
+    if any(isinstance(spec.reach, Chunk) for spec in specs):
+        lacking.append("attention within chunks")
+    widths = sorted({(spec.qk_dim, spec.v_dim) for spec in specs if spec.qk_dim != spec.v_dim})
+    if len({spec.cache_tensors for spec in specs}) > 1 and not lacking and not widths:
+        lacking.append("layers of different shapes")
+    if widths:
+        lacking.append("; ".join(f"keys {k} and values {v} wide in one layer" for k, v in widths))
+    return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None
 
 
 def _list(dims: frozenset[int]) -> str:

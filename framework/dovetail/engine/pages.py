@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.cache.allocator import PageAllocator
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
 from dovetail.cache.radix import RadixTree
 from dovetail.engine.request import Request
 from dovetail.runtime.device_state import DeviceState
@@ -39,7 +39,7 @@ class Repair:
 class PageBook:
     """Page ownership of all requests. With `use_tree` off, nothing is shared."""
 
-    def __init__(self, pool: PagedKVPool, state: DeviceState, *, use_tree: bool) -> None:
+    def __init__(self, pool: KVCache, state: DeviceState, *, use_tree: bool) -> None:
         self.page_size = pool.page_size
         self.tree = RadixTree(pool.page_size)
         self.allocator = PageAllocator(pool.num_pages)

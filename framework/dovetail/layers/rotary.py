@@ -37,21 +37,21 @@ class Rotary(nn.Module):
 
 
 class Rotaries(nn.Module):
-    """Cosine and sine for each layer of a model, computed once a step for those that share an embedding."""
+    """Cosine and sine for each layer of a model, computed once a step for those that share an embedding and a width."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        ropes = [config.rope_of(index) for index in range(config.num_layers)]
-        distinct: list[RopeConfig] = []
+        ropes = [(config.rope_of(spec.index), spec.qk_dim) for spec in config.layers]
+        distinct: list[tuple[RopeConfig, int]] = []
         for rope in ropes:
             if rope not in distinct:
                 distinct.append(rope)
         self._kinds = [distinct.index(rope) for rope in ropes]
         self.kinds = nn.ModuleList(
-            Rotary(rope, config.head_dim, config.max_position_embeddings, ctx, config.context_len) for rope in distinct
+            Rotary(rope, dim, config.max_position_embeddings, ctx, config.context_len) for rope, dim in distinct
         )
 
     def forward(self, positions: Tensor) -> list[CosSin]:
-        """Return each layer's cosine and sine for positions `[T]`."""
+        """Return cosine and sine for positions `[T]`, of each layer in `config.layers`."""
         made: list[CosSin] = [kind(positions) for kind in self.kinds]
         return [made[kind] for kind in self._kinds]

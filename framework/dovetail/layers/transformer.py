@@ -44,8 +44,8 @@ class SelfAttention(nn.Module):
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
-        spec, ranks, d = config.layer_specs[index], ctx.parallel.size, config.head_dim
-        hq, hk = spec.num_qo_heads, spec.num_kv_heads
+        spec, ranks = config.layer(index), ctx.parallel.size
+        hq, hk, d = spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim
         copies = max(1, ranks // hk)  # fewer KV heads than ranks: several ranks keep the same one
         order = head_order(config.rope_of(index), d)
         parts = (Part("q", hq * d, d, order=order), Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies))

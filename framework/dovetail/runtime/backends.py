@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import ModelConfig
-from dovetail.contracts.needs import one_shape, unmet
+from dovetail.contracts.needs import unmet, unserved
 from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
@@ -61,7 +61,8 @@ class Wanted:
     def why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
         try:
-            backend(self.config, PagedKVPool(self.config, 2, self.page_size, self.dtype, self.device), self.device)
+            groups = self.config.cache_groups
+            backend(self.config, KVCache(groups, 2, self.page_size, self.dtype, self.device), self.device)
         except DovetailError as error:
             return f"it cannot be made: {error}"
         except Exception as error:  # a stranger's constructor may raise anything; what it raised is told
@@ -79,10 +80,10 @@ def choose_backend(
     """Return the backend class that serves the model here, and its name; `a+b` for prefill by a and decode by b.
 
     Raises:
-        ModelError: No backend can: the KV cache has no room for layers of different shapes.
+        ModelError: No backend can: its layers need what nothing provides.
         PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
     """
-    if (reason := one_shape(config)) is not None:
+    if (reason := unserved(config)) is not None:
         raise ModelError(reason)
     wanted = Wanted(config, device, dtype, settings.page_size)
     given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.host_memory import host_bytes
@@ -60,7 +60,7 @@ class DeviceMemory:
                 f"({str(error).splitlines()[0]}); stop what else runs there, or use a smaller model"
             ) from None
 
-    def make_pool(self, weight_bytes: int) -> PagedKVPool:
+    def make_pool(self, weight_bytes: int) -> KVCache:
         """Plan anew with the weights in place, and allocate the KV pool.
 
         Raises:
@@ -71,7 +71,7 @@ class DeviceMemory:
         self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
         plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
         try:
-            return PagedKVPool(self._config, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
+            return KVCache(self._config.cache_groups, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
         except (RuntimeError, OSError) as error:  # of the device, of the host
             raise ConfigError(
                 f"the KV cache of {plan.num_tokens} tokens ({gib(plan.kv_bytes)}) cannot be allocated: lower "

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.contracts.model import LayerSpec, ModelConfig
+from dovetail.contracts.cache import Window
+from dovetail.contracts.model import LayerSpec, ModelConfig, dense_layers
 from dovetail.errors import ModelError
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
@@ -138,15 +139,9 @@ def dense_config(
         heads = int(hf["num_attention_heads"])
         hidden, num = int(hf["hidden_size"]), int(hf["num_hidden_layers"])
         kv_heads, dim = int(hf.get("num_key_value_heads") or heads), int(hf.get("head_dim") or hidden // heads)
-        spec = LayerSpec(
-            num_qo_heads=heads,
-            num_kv_heads=kv_heads,
-            qk_dim=dim,
-            v_dim=dim,
-            scale=dim**-0.5 if scale is None else scale,
-            soft_cap=soft_cap,
-            sinks=sinks,
-        )
+        specs = dense_layers(num, num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=scale)
+        plain = [replace(spec, soft_cap=soft_cap, sinks=sinks) for spec in specs]
+        windows = layer_windows(hf, has_windows)
         layer_ropes = ropes_by_layer(hf)
         return ModelConfig(
             architecture=str(hf["architectures"][0]),
@@ -154,16 +149,13 @@ def dense_config(
             hidden_size=hidden,
             intermediate_size=int(hf["intermediate_size"]),
             num_layers=num,
-            num_qo_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
+            layers=tuple(_reaching(spec, window) for spec, window in zip(plain, windows, strict=True)),
             norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
             hidden_act=either(hf, "hidden_act", "hidden_activation", "silu"),
             max_position_embeddings=int(hf["max_position_embeddings"]),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
             rope=layer_ropes[0] if layer_ropes else rope_config(hf),
             dtype=checkpoint_dtype(hf),
-            layers=tuple(replace(spec, sliding_window=window) for window in layer_windows(hf, has_windows)),
             layer_ropes=layer_ropes,
             extra=extra,
         )
@@ -171,6 +163,10 @@ def dense_config(
         raise ModelError(f"config.json: the key {missing} is missing") from None
     except (TypeError, ValueError) as error:
         raise ModelError(f"config.json: a value is not of the type that it must be ({error})") from None
+
+
+def _reaching(spec: LayerSpec, window: int | None) -> LayerSpec:
+    return spec if window is None else replace(spec, reach=Window(window))
 
 
 def either(hf: Mapping[str, Any], name: str, other: str, default: Any) -> Any:

@@ -19,11 +19,13 @@ B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and H
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.cache import CacheGroup, CacheTensor
+from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.prefill_sizes import Size, sizes
 from dovetail.settings import EngineSettings
@@ -170,15 +172,29 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
 
 def page_bytes(config: ModelConfig, page_size: int, item_bytes: int) -> int:
     """Bytes of one page over all layers."""
-    return config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * item_bytes
+    return page_size * sum(group_token_bytes(group, item_bytes) for group in config.cache_groups)
+
+
+def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
+    """Bytes that the layers of a group keep of one token."""
+    sizes = (math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in group.tensors)
+    return len(group.layers) * sum(sizes)
+
+
+def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
+    return item_bytes if tensor.dtype is None else ITEM_BYTES[tensor.dtype]
 
 
 def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
     """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
-    heads, dim = config.num_qo_heads + 2 * config.num_kv_heads, config.head_dim
-    mlp = 4 * config.intermediate_size
-    attention = 2 * heads * dim + config.num_qo_heads * dim
-    return tokens * item_bytes * (3 * config.hidden_size + max(mlp, attention))
+    attention = max((_attention_width(spec) for spec in config.layers), default=0)
+    return tokens * item_bytes * (3 * config.hidden_size + max(4 * config.intermediate_size, attention))
+
+
+def _attention_width(spec: LayerSpec) -> int:
+    """Numbers per token of projections, their rotated copy and the attended heads; see the top of this file."""
+    keys = spec.num_qo_heads + spec.num_kv_heads
+    return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
 
 
 def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dovetail.cache.pool import PagedKVPool
+from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.engine.messages import TokenLogprob
@@ -62,7 +62,7 @@ class Stepper:
         model: CausalLM,
         attention: AttentionBackend,
         state: DeviceState,
-        pool: PagedKVPool,
+        pool: KVCache,
         masks: MaskBuffer,
         counts: TokenCounts,
         graphs: StepGraphs | None,

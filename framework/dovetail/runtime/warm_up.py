@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.cache.pool import NULL_PAGE, PagedKVPool
+from dovetail.cache.pool import NULL_PAGE, KVCache
 from dovetail.engine.messages import SamplingParams
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.runtime.device_state import DeviceState
@@ -130,7 +130,7 @@ class EagerWarmUp:
     """Runs the steps of the list, one at a time, while no step is in flight."""
 
     def __init__(
-        self, stepper: Stepper, state: DeviceState, pool: PagedKVPool, vocab_size: int, limits: StepLimits
+        self, stepper: Stepper, state: DeviceState, pool: KVCache, vocab_size: int, limits: StepLimits
     ) -> None:
         """Nothing is run yet."""
         self._stepper, self._state, self._pool = stepper, state, pool

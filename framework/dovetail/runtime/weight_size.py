@@ -102,8 +102,9 @@ def headers(file: Path) -> list[TensorHeader]:
 
 def dense_numel(config: ModelConfig) -> int:
     """Count the parameters of a dense decoder with a gated MLP; biases and norms of heads are left out."""
-    hidden, dim = config.hidden_size, config.head_dim
-    attention = hidden * dim * (2 * config.num_qo_heads + 2 * config.num_kv_heads)
-    layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    hidden = config.hidden_size
+    keys = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.qk_dim for spec in config.layers)
+    values = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.v_dim for spec in config.layers)
+    layer = 3 * hidden * config.intermediate_size + 2 * hidden
     tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_layers * layer + tables + hidden
+    return hidden * (keys + values) + config.num_layers * layer + tables + hidden

@@ -76,7 +76,7 @@ class FlashAttention3Backend(AttentionBackend):
         self.kv_pool = kv_pool
         self._kernel = found
         self._takes_out = "out" in inspect.signature(found).parameters
-        self._kv_heads = config.num_kv_heads
+        self._kv_heads = config.layers[0].num_kv_heads
         self._longest = 0
         self._lens = self._pages = self._starts = torch.empty(0, dtype=torch.int32, device=device)
         self._max_splits = MAX_SPLITS if self._may_split(config, kv_pool, device) else 1
@@ -145,12 +145,13 @@ class FlashAttention3Backend(AttentionBackend):
 
     def _may_split(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> bool:
         """Whether splitting gives what not splitting gives, for three requests over a few pages of made-up keys."""
-        dtype, size = kv_pool.layer(0).dtype, kv_pool.page_size
+        spec = config.layers[0]
+        dtype, size = kv_pool.layer(spec.index).dtype, kv_pool.page_size
         pages = -(-600 // size)
         generator = torch.Generator(device=device).manual_seed(0)
-        shape = (3 * pages, 2, size, config.num_kv_heads, config.head_dim)
+        shape = (3 * pages, 2, size, spec.num_kv_heads, spec.qk_dim)
         kv = torch.randn(shape, generator=generator, device=device).to(dtype)
-        q = torch.randn(3, 1, config.num_qo_heads, config.head_dim, generator=generator, device=device).to(dtype)
+        q = torch.randn(3, 1, spec.num_qo_heads, spec.qk_dim, generator=generator, device=device).to(dtype)
         table = torch.arange(3 * pages, dtype=torch.int32, device=device).view(3, pages)
         lens = torch.tensor([600, 5, 311], dtype=torch.int32, device=device)
         whole, split = (

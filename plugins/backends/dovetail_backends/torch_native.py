@@ -55,7 +55,7 @@ class TorchNativeBackend(AttentionBackend):
         self.device = device
         self._groups: list[DecodeGroup] = []
         self._key_rows = self._value_rows = torch.empty(0)
-        self._gathered = torch.empty(0, 0, dtype=kv_pool.layer(0).dtype, device=device)
+        self._gathered = torch.empty(0, 0, dtype=kv_pool.layer(config.layers[0].index).dtype, device=device)
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Group the decode rows by length, and find where the step's keys and values go."""

@@ -126,8 +126,8 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
         name=config.architecture,
         dtype=dtype,
         weight_bytes=size * numel,
-        kv_token_bytes=2 * config.num_kv_heads * config.head_dim * size,
-        windows=tuple(spec.sliding_window for spec in config.layer_specs),
+        kv_token_bytes=2 * config.layers[0].num_kv_heads * config.layers[0].qk_dim * size,
+        windows=tuple(spec.sliding_window for spec in config.layers),
         vocab_size=config.vocab_size,
     )
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.contracts.cache import Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin, RopeConfig, WeightRule
 from dovetail.layers.base import Slot
@@ -156,7 +157,7 @@ class WrongHeads(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config = super().config_from_hf(hf)
-        return replace(config, num_kv_heads=config.num_qo_heads)
+        return replace(config, layers=tuple(replace(s, num_kv_heads=s.num_qo_heads) for s in config.layers))
 
 
 class OptionalNorm(Llama):
@@ -236,7 +237,7 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         "wrong rope: it ignores the scaling",
     ),
     "wrong attention facts": (
-        configured(lambda config: replace(config, layers=tuple(replace(s, sliding_window=4) for s in config.layers))),
+        configured(lambda config: replace(config, layers=tuple(replace(s, reach=Window(4)) for s in config.layers))),
         "test_logits_equal_transformers",
         "the first token of each prompt agrees and later ones do not",
     ),

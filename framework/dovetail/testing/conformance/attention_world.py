@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.cache import Full, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
@@ -72,15 +73,16 @@ class Case:
         cached = min(self.lengths[number - 1][0], self.lengths[number][0])
         return min(self.common[number], cached) // self.page_size
 
-    def spec(self) -> LayerSpec:
-        """Return the facts of each layer."""
+    def spec(self, index: int) -> LayerSpec:
+        """Return the facts of a layer."""
         return LayerSpec(
+            index=index,
             num_qo_heads=self.num_qo_heads,
             num_kv_heads=self.num_kv_heads,
             qk_dim=self.head_dim,
             v_dim=self.head_dim,
             scale=self.head_dim**-0.5 if self.scale is None else self.scale,
-            sliding_window=self.window,
+            reach=Full() if self.window is None else Window(self.window),
             sinks=self.sinks,
             soft_cap=self.soft_cap,
         )
@@ -93,16 +95,13 @@ class Case:
             hidden_size=self.num_qo_heads * self.head_dim,
             intermediate_size=32,
             num_layers=NUM_LAYERS,
-            num_qo_heads=self.num_qo_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            layers=tuple(self.spec(index) for index in range(NUM_LAYERS)),
             norm_eps=1e-6,
             hidden_act="silu",
             max_position_embeddings=4096,
             tie_word_embeddings=False,
             rope=RopeConfig(),
             dtype=str(self.dtype).removeprefix("torch."),
-            layers=(self.spec(),) * NUM_LAYERS,
         )
 
 

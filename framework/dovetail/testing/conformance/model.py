@@ -127,13 +127,14 @@ class ModelConformance(Conformance):
             hf = read_config(folder)
             config = self._config(hf)
             names = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers"}
-            names |= {"num_qo_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
-            for own, theirs in names.items():
+            stated = [(own, getattr(config, own), theirs) for own, theirs in names.items()]
+            for spec in config.layers:
+                stated += [("num_qo_heads", spec.num_qo_heads, "num_attention_heads")]
+                stated += [("num_kv_heads", spec.num_kv_heads, "num_key_value_heads")]
+            for own, got, theirs in stated:
                 if theirs in hf:
-                    got = getattr(config, own)
-                    check(
-                        got == hf[theirs], f"config_from_hf: {own} is {got}, and config.json says {theirs} {hf[theirs]}"
-                    )
+                    want = hf[theirs]
+                    check(got == want, f"config_from_hf: {own} is {got}, and config.json says {theirs} {want}")
 
     def test_config_errors_are_typed(self, checkpoints: list[Path]) -> None:
         """A key that is missing from `config.json` is a ModelError that names it."""

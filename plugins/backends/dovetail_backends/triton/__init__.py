@@ -31,9 +31,10 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
-        self._scratch = DecodeScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
-        self._prefix_scratch = PrefixScratch(config.num_qo_heads, config.num_kv_heads, config.head_dim, device)
-        has_full_layers = any(spec.sliding_window is None for spec in config.layer_specs)
+        spec = config.layers[0]
+        self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
+        self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
+        has_full_layers = any(spec.sliding_window is None for spec in config.layers)
         self.prefix_group = self._prefix_scratch.group if has_full_layers else 0
         self._prefixes: Prefixes | None = None
         self._longest = 0
