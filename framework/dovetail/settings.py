@@ -157,9 +157,11 @@ class EngineSettings(BaseModel):
         description="Most prompt tokens in one step when prompts are not cut; a longer one then runs alone.",
         json_schema_extra=flag(),
     )
-    schedule_policy: Literal["fcfs", "lpm", "priority"] = Field(
+    schedule_policy: str = Field(
         "fcfs",
-        description="Order of waiting requests: first come, longest cached prefix, or priority.",
+        min_length=1,
+        description="Order of waiting requests by plugin name: `fcfs` first come, `lpm` longest cached prefix, `lof` "
+        "longest output, `priority` as fcfs and whoever has less gives way.",
         json_schema_extra=flag("scheduling-policy", common=True),
     )
     disable_radix_cache: bool = Field(

@@ -17,6 +17,7 @@ from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.plugins.guard import time_limit
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
@@ -26,12 +27,7 @@ from dovetail_server.setting_types import GivenOption
 from dovetail_server.settings import ENV_PREFIX, ServeSettings
 
 logger = logging.getLogger("dovetail.server")
-NAMED = {
-    "attention_backend": "attention_backend",
-    "reasoning_parser": "reasoning_parser",
-    "tool_parser": "tool_call_parser",
-    "grammar_backend": "grammar_backend",
-}
+NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 """The setting that names the plugin of a kind."""
 
 

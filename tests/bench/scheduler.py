@@ -20,10 +20,10 @@ from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.pages import PageBook
-from dovetail.engine.policy import POLICIES
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.runtime.device_state import DeviceState
+from dovetail.testing.engine import make_policy
 
 NUM_RUNNING, PAGE_SIZE, NUM_STEPS = 256, 16, 200
 CONFIG = ModelConfig(
@@ -50,7 +50,7 @@ class Bench:
         pool = KVCache(CONFIG.cache_groups, num_pages + 1, PAGE_SIZE, torch.float32, cpu)
         pages = PageBook(pool, DeviceState(rows, 256, cpu), use_tree=True)
         self.scheduler = Scheduler(
-            pages, POLICIES[policy](), Limits(max_running_requests=rows, max_prefill_tokens=8192)
+            pages, make_policy(policy), Limits(max_running_requests=rows, max_prefill_tokens=8192)
         )
         self.rng = random.Random(0)
         self.shared = [[self.rng.randrange(1000) for _ in range(256)] for _ in range(8)]
@@ -106,7 +106,7 @@ def main() -> int:
     counts = (0, 100, 1000, 4000)
     for name in ("policy", *(f"{num:,} waiting" for num in counts)):
         table.add_column(name, justify="right")
-    for policy in POLICIES:
+    for policy in ("fcfs", "lof", "lpm", "priority"):
         table.add_row(policy, *(f"{measure(policy, num, free=args.free):,.0f}" for num in counts))
     Console(width=100).print(table)
     return 0

@@ -259,7 +259,7 @@ def test_random_loads_lose_one_request_to_a_fault(model: Path, overlap: bool, se
         "page_size": rng.choice([1, 4, 16]),
         "chunked_prefill_size": rng.choice([16, 40, 300]),
         "max_total_tokens": rng.choice([192, 320, 1200]),
-        "schedule_policy": rng.choice(["fcfs", "lpm", "priority"]),
+        "schedule_policy": rng.choice(["fcfs", "lof", "lpm", "priority"]),
     }
     loads = []
     for handle in range(1, 16):

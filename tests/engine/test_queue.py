@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from dovetail.cache.radix import RadixTree
 from dovetail.engine.admission import MAX_MATCHED
 from dovetail.engine.messages import BACKGROUND, SamplingParams, Submit
-from dovetail.engine.policy import LongestPrefix
+from dovetail.engine.policy import MAX_LOOKED_UP
 from dovetail.engine.queue import WaitQueue, rank
 from dovetail.engine.request import Request
+from dovetail.testing.engine import make_policy
 
 spec = importlib.util.spec_from_file_location("queue_world", Path(__file__).parent / "test_scheduler.py")
 assert spec is not None
@@ -65,14 +66,14 @@ def full(policy: str, num_waiting: int, **options: Any) -> Any:
     return world
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "lof", "lpm", "priority"])
 def test_a_step_with_a_long_queue_costs_what_one_with_a_short_queue_costs(policy: str) -> None:
     """With all rows taken, 3,000 waiting requests take as many operations as 30."""
     few, many = (num_operations(full(policy, num).step) for num in (30, 3000))
     assert many < few + 300
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "lof", "lpm", "priority"])
 def test_a_queue_that_cannot_come_in_for_want_of_pages_is_not_matched(policy: str) -> None:
     """With rows free and no page, what 3,000 requests cost is bounded, and next to nothing while nothing changes."""
 
@@ -124,10 +125,10 @@ def test_lpm_matches_a_few_a_step_and_only_what_changed() -> None:
         return count(ids, salt)
 
     tree.count = counting  # type: ignore[method-assign]
-    policy = LongestPrefix()
+    policy = make_policy("lpm")
     for step in range(1, 14):
         policy.order(waiting, tree)
-        assert counted == min(100, step * policy.max_matched)
+        assert counted == min(100, step * MAX_LOOKED_UP)
     best = policy.order(waiting, tree)
     assert [r.matched_pages for r in best] == sorted((min(10, i % 50 // 4) for i in range(1, 101)), reverse=True)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.plugins import State, hookspecs
-from dovetail.plugins.names import KINDS, ROLES
+from dovetail.plugins.kinds import KINDS, ROLES
 from dovetail.plugins.scan import Facts, parse_manifest
 
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dovetail.errors import PluginError
-from dovetail.plugins import Registry, adapters, load, make_plan, names
+from dovetail.plugins import Registry, adapters, kinds, load, make_plan
 from dovetail.plugins.adapters import missing_adapters
 from dovetail.plugins.guard import PluginTimeout, time_limit
 from dovetail.testing.site import FakeSite
 
 PARSER = """
-import dovetail.text.output, dovetail.plugins.names, dovetail.errors
+import dovetail.text.output, dovetail.plugins.kinds, dovetail.errors
 from dovetail.contracts import FormatSpec, ReasoningParser
 {before}
 class Parser(ReasoningParser):
@@ -54,7 +54,7 @@ def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
             "FormatParser.__init__",
             "dovetail.text.output.FormatParser.__init__",
         ),
-        ("dovetail.plugins.names.KINDS['acme'] = 1", "KINDS", "dovetail.plugins.names.KINDS"),
+        ("dovetail.plugins.kinds.KINDS['acme'] = 1", "KINDS", "dovetail.plugins.kinds.KINDS"),
     ],
 )
 def test_what_a_plugin_changed_is_named(
@@ -71,8 +71,8 @@ def test_what_a_plugin_changed_is_named(
     owner = output.FormatParser if "." in restore else output
     attr = restore.rpartition(".")[2]
     if restore == "KINDS":
-        monkeypatch.setitem(names.KINDS, "acme", names.KINDS["model"])
-        names.KINDS.pop("acme")
+        monkeypatch.setitem(kinds.KINDS, "acme", kinds.KINDS["model"])
+        kinds.KINDS.pop("acme")
     else:  # so that it is put back
         monkeypatch.setattr(owner, attr, getattr(owner, attr, None), raising=False)
         if restore == "extra":
@@ -168,9 +168,9 @@ def to_v2(old):
 @pytest.fixture
 def second_api(monkeypatch: pytest.MonkeyPatch, site: FakeSite) -> None:
     """Make believe that reasoning parsers are at API 2 and that API 1 is adapted."""
-    kind = names.KINDS["reasoning_parser"]._replace(api=2, oldest_api=1)
-    monkeypatch.setitem(names.KINDS, "reasoning_parser", kind)
-    monkeypatch.setitem(names._KIND_OF_GROUP, kind.group, kind)
+    kind = kinds.KINDS["reasoning_parser"]._replace(api=2, oldest_api=1)
+    monkeypatch.setitem(kinds.KINDS, "reasoning_parser", kind)
+    monkeypatch.setitem(kinds._KIND_OF_GROUP, kind.group, kind)
     monkeypatch.setitem(adapters.ADAPTERS, ("reasoning_parser", 1), "acme_adapters:to_v2")
     site.add("adapters", files={"acme_adapters.py": ADAPTERS})
 
@@ -213,5 +213,5 @@ def test_an_adapter_that_fails_names_the_plugin(site: FakeSite, second_api: None
 def test_every_supported_version_has_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kind claims to speak an old version without a way to read it."""
     assert missing_adapters() == []
-    monkeypatch.setitem(names.KINDS, "model", names.KINDS["model"]._replace(api=3, oldest_api=2))
+    monkeypatch.setitem(kinds.KINDS, "model", kinds.KINDS["model"]._replace(api=3, oldest_api=2))
     assert missing_adapters() == [("model", 2)]

@@ -62,6 +62,10 @@ def dovetail_grammar_backends(registry):
     registry.add("acme-grammar", "acme_hooks:Nothing")
 
 @hookimpl
+def dovetail_schedule_policies(registry):
+    registry.add("acme-order", "dovetail_backends.schedule_policies:LongestPrefix")
+
+@hookimpl
 def dovetail_configure(draft, facts, settings):
     draft.set("served_model_name", ["acme-" + settings.greeting], why="a test looks for it")
     draft.set("tool_call_parser", "acme-tools", why="it is ours")
@@ -205,6 +209,7 @@ def test_registered_plugins_are_listed_and_used(server: Running) -> None:
     states = {(r["kind"], r["name"]): (r["state"], r["distribution"]) for r in found}
     assert states["model", "AcmeForCausalLM"] == ("found", "acme")
     assert states["grammar_backend", "acme-grammar"] == ("found", "acme")
+    assert states["schedule_policy", "acme-order"] == ("found", "acme")
     assert states["reasoning_parser", "acme-think"] == ("active", "acme")
     assert states["tool_parser", "acme-tools"] == ("active", "acme")
     assert states["attention_backend", "acme-attention"] == ("active", "acme")

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         TemplateView,
         TokenizerView,
     )
+    from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
     from dovetail.contracts.tools import (
         Malformed,
         NewCall,
@@ -136,6 +137,7 @@ __all__ = [
     "Part",
     "Phase",
     "RMSScale",
+    "PrefixView",
     "Reach",
     "ReasoningDelta",
     "ReasoningGate",
@@ -146,6 +148,7 @@ __all__ = [
     "RequestProgress",
     "RequestStart",
     "RopeConfig",
+    "SchedulePolicy",
     "StatLogger",
     "State",
     "Stream",
@@ -161,6 +164,7 @@ __all__ = [
     "ToolParser",
     "ToolStart",
     "Vocabulary",
+    "WaitingRequest",
     "WeightRule",
     "Window",
 ]
@@ -216,6 +220,9 @@ _HOME = {
     "State": "reasoning",
     "TemplateView": "reasoning",
     "TokenizerView": "reasoning",
+    "PrefixView": "scheduling",
+    "SchedulePolicy": "scheduling",
+    "WaitingRequest": "scheduling",
     "Malformed": "tools",
     "NewCall": "tools",
     "ToolArgs": "tools",

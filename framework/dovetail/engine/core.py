@@ -25,7 +25,7 @@ from dovetail.engine.messages import (
     TokenDelta,
 )
 from dovetail.engine.pages import PageBook
-from dovetail.engine.policy import POLICIES
+from dovetail.engine.policy import make_policy
 from dovetail.engine.recovery import Failure, Recovery, failure_of
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
@@ -64,7 +64,7 @@ class EngineCore:
         self.pages = PageBook(self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache)
         self.scheduler = Scheduler(
             self.pages,
-            POLICIES[settings.schedule_policy](),
+            make_policy(plugins),
             _limits(settings, self.runner.device.type, self.runner.weight_bytes),
         )
         self.recovery = Recovery(self.scheduler)

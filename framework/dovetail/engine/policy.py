@@ -1,65 +1,100 @@
-"""In which order waiting requests are admitted. Every policy puts higher `priority` first."""
+"""The schedule policy's place in the engine: who calls it, what it sees of the cache, what becomes of its mistakes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import cast
 
 from dovetail.cache.radix import RadixTree
+from dovetail.contracts.scheduling import SchedulePolicy, WaitingRequest
 from dovetail.engine.request import Request
+from dovetail.errors import PluginError
+from dovetail.plugins import LoadedPlugins
+from dovetail.plugins.loader import describe
+
+logger = logging.getLogger(__name__)
+KIND = "schedule_policy"
+MAX_LOOKED_UP = 8
+"""Most requests that one call of a policy looks up in the prefix cache."""
 
 
-class SchedulePolicy(Protocol):
-    """Orders waiting requests. `preempts`: a request may push out a running one of lower priority."""
+class Policy:
+    """Calls a `SchedulePolicy`. One that fails, or returns what it may not, costs nobody their place."""
 
-    preempts: bool
+    def __init__(self, plugin: SchedulePolicy, label: str) -> None:
+        """`label` names the plugin in the log."""
+        self._plugin, self._label = plugin, label
+        self._faults: set[str] = set()
 
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
-        """Return `waiting`, first to be admitted first.
-
-        Args:
-            waiting: The head of the queue, by priority and then arrival.
-            tree: What is cached.
-        """
-        ...
-
-
-class FirstCome:
-    """First come, first served."""
-
-    preempts = False
-
-    def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
-        """By priority, then arrival: as they stand."""
-        return waiting
-
-
-class LongestPrefix:
-    """Longest prefix match first: what shares most with the cache runs while it is there.
-
-    Matching costs host time in every step. So only the head of the queue is ordered, and of it only so many are matched
-    a step: those whose match is oldest, if pages have come or gone since.
-    """
-
-    preempts = False
-    max_ordered = 128
-    max_matched = 8
+    @property
+    def preempts(self) -> bool:
+        """Whether a waiting request may retract running ones of lower priority."""
+        return self._plugin.preempts
 
     def order(self, waiting: Sequence[Request], tree: RadixTree) -> Sequence[Request]:
-        """By priority, then cached pages, then arrival."""
-        head = waiting[: self.max_ordered]
-        stale = [r for r in head if r.matched_version != tree.version]
-        for request in sorted(stale, key=lambda r: (r.matched_version, -r.priority, r.arrival))[: self.max_matched]:
+        """Return who is to be admitted, first to last; `waiting` where the plugin is at fault, which is logged once."""
+        try:
+            ordered = self._plugin.order(waiting, _TreeView(tree))
+            if ordered is waiting:
+                return waiting
+            return _checked(cast("Sequence[Request]", ordered), waiting)
+        except Exception as error:  # a stranger's code; without an order there is still the queue's own
+            self._note(error)
+            return waiting
+
+    def _note(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if type(error).__name__ not in self._faults:
+            self._faults.add(type(error).__name__)
+            logger.error(
+                "%s: order failed (%s); requests are admitted as they came. It is not logged again.",
+                self._label,
+                what,
+                exc_info=error,
+            )
+
+
+class _TreeView:
+    """`PrefixView` over the tree. What was found is kept with the request, with the tree's version."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+
+    def cached_tokens(self, requests: Sequence[WaitingRequest]) -> list[int]:
+        tree, known = self._tree, cast("Sequence[Request]", requests)
+        stale = [r for r in known if r.matched_version != tree.version]
+        for request in sorted(stale, key=lambda r: (r.matched_version, -r.priority, r.arrival))[:MAX_LOOKED_UP]:
             request.matched_pages = tree.count(request.ids[:-1], request.cache_salt)
             request.matched_version = tree.version
-        ordered = sorted(head, key=lambda r: (-r.priority, -r.matched_pages, r.arrival))
-        return [*ordered, *waiting[self.max_ordered :]]
+        return [request.matched_pages * tree.page_size for request in known]
 
 
-class Priority(FirstCome):
-    """As first come, and a waiting request retracts running ones of lower priority when there is no room."""
+def _checked(ordered: Sequence[Request], waiting: Sequence[Request]) -> Sequence[Request]:
+    """Return `ordered`.
 
-    preempts = True
+    Raises:
+        ValueError: It holds something twice, or what does not wait.
+    """
+    left = {id(request) for request in waiting}
+    for request in ordered:
+        if id(request) not in left:
+            raise ValueError("it returned a request twice, or one that was not given to it")
+        left.remove(id(request))
+    return ordered
 
 
-POLICIES: dict[str, type[SchedulePolicy]] = {"fcfs": FirstCome, "lpm": LongestPrefix, "priority": Priority}
+def make_policy(plugins: LoadedPlugins) -> Policy:
+    """Make the policy of an engine's plan.
+
+    Raises:
+        PluginError: The plan holds none, or it cannot be made.
+    """
+    for planned, cls in plugins.candidates(KIND):
+        return policy_of(cls, describe(planned))
+    raise PluginError(f"the engine's plan holds no {KIND}; give make_plan a model, or a name for it")
+
+
+def policy_of(cls: type[SchedulePolicy], label: str) -> Policy:
+    """Make a policy of a class."""
+    return Policy(cls(), label)

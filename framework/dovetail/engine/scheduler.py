@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dovetail.engine.admission import Admission
 from dovetail.engine.background import Background, is_background
 from dovetail.engine.pages import PageBook
-from dovetail.engine.policy import SchedulePolicy
+from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Request, StepPlan
 
@@ -61,9 +61,7 @@ class Scheduler:
     is admitted but half of them.
     """
 
-    def __init__(
-        self, pages: PageBook, policy: SchedulePolicy, limits: Limits, background: Background | None = None
-    ) -> None:
+    def __init__(self, pages: PageBook, policy: Policy, limits: Limits, background: Background | None = None) -> None:
         self.pages = pages
         self.policy = policy
         self.limits = limits

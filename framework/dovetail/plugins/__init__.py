@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         RouteSet,
     )
     from dovetail.plugins.hookspecs import hookimpl
+    from dovetail.plugins.kinds import KINDS, ROLES
     from dovetail.plugins.loader import LoadedPlugins, load
     from dovetail.plugins.manager import HookManager
-    from dovetail.plugins.names import KINDS, ROLES
     from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
     from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
@@ -61,8 +61,8 @@ _HOME = {
     "LoadedPlugins": "loader",
     "load": "loader",
     "HookManager": "manager",
-    "KINDS": "names",
-    "ROLES": "names",
+    "KINDS": "kinds",
+    "ROLES": "kinds",
     "PlannedPlugin": "plan",
     "PluginPlan": "plan",
     "make_plan": "plan",

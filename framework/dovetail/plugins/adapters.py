@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from dovetail.plugins.names import KINDS
+from dovetail.plugins.kinds import KINDS
 
 ADAPTERS: dict[tuple[str, int], str] = {}
 """`module:function` by (kind, API version that it reads)."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from dovetail.errors import PluginError
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
-from dovetail.plugins.names import KINDS
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
 
 DIGEST_LEN = 12

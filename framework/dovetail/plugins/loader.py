@@ -21,7 +21,7 @@ from dovetail.plugins.adapters import adapt
 from dovetail.plugins.drift import CORE, drift_since, snapshot
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
-from dovetail.plugins.names import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise, split_qualified
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State

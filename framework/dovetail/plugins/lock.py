@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.plugins.names import normalise_distribution
+from dovetail.plugins.kinds import normalise_distribution
 from dovetail.plugins.registry import Registry
 
 LOCK_VERSION = 1

@@ -24,6 +24,7 @@ from dovetail.errors import PluginError
 from dovetail.plugins import hookspecs
 from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
@@ -31,13 +32,7 @@ from dovetail.plugins.registry import Registry
 
 logger = logging.getLogger("dovetail.plugins")
 
-REGISTRATION_HOOKS = {
-    "model": "dovetail_models",
-    "attention_backend": "dovetail_attention_backends",
-    "reasoning_parser": "dovetail_reasoning_parsers",
-    "tool_parser": "dovetail_tool_parsers",
-    "grammar_backend": "dovetail_grammar_backends",
-}
+REGISTRATION_HOOKS = {kind.name: kind.hook for kind in KINDS.values() if kind.hook}
 
 
 @dataclass(frozen=True, slots=True)

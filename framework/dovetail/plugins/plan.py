@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.errors import PluginError
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S
-from dovetail.plugins.names import KINDS
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
@@ -98,52 +98,46 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(
     registry: Registry,
     *,
-    model: str | None = None,
-    attention_backend: str | None = None,
     prefill_attention_backend: str | None = None,
     decode_attention_backend: str | None = None,
-    reasoning_parser: str | None = None,
-    tool_parser: str | None = None,
-    grammar_backend: str | None = None,
     hooks: Sequence[str] = (),
     device: str = AUTO,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    **names: str | None,
 ) -> PluginPlan:
     """Choose the plugins of a server and mark them `selected` in the registry. Imports none of them.
 
     Args:
         registry: What is installed.
-        model: Hugging Face architecture string.
-        attention_backend: A name, or `auto`; None selects none. The same holds for the three parsers and backends.
         prefill_attention_backend: Name of the one that computes prompts; None or `auto` for `attention_backend`.
         decode_attention_backend: Name of the one that computes the other tokens; as above.
-        reasoning_parser: As above.
-        tool_parser: As above.
-        grammar_backend: As above.
         hooks: Names of the enabled hook plugins.
         device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
         options: Settings by plugin name, plain values.
         select: Asked first for every `auto`; usually the `dovetail_select` hook.
         timeout_s: Time that each plugin gets to be imported or started; 0 for no limit.
+        names: The plugin of each other kind of `KINDS` by the kind's name: its name, or `auto`; None selects none, or
+            with a model the kind's default if that is installed. That of `model` is a Hugging Face architecture string.
 
     Raises:
         PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
+        TypeError: There is no such kind.
     """
-    asked = {
-        "model": model,
-        "attention_backend": attention_backend,
-        "reasoning_parser": reasoning_parser,
-        "tool_parser": tool_parser,
-        "grammar_backend": grammar_backend,
-    }
+    if unknown := names.keys() - (KINDS.keys() - {"hooks"}):
+        raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
+    model = names.get("model")
     facts = {"device": device, "architecture": model or ""}
     planned: list[PlannedPlugin] = []
-    for kind, name in asked.items():
+    for kind, row in KINDS.items():
+        default = row.default if row.default in registry.names(kind) else None
+        name = names.get(kind) or (default if model else None)
         if name == AUTO and kind != "model":
-            planned += _answer_auto(registry, kind, facts, select, options or {})
-        elif name is not None:
+            found = _answer_auto(registry, kind, facts, select, options or {})
+            planned += found
+            name = None if found else default
+        if name is not None:
             planned.append(_by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
         if half is not None and half != AUTO:

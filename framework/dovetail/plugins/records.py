@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.plugins.names import (
+from dovetail.plugins.kinds import (
     BUILTIN_DISTRIBUTION,
     KINDS,
     Kind,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.plugins.names import KINDS, normalise, normalise_distribution, split_qualified
+from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution, split_qualified
 from dovetail.plugins.records import PluginRecord, Rules, State, facts_without_plugin, is_target, record_of
 from dovetail.plugins.scan import parse_facts, scan
 

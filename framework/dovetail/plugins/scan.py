@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
-from dovetail.plugins.names import MANIFEST_GROUP, ROLES, normalise_distribution
+from dovetail.plugins.kinds import MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1

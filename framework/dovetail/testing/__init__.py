@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.testing.conformance.hooks import HooksConformance
     from dovetail.testing.conformance.model import ModelConformance
     from dovetail.testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
+    from dovetail.testing.conformance.scheduling import SchedulePolicyConformance
     from dovetail.testing.run import Report, check_class, conformance_class, run_conformance
     from dovetail.testing.samples import GrammarSample, Sample
     from dovetail.testing.site import FakeSite
@@ -37,6 +38,7 @@ __all__ = [
     "ReasoningParserConformance",
     "Report",
     "Sample",
+    "SchedulePolicyConformance",
     "ToolParserConformance",
     "check_class",
     "conformance_class",
@@ -50,6 +52,7 @@ _HOME = {
     "ModelConformance": "conformance.model",
     "ReasoningParserConformance": "conformance.parsers",
     "ToolParserConformance": "conformance.parsers",
+    "SchedulePolicyConformance": "conformance.scheduling",
     "Report": "run",
     "check_class": "run",
     "conformance_class": "run",

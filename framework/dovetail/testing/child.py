@@ -17,21 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers")
 """Nothing of these may be imported by listing what is installed."""
 TIMEOUT_S = 120.0
 CORE_LIGHT = ("dovetail.contracts", "dovetail.plugins.manager", "dovetail.plugins.loader", "dovetail.plugins.registry")
-CORE_BY_KIND = {
-    "reasoning_parser": ("dovetail.text.output", "dovetail.text.json_calls"),
-    "tool_parser": ("dovetail.text.output", "dovetail.text.json_calls"),
-    "grammar_backend": (),
-    "hooks": ("dovetail.text.output",),
-    "attention_backend": ("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.batch"),
-    "model": ("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.weights"),
-}
-"""Core modules whose attributes are watched while the plugin is loaded, besides what loading it imports."""
+"""Core modules whose attributes are watched while a plugin is loaded, besides those of its kind and what it imports."""
 
 
 @dataclass(slots=True)
@@ -130,7 +123,7 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
     from dovetail.plugins.loader import import_planned
 
     heavy_before = [name for name in HEAVY if name in sys.modules]
-    core = (*CORE_LIGHT, *CORE_BY_KIND[planned.kind])
+    core = (*CORE_LIGHT, *KINDS[planned.kind].watched)
     modules = [import_module(name) for name in core]
     for module in modules:
         for name in getattr(module, "__all__", ()):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dovetail.contracts.scheduling import SchedulePolicy
 from dovetail.engine.core import EngineCore
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.engine.messages import SamplingParams, Submit, TokenDelta
+from dovetail.engine.policy import Policy, policy_of
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings
@@ -32,9 +35,22 @@ def make_plans(
         prefill_attention_backend=settings.prefill_attention_backend,
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
+        schedule_policy=settings.schedule_policy,
         device=settings.device,
     )
     return settings, plan
+
+
+@cache
+def _policy_class(name: str) -> type[SchedulePolicy]:
+    plan = make_plan(Registry.scan(), schedule_policy=name)
+    found: type[SchedulePolicy] = load(plan, "engine").get("schedule_policy", name)
+    return found
+
+
+def make_policy(name: str = "fcfs") -> Policy:
+    """Make an installed schedule policy as an engine does, for a scheduler without an engine."""
+    return policy_of(_policy_class(name), name)
 
 
 def make_client(folder: Path, **changes: Any) -> InProcessClient:

@@ -17,21 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dovetail.errors import ConfigError
+from dovetail.plugins.kinds import KINDS
 
 if TYPE_CHECKING:
     import pytest
 
     from dovetail.testing.conformance.base import Conformance
-
-CLASSES = {
-    "model": "model:ModelConformance",
-    "attention_backend": "attention:AttentionBackendConformance",
-    "reasoning_parser": "parsers:ReasoningParserConformance",
-    "tool_parser": "parsers:ToolParserConformance",
-    "grammar_backend": "grammar:GrammarBackendConformance",
-    "hooks": "hooks:HooksConformance",
-}
-"""The conformance class of each kind of plugin."""
 
 _pending: dict[str, type] = {}
 _numbers = itertools.count()
@@ -93,12 +84,12 @@ def conformance_class(kind: str, name: str | None = None, **attrs: Any) -> type[
     Raises:
         ConfigError: There is no such kind, no such attribute, or pytest is not installed.
     """
-    if kind not in CLASSES:
-        raise ConfigError(f"kind {kind!r}: unknown; possible: {', '.join(CLASSES)}")
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r}: unknown; possible: {', '.join(KINDS)}")
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError("the conformance kit needs pytest, which is not installed; run: pip install pytest")
-    module, _, attribute = CLASSES[kind].partition(":")
-    base: type[Conformance] = getattr(import_module(f"dovetail.testing.conformance.{module}"), attribute)
+    module, _, attribute = KINDS[kind].kit.partition(":")
+    base: type[Conformance] = getattr(import_module(module), attribute)
     unknown = [attr for attr in attrs if not hasattr(base, attr)]
     if unknown:
         raise ConfigError(f"{base.__name__} has no attribute {unknown[0]!r}")

@@ -26,6 +26,7 @@ from typing import Any
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
@@ -39,7 +40,6 @@ from dovetail.text.tokenizer_files import TokenizerFiles
 logger = logging.getLogger("dovetail.text")
 ENOUGH = 0.5
 """The lowest score that is taken."""
-FLAGS = {"reasoning_parser": "--reasoning-parser", "tool_parser": "--tool-call-parser"}
 LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}
 
 MIN_KINSHIP = 4
@@ -127,13 +127,13 @@ def resolve_parsers(
     if wanted:
         for kind, found in detect(registry, folder, chat_template, wanted).items():
             names[kind] = found.name
-            fix = "; name one to use it" if found.name is None else f"; {FLAGS[kind]} none turns it off"
+            fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"
             notes.append(f"{LABELS[kind]}: {found.name or 'none'} (auto: {found.why}{fix})")
     return Resolved(names["reasoning_parser"], names["tool_parser"], tuple(notes))
 
 
 def detect(
-    registry: Registry, folder: Path, chat_template: str | None = None, kinds: Sequence[str] = tuple(FLAGS)
+    registry: Registry, folder: Path, chat_template: str | None = None, kinds: Sequence[str] = tuple(LABELS)
 ) -> dict[str, Found]:
     """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
     files = TokenizerFiles.read(folder)

@@ -1,6 +1,6 @@
 """Write `public_api.txt` anew: `python tests/plugins/golden/update.py [--unreleased]`.
 
-Additions are written. A line that would vanish or change is refused, unless the version of the API (`plugins/names.py`)
+Additions are written. A line that would vanish or change is refused, unless the version of the API (`plugins/kinds.py`)
 or of Dovetail was raised; `--unreleased` says that no release holds what changes.
 """
 

@@ -71,9 +71,9 @@ FAULTS = {
         "loading it changed the core: dovetail.text.output.FormatParser.feed",
     ),
     "adds to a table of the core": (
-        {"acme_parser.py": PARSER + "from dovetail.plugins.names import KINDS\nKINDS['acme'] = KINDS['model']\n"},
+        {"acme_parser.py": PARSER + "from dovetail.plugins.kinds import KINDS\nKINDS['acme'] = KINDS['model']\n"},
         "test_core_is_unchanged_after_load",
-        "loading it changed the core: dovetail.plugins.names.KINDS",
+        "loading it changed the core: dovetail.plugins.kinds.KINDS",
     ),
     "leaves a thread": (
         {

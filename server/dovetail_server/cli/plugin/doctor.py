@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError
 from itertools import groupby
 
+from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution
 from dovetail.plugins.lock import changed_files
-from dovetail.plugins.names import KINDS, normalise, normalise_distribution
 from dovetail.plugins.plan import PluginPlan, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry

@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 from dovetail.errors import PluginError
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
-from dovetail.plugins.names import KINDS
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.records import PluginRecord

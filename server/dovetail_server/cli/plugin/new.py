@@ -10,16 +10,8 @@ from pathlib import Path
 
 from dovetail import __version__
 from dovetail.errors import PluginError
-from dovetail.plugins.names import KINDS, Kind
+from dovetail.plugins.kinds import KINDS, Kind
 
-ABOUT = {
-    "model": "The model architecture {name} for Dovetail",
-    "attention_backend": "The attention backend {name} for Dovetail",
-    "reasoning_parser": "Lets Dovetail read the reasoning of {name} models",
-    "tool_parser": "Lets Dovetail read the tool calls of {name} models",
-    "grammar_backend": "The grammar backend {name} for Dovetail",
-    "hooks": "The plugin {name} for Dovetail",
-}
 USAGE = {
     "model": "MODEL_FOLDER",
     "hooks": "--plugin {name}",
@@ -74,7 +66,7 @@ def values_for(kind: Kind, name: str) -> dict[str, str]:
         "class": class_name,
         "target": "plugin" if kind.name == "hooks" else class_name,
         "group": kind.entry_point_group,
-        "about": ABOUT[kind.name].format(name=name),
+        "about": kind.about.format(name=name),
         "usage": usage,
         "dovetail": ".".join(__version__.split(".")[:2]),
     }

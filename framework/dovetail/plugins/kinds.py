@@ -1,0 +1,181 @@
+"""The kinds of plugin, their entry-point groups and API versions, and how names compare.
+
+A plugin's key is (kind, name). Names compare case-insensitively with `_` equal to `-`, except model architectures,
+which are the exact string of `config.json`. `distribution:name` names one plugin of one package.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+ROLES = ("api", "engine", "worker", "compiler")
+"""Kinds of process: HTTP server, engine, a tensor-parallel rank beside it, grammar compiler."""
+
+BUILTIN_DISTRIBUTION = "dovetail"
+"""Plugins of this distribution are the built-ins: they win their bare names."""
+
+MANIFEST_GROUP = "dovetail.manifest"
+"""Entry points of this group name a top-level package that holds a `dovetail-plugins.json`."""
+
+
+class Kind(NamedTuple):
+    """One kind of plugin. All that goes over kinds reads this table: plan, loader, flags, list, scaffold, docs, kit.
+
+    Attributes:
+        name: As in `PlannedPlugin.kind`, manifests and `GET /v1/plugins`.
+        group: Entry-point group without the version: `dovetail.models`.
+        roles: The processes that import a selected plugin of this kind; hook plugins declare theirs in a manifest.
+        contract: `module:attr` of the class that a plugin subclasses, or None for hooks.
+        label: How a name of this kind is given by a user: the flag, or a word.
+        kit: `module:attr` of its conformance class.
+        about: What a new package of it says of itself; `{name}` is the plugin's.
+        setting: The setting that names the plugin; "" where none does.
+        default: The plugin of every engine that names none; "" where there need not be one.
+        hook: The hook through which plugins of this kind are registered at start; "" for hooks themselves.
+        watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
+        api: The API version this Dovetail speaks.
+        oldest_api: The oldest API version it still speaks, through an adapter.
+    """
+
+    name: str
+    group: str
+    roles: tuple[str, ...]
+    contract: str | None
+    label: str
+    kit: str
+    about: str
+    setting: str = ""
+    default: str = ""
+    hook: str = ""
+    watched: tuple[str, ...] = ()
+    api: int = 1
+    oldest_api: int = 1
+
+    @property
+    def entry_point_group(self) -> str:
+        """The group that a package of today uses: `dovetail.models.v1`."""
+        return f"{self.group}.v{self.api}"
+
+    def speaks(self, api: int) -> bool:
+        """Whether a plugin written for `api` can be used."""
+        return self.oldest_api <= api <= self.api
+
+
+_IN_ENGINE = ("engine", "worker")
+_PARSING = ("dovetail.text.output", "dovetail.text.json_calls")
+_KIT = "dovetail.testing.conformance"
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="model",
+            group="dovetail.models",
+            roles=_IN_ENGINE,
+            contract="dovetail.contracts.model:ModelPlugin",
+            label="architecture",
+            kit=f"{_KIT}.model:ModelConformance",
+            about="The model architecture {name} for Dovetail",
+            hook="dovetail_models",
+            watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.weights"),
+        ),
+        Kind(
+            name="attention_backend",
+            group="dovetail.attention_backends",
+            roles=_IN_ENGINE,
+            contract="dovetail.contracts.attention:AttentionBackend",
+            label="--attention-backend",
+            kit=f"{_KIT}.attention:AttentionBackendConformance",
+            about="The attention backend {name} for Dovetail",
+            setting="attention_backend",
+            hook="dovetail_attention_backends",
+            watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.batch"),
+        ),
+        Kind(
+            name="reasoning_parser",
+            group="dovetail.reasoning_parsers",
+            roles=("api",),
+            contract="dovetail.contracts.reasoning:ReasoningParser",
+            label="--reasoning-parser",
+            kit=f"{_KIT}.parsers:ReasoningParserConformance",
+            about="Lets Dovetail read the reasoning of {name} models",
+            setting="reasoning_parser",
+            hook="dovetail_reasoning_parsers",
+            watched=_PARSING,
+        ),
+        Kind(
+            name="tool_parser",
+            group="dovetail.tool_parsers",
+            roles=("api",),
+            contract="dovetail.contracts.tools:ToolParser",
+            label="--tool-call-parser",
+            kit=f"{_KIT}.parsers:ToolParserConformance",
+            about="Lets Dovetail read the tool calls of {name} models",
+            setting="tool_call_parser",
+            hook="dovetail_tool_parsers",
+            watched=_PARSING,
+        ),
+        Kind(
+            name="grammar_backend",
+            group="dovetail.grammar_backends",
+            roles=("api", "engine", "compiler"),
+            contract="dovetail.contracts.grammar:GrammarBackend",
+            label="--grammar-backend",
+            kit=f"{_KIT}.grammar:GrammarBackendConformance",
+            about="The grammar backend {name} for Dovetail",
+            setting="grammar_backend",
+            hook="dovetail_grammar_backends",
+        ),
+        Kind(
+            name="schedule_policy",
+            group="dovetail.schedule_policies",
+            roles=("engine",),
+            contract="dovetail.contracts.scheduling:SchedulePolicy",
+            label="--schedule-policy",
+            kit=f"{_KIT}.scheduling:SchedulePolicyConformance",
+            about="The schedule policy {name} for Dovetail",
+            setting="schedule_policy",
+            default="fcfs",
+            hook="dovetail_schedule_policies",
+            watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
+        ),
+        Kind(
+            name="hooks",
+            group="dovetail.hooks",
+            roles=("api",),
+            contract=None,
+            label="--plugin",
+            kit=f"{_KIT}.hooks:HooksConformance",
+            about="The plugin {name} for Dovetail",
+            watched=("dovetail.text.output",),
+        ),
+    )
+}
+
+_KIND_OF_GROUP = {kind.group: kind for kind in KINDS.values()}
+
+
+def split_group(group: str) -> tuple[Kind | None, int | None]:
+    """Split an entry-point group into its kind and API version; None for what is not recognised."""
+    base, dot, version = group.rpartition(".v")
+    if dot and version.isdecimal():
+        return _KIND_OF_GROUP.get(base), int(version)
+    return _KIND_OF_GROUP.get(group), None
+
+
+def normalise(kind: str, name: str) -> str:
+    """Return the form of `name` in which two names of `kind` are compared."""
+    name = name.strip()
+    return name if kind == "model" else name.replace("_", "-").lower()
+
+
+def normalise_distribution(name: str) -> str:
+    """Return a distribution's name as package indexes compare it: `Acme_Parser` is `acme-parser`."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def split_qualified(name: str) -> tuple[str | None, str]:
+    """Split `distribution:name` into its normalised distribution (None for a bare name) and the name."""
+    distribution, colon, rest = name.partition(":")
+    return (normalise_distribution(distribution), rest.strip()) if colon else (None, name)
