@@ -1,0 +1,159 @@
+"""CUDA graphs on CPU: a capture keeps the step that it is given, a replay computes it again over the same buffers.
+
+So all that is special about graphs happens here, too: static inputs that are written before a replay, padding, static
+results that the next replay overwrites, and sampling that comes after the graph. The kernels of steps and draws are
+Triton's, run by its interpreter; attention is a few lines of torch, as its kernels have tests of their own and take
+seconds a step there. What is not here: streams, and what goes wrong only because the host runs ahead of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool
+from dovetail.contracts.model import ModelConfig
+from dovetail.engine.core import EngineCore
+from dovetail.runtime import draw_triton, graphs, prefill_graphs, step_triton
+from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.prefill_sizes import Size
+from dovetail.runtime.stepper import StepGraphs
+from dovetail.testing.engine import make_core
+
+SIZES = [Size(8, 1), Size(16, 1), Size(24, 5), Size(40, 5)]
+
+
+class PlainAttention(AttentionBackend):
+    """Attends row by row, and knows nothing but what a captured step may know: tensors on the device."""
+
+    caps = AttentionCaps(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), graph="mixed")
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool = kv_pool
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        n = batch.num_decode
+        self._attend(q, layer, batch, out, batch.rows[:n], batch.seq_lens[:n], batch.q_starts[: n + 1].tolist())
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        n = batch.num_decode
+        out.zero_()  # of padding
+        starts = (batch.q_starts[n:] - n).tolist()
+        self._attend(q, layer, batch, out, batch.rows[n:], batch.seq_lens[n:], starts)
+
+    def _attend(
+        self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, rows: Tensor, lens: Tensor,
+        starts: list[int],
+    ) -> None:  # fmt: skip
+        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        for i, (row, length) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
+            mine = slice(starts[i], starts[i + 1])
+            num = starts[i + 1] - starts[i]
+            if num == 0:
+                continue
+            pages = batch.page_table[row, : -(-length // size)].long()
+            keys, values = (kv[pages, j].flatten(0, 1)[:length].transpose(0, 1) for j in (0, 1))
+            seen = torch.arange(length) <= torch.arange(length - num, length)[:, None]
+            heads = q[mine].transpose(0, 1)
+            found = torch.nn.functional.scaled_dot_product_attention(
+                heads, keys, values, attn_mask=seen, scale=layer.scale, enable_gqa=True
+            )
+            out[mine] = found.transpose(0, 1)
+
+
+class FakeGraph:
+    """In place of a CUDA graph.
+
+    Attributes:
+        num_replays: How often it was replayed.
+    """
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self.num_replays = 0
+        self._step = step
+        self.results = _tensors(step())
+        for result in self.results:
+            _spoil(result)  # nothing has been replayed: what the capture leaves there means nothing
+
+    def replay(self) -> None:
+        """Compute the step on what its static inputs hold by now, and overwrite its results."""
+        self.num_replays += 1
+        for old, new in zip(self.results, _tensors(self._step()), strict=True):
+            if old.data_ptr() != new.data_ptr():  # logits that graphs share stand where they are already
+                old.copy_(new)
+
+
+class FakePool:
+    """In place of `GraphPool`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.graphs: list[FakeGraph] = []
+
+    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+        """Run the step and keep it."""
+        kept: list[Any] = []
+        graph = FakeGraph(lambda: kept.append(step()) or kept[-1])  # type: ignore[func-returns-value]
+        self.graphs.append(graph)
+        return graph, kept[0]
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def _spoil(tensor: Tensor) -> None:
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(-77.0)
+    elif tensor.dtype != torch.bool:
+        tensor.fill_(-(1 << 30))
+
+
+def use_triton(patch: pytest.MonkeyPatch) -> None:
+    """Let captured steps and draws on CPU take their kernels, in the interpreter."""
+    pytest.importorskip("triton.runtime.interpreter")
+
+    def drawn(logits: Tensor, p: DrawParams, greedy: Tensor | None = None, *, filtered: bool = True) -> Tensor:
+        return draw_triton.draw(logits, p, greedy, race=128, block=256)
+
+    patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    patch.setattr(graphs, "begin", step_triton.begin)
+    patch.setattr(graphs, "finish", step_triton.finish)
+    patch.setattr(prefill_graphs, "finish", step_triton.finish)
+    patch.setattr(prefill_graphs, "check_tokens", step_triton.check_tokens)
+    patch.setattr(graphs, "draw", SimpleNamespace(draw=drawn))
+
+
+def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **settings: Any) -> EngineCore:
+    """Make an engine on CPU whose steps are replays; `use_triton` comes first. Without one kind, steps with it are eager.
+
+    Every graph is captured: decode buckets up to `max_running_requests`, prefills of `SIZES`.
+    """
+    core = make_core(folder, **settings)
+    made, pool = core.runner, FakePool(torch.device("cpu"))
+    made.attention = core.stepper._attention = PlainAttention(made.config, made.pool, made.device)
+    parts = (made.model, made.attention, made.state, made.pool.page_size)
+    with torch.inference_mode():
+        decodes = DecodeGraphs(*parts, settings["max_running_requests"], pool)  # type: ignore[arg-type]
+        prefills = PrefillGraphs(*parts, SIZES, pool)  # type: ignore[arg-type]
+        made.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
+        while decode and decodes.num_left:
+            decodes.run_next()
+        while prefill and prefills.num_left:
+            prefills.run_next()
+    if not decode:
+        decodes._captured.clear()
+        decodes._keys.clear()
+    core.stepper._graphs = StepGraphs(decode=decodes, prefill=prefills if prefill else None)
+    return core

@@ -1,0 +1,287 @@
+"""An engine whose steps are replays gives what an engine without graphs gives: tokens, log probabilities, ends.
+
+On CPU, see `fake_graphs`. So the way through captured decode steps and prefills, padded rows, captured and deferred
+draws, masks, penalties and chunks is gone in every run of the tests; a GPU adds streams and real kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_graphs import SIZES, make_captured, use_triton
+
+from dovetail.contracts.attention import ForwardBatch
+from dovetail.engine.core import EngineCore
+from dovetail.engine.messages import Finish, GrammarStep, SamplingParams, Submit
+from dovetail.engine.request import Request
+from dovetail.testing.engine import make_core
+from dovetail.testing.models import make_model
+
+SETTINGS: dict[str, Any] = {
+    "page_size": 4,
+    "chunked_prefill_size": 40,
+    "max_running_requests": 7,
+    "max_total_tokens": 900,
+    "dtype": "float32",
+}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+STEP = (GrammarStep(backend="any", kind="regex", source="a"),)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of one layer."""
+    return make_model(tmp_path_factory.mktemp("model"), "Qwen3ForCausalLM", num_hidden_layers=1, **HEADS)
+
+
+@pytest.fixture
+def make(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineCore]:
+    """Makes engines that replay, by default all that can be."""
+    use_triton(monkeypatch)
+
+    def made(overlap: bool = False, **kinds: bool) -> EngineCore:
+        return make_captured(folder, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **kinds, **SETTINGS)
+
+    return made
+
+
+class Thirds:
+    """A constraint of every third token, another third after each; in place of `grammar.constraint.Constraint`."""
+
+    matching = backend = matcher = gate = error = None
+    was_forced = terminated = False
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def fill(self, row: Any, matched: bool) -> bool:
+        """Allow a third; nothing is masked before the second token."""
+        flags = np.zeros(32 * len(row), dtype=np.uint8)
+        flags[self.num % 3 :: 3] = 1
+        row[:] = np.packbits(flags, bitorder="little").view(np.int32)
+        return self.num != 1
+
+    def only_ends(self, row: Any) -> bool:
+        """Never."""
+        return False
+
+    def accept(self, token: int) -> str | None:
+        """Take a token, which the mask has allowed."""
+        if self.num != 1 and token % 3 != self.num % 3:
+            return f"token {token} is not allowed"
+        self.num += 1
+        return None
+
+    def forced(self) -> list[int]:
+        """None."""
+        return []
+
+
+class Desk:
+    """In place of the engine's grammar desk: each grammar is ready after so many questions."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.open: list[list[Any]] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """As the desk's."""
+        return bool(self.open)
+
+    def take(self, request: Request, message: Submit) -> None:
+        """As the desk's."""
+        if message.grammar:
+            request.undecided = self.patience > 0
+            if self.patience:
+                self.open.append([request, self.patience])
+            else:
+                request.sample.constraint = Thirds()  # type: ignore[assignment]
+
+    def decide(self) -> list[tuple[Request, Finish]]:
+        """As the desk's."""
+        for entry in self.open:
+            entry[1] -= 1
+            if entry[1] == 0:
+                entry[0].undecided = False
+                entry[0].sample.constraint = Thirds()
+        self.open = [entry for entry in self.open if entry[1] > 0]
+        return []
+
+    def forget(self, request: Request) -> None:
+        """As the desk's."""
+        self.open = [entry for entry in self.open if entry[0] is not request]
+
+    def wait(self, timeout_s: float) -> None:
+        """As the desk's."""
+
+    def close(self) -> None:
+        """As the desk's."""
+
+
+Load = tuple[list[int], SamplingParams, bool]
+
+
+def loads(seed: int, num: int = 18, *, grammars: bool = True, logprobs: bool = True) -> list[Load]:
+    """Requests with anything that changes which graph serves a step, or what follows it; some behind one prefix."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(190) for _ in range(13)]
+    found: list[Load] = []
+    for i in range(num):
+        prompt = shared * rng.randrange(2) + [rng.randrange(190) for _ in range(rng.choice([1, 5, 9, 30, 70]))]
+        params = SamplingParams(
+            max_tokens=rng.choice([1, 2, 5, 8]),
+            temperature=rng.choice([0, 0, 0.8, 1.4]),
+            top_p=rng.choice([1, 0.9]),
+            top_k=rng.choice([0, 5]),
+            frequency_penalty=rng.choice([0, 0, 0, 0.7]),
+            repetition_penalty=rng.choice([1, 1, 1, 1.3]),
+            min_tokens=rng.choice([0, 0, 4]),
+            logit_bias={7: 4.0} if i % 9 == 4 else {},
+            logprobs=2 if logprobs and i % 6 == 2 else None,
+            prompt_logprobs=1 if logprobs and i % 11 == 7 else None,
+            stop_token_ids=tuple(rng.randrange(190) for _ in range(rng.choice([0, 30]))),
+            ignore_eos=bool(i % 2),
+            seed=i,
+        )
+        found.append((prompt, params, grammars and i % 5 == 3))
+    return found
+
+
+def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: int = 2) -> list[tuple[Any, ...]]:
+    """Run all, so many steps apart; what a client sees of each. The books are right after every step."""
+    core.grammars = Desk(patience)  # type: ignore[assignment]
+    tokens: list[list[int]] = [[] for _ in asked]
+    extras: list[list[tuple[int, float]]] = [[] for _ in asked]
+    finishes: list[Finish | None] = [None for _ in asked]
+    left = list(enumerate(asked))
+    for step in range(2000):
+        if left and step % every == 0:
+            for _ in range(3 if step % 3 == 0 else 1):
+                if left:
+                    handle, (prompt, params, constrained) = left.pop(0)
+                    grammar = STEP if constrained else ()
+                    core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=params, grammar=grammar))
+        if not left and not core.has_work:
+            break
+        for delta in core.step().deltas:
+            tokens[delta.handle] += delta.ids
+            told = [*(delta.logprobs or ()), *(delta.prompt_logprobs or ())]
+            extras[delta.handle] += [(p.token_id, round(p.logprob or 0, 3)) for p in told]
+            finishes[delta.handle] = delta.finish or finishes[delta.handle]
+        core.pages.check(core.scheduler.running)
+    assert not core.has_work
+    assert core.pages.is_exact([])
+    assert all(finish is not None and finish.reason != "abort" for finish in finishes), finishes
+    return list(zip(tokens, extras, finishes, strict=True))
+
+
+def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
+    """Decode buckets and prefill sizes that were replayed, and how often draws were."""
+    graphs: Any = core.stepper._graphs
+    buckets = {key.bucket for key, done in graphs.decode._captured.items() if done.graph.num_replays}
+    prefills = () if graphs.prefill is None else graphs.prefill._captured.items()
+    draws = sum(done.draw.graph.num_replays for done in graphs.decode._captured.values() if done.draw is not None)
+    return buckets, {size for size, done in prefills if done.graph.num_replays}, draws
+
+
+@pytest.mark.parametrize(("seed", "overlap"), [(1, True), (2, False)], ids=["overlapped", "in turn"])
+def test_replayed_steps_give_what_eager_steps_give(
+    seed: int, overlap: bool, make: Callable[..., EngineCore], folder: Path
+) -> None:
+    """Greedy, drawn, filtered, penalized, biased, banned, constrained, with log probabilities; all buckets and sizes."""
+    asked = loads(seed)
+    want = serve(make_core(folder, **SETTINGS), asked)
+    core = make(overlap)
+    assert serve(core, asked) == want
+    buckets, sizes, _ = replays(core)
+    assert buckets >= {1, 2, 4}
+    assert sizes == set(SIZES)
+
+
+def test_full_batches_are_padded_and_drawn_in_graphs(make: Callable[..., EngineCore], folder: Path) -> None:
+    """Rows that come and go while seven decode: no bucket fits exactly, and the draw follows who is there."""
+    rng = random.Random(4)
+    asked: list[Load] = []
+    for i in range(20):
+        params = SamplingParams(
+            max_tokens=3 + i % 7, temperature=0.9 * (i % 3 > 0), top_k=i % 4, seed=i, ignore_eos=True
+        )
+        asked.append(([rng.randrange(190) for _ in range(4 + i % 5)], params, False))
+    want = serve(make_core(folder, **SETTINGS), asked, every=1)
+    core = make(True)
+    assert serve(core, asked, every=1) == want
+    buckets, _, draws = replays(core)
+    assert buckets >= {4}
+    assert draws > 10
+
+
+@pytest.mark.parametrize("kinds", [{"prefill": False}, {"decode": False}], ids=str)
+def test_half_of_a_step_without_its_graph_is_run_eagerly(
+    kinds: dict[str, bool], make: Callable[..., EngineCore], folder: Path
+) -> None:
+    """Only decode steps are captured, or only prefills: steps of both are eager, and all tokens are the same."""
+    asked = loads(5, num=9)
+    want = serve(make_core(folder, **SETTINGS), asked)
+    assert serve(make(True, **kinds), asked) == want
+
+
+@BOTH
+def test_grammars_that_come_late_keep_their_requests_silent(
+    overlap: bool, make: Callable[..., EngineCore], folder: Path
+) -> None:
+    """A constrained request is prefilled and gets its first token when it is decided, in a graph or not."""
+    asked = loads(6, num=10)
+    want = serve(make_core(folder, **SETTINGS), asked, patience=7)
+    assert serve(make(overlap), asked, patience=7) == want
+    assert any(constrained for _, _, constrained in asked)
+
+
+@BOTH
+def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
+    overlap: bool, make: Callable[..., EngineCore]
+) -> None:
+    """NaN in a decode row of a padded batch: that request ends, the others get their tokens, no page is spoilt."""
+    prompts = [[(7 * i + j) % 180 for j in range(9)] for i in range(5)]
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    want = serve(make(overlap), [(prompt, params, False) for prompt in prompts])
+    core = make(overlap)
+    pool, forward, spoilt = core.runner.pool, core.runner.model.forward, []
+
+    def spoil(ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        hidden: torch.Tensor = forward(ids, batch)
+        found = ((batch.positions == 12) & (batch.kv_slots >= 0)).nonzero()
+        if not spoilt and len(found):
+            spoilt.append(int(batch.rows[found[0]]))
+            hidden[found[0]] = math.nan
+            slot = int(batch.kv_slots[found[0]])
+            pool.layer(0)[slot // 4, :, slot % 4] = math.nan
+        return hidden
+
+    core.runner.model.forward = spoil
+    ends: dict[int, Finish] = {}
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for handle, prompt in enumerate(prompts):
+        core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=params))
+    for _ in range(100):
+        if not core.has_work:
+            break
+        for delta in core.step().deltas:
+            tokens[delta.handle] += delta.ids
+            ends |= {delta.handle: delta.finish} if delta.finish else {}
+    bad = [handle for handle, finish in ends.items() if "not finite" in (finish.message or "")]
+    assert len(bad) == len(spoilt) == 1
+    assert [t for i, t in enumerate(tokens) if i not in bad] == [t for i, (t, _, _) in enumerate(want) if i not in bad]
+    assert tokens[bad[0]] == want[bad[0]][0][: len(tokens[bad[0]])]
+    assert core.pages.is_exact([])
+    with torch.inference_mode():
+        core.stepper._state.flush()
+    assert torch.isfinite(pool.layer(0)).all()
