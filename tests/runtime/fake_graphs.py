@@ -136,7 +136,7 @@ def use_triton(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **settings: Any) -> EngineCore:
-    """Make an engine on CPU whose steps are replays; `use_triton` comes first. Without one kind, steps with it are eager.
+    """Make an engine on CPU whose steps are replays; `use_triton` comes first. What is not captured runs eagerly.
 
     Every graph is captured: decode buckets up to `max_running_requests`, prefills of `SIZES`.
     """

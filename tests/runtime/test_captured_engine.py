@@ -197,7 +197,7 @@ def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
 def test_replayed_steps_give_what_eager_steps_give(
     seed: int, overlap: bool, make: Callable[..., EngineCore], folder: Path
 ) -> None:
-    """Greedy, drawn, filtered, penalized, biased, banned, constrained, with log probabilities; all buckets and sizes."""
+    """Greedy, drawn, filtered, penalized, biased, banned, constrained, with log probabilities; every bucket and size."""
     asked = loads(seed)
     want = serve(make_core(folder, **SETTINGS), asked)
     core = make(overlap)
