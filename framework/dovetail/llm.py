@@ -24,9 +24,9 @@ from typing import Any, Literal, TypeVar, overload
 
 from tqdm import tqdm
 
+from dovetail import messages
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.engine import messages
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.fields import NAMES, read_grammar
@@ -35,11 +35,11 @@ from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.grammar.thinking import Use, thinking_of
+from dovetail.messages.seeds import derive_seed
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.hub import with_folders
-from dovetail.runtime.seeds import derive_seed
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.detect import resolve_parsers

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engine.messages import TokenDelta
 from dovetail.errors import RequestError
+from dovetail.messages import TokenDelta
 from dovetail.text.stream import OutputStream
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from dovetail.engine.messages import OUT_OF_MEMORY, POISON
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
+from dovetail.messages import OUT_OF_MEMORY, POISON
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 from dovetail_server.peers.fields import refusal
 

@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from dovetail.engine.client import EngineClient
-from dovetail.engine.messages import EngineInfo
 from dovetail.engine.streams import CLOSED
 from dovetail.errors import EngineError
+from dovetail.messages import EngineInfo
 from dovetail.settings import EngineSettings
 from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail_server.hooks import ApiHooks

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dovetail.engine.messages import EngineInfo
+from dovetail.messages import EngineInfo
 
 
 class Phases:

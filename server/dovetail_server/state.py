@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from dovetail.engine.client import EngineClient, TokenStream
-from dovetail.engine.messages import EngineInfo
 from dovetail.errors import EngineDeadError, RequestError
+from dovetail.messages import EngineInfo
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.auth import CALLER

@@ -13,8 +13,8 @@ import torch
 
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import ModelConfig
-from dovetail.engine.messages import SamplingParams
 from dovetail.errors import ConfigError, PluginError
+from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime import backends
 from dovetail.runtime.hybrid import common_caps, hybrid

@@ -14,8 +14,8 @@ from dovetail.contracts.attention import AttentionCaps
 from dovetail.contracts.cache import CacheTensor, Chunk, Full, Recurrent, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.contracts.needs import Needs, needs_of, unmet, unserved
-from dovetail.engine.messages import SamplingParams
 from dovetail.errors import ConfigError, ModelError
+from dovetail.messages import SamplingParams
 from dovetail.runtime.hf_config import dense_config
 from dovetail.runtime.hybrid import common_caps
 from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL

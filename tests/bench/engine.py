@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.engine import BareEngine

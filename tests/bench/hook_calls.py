@@ -22,7 +22,7 @@ import pluggy
 from dovetail.contracts import RequestObserver, RequestStart
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.inprocess import InProcessClient
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.testing.site import FakeSite
 from dovetail_server.hooks import ApiHooks

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_core
 
 NUM_TIMED, NUM_PROFILED = 60, 5
@@ -98,7 +98,7 @@ def kernels(core: EngineCore, run: Any) -> list[Row]:
 
 def drain(core: EngineCore) -> None:
     """End what runs, and forget what is cached."""
-    from dovetail.engine.messages import Abort, Control
+    from dovetail.messages import Abort, Control
 
     for request in [*core.scheduler.running, *core.scheduler.waiting]:
         core.handle(Abort(request.handle))

@@ -21,8 +21,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does
 
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.process import ProcessClient
+from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 

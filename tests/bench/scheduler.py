@@ -18,10 +18,10 @@ from rich.table import Table
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime.device_state import DeviceState
 from dovetail.testing.engine import make_policy
 

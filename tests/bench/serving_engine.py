@@ -9,7 +9,9 @@ from pathlib import Path
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.loop import ClosedError, Transport
-from dovetail.engine.messages import (
+from dovetail.engine.process import ProcessClient
+from dovetail.engine.wire import SocketTransport
+from dovetail.messages import (
     Abort,
     Control,
     ControlReply,
@@ -21,8 +23,6 @@ from dovetail.engine.messages import (
     ToEngine,
     TokenDelta,
 )
-from dovetail.engine.process import ProcessClient
-from dovetail.engine.wire import SocketTransport
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.engine.process import ProcessClient, Restarts
+from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 

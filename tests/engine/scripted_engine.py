@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.engine.loop import ClosedError
-from dovetail.engine.messages import (
+from dovetail.engine.wire import SocketTransport
+from dovetail.messages import (
     Abort,
     Admitted,
     Control,
@@ -27,7 +28,6 @@ from dovetail.engine.messages import (
     Tick,
     TokenDelta,
 )
-from dovetail.engine.wire import SocketTransport
 
 WAYS: dict[str, Callable[[], object]] = {
     "exit": lambda: os._exit(0),

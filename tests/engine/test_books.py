@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.messages import BACKGROUND, Finish
 from dovetail.engine.request import Request, StepPlan
+from dovetail.messages import BACKGROUND, Finish
 
 spec = importlib.util.spec_from_file_location("books_world", Path(__file__).parent / "test_scheduler.py")
 assert spec is not None

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import OUT_OF_MEMORY, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.recovery import failure_of
 from dovetail.engine.request import StepPlan
 from dovetail.grammar.constraint import Constraint
+from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.engine.core import EngineCore
 from dovetail.engine.first_requests import PARAMS, serve_first
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 

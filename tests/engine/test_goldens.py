@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.testing.engine import generate, tokens
 from dovetail.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.testing.engine import generate, tokens
 from dovetail.testing.models import make_model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.messages import SamplingParams, Submit, TokenDelta
+from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import collect, generate, make_client, tokens
 
 

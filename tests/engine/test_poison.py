@@ -20,7 +20,7 @@ from torch import Tensor
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 

@@ -13,10 +13,10 @@ import pytest
 from dovetail.cache.radix import RadixTree
 from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.policy import policy_of
 from dovetail.engine.request import Request
 from dovetail.errors import PluginError
+from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.engine import collect, make_client, make_policy
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from dovetail.engine.life import LOT_BYTES, EngineLife, Link
-from dovetail.engine.messages import SamplingParams, Submit, Tick, TokenDelta
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.wire import FrameReader, frame
 from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.messages import SamplingParams, Submit, Tick, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.testing.engine import collect, tokens
@@ -110,7 +110,7 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
         textwrap.dedent(
             f"""
             import asyncio, sys
-            from dovetail.engine.messages import SamplingParams, Submit
+            from dovetail.messages import SamplingParams, Submit
             from dovetail.engine.process import ProcessClient
             from dovetail.plugins import Registry, make_plan
             from dovetail.settings import EngineSettings

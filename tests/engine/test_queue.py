@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from dovetail.cache.radix import RadixTree
 from dovetail.engine.admission import MAX_MATCHED
-from dovetail.engine.messages import BACKGROUND, SamplingParams, Submit
 from dovetail.engine.policy import MAX_LOOKED_UP
 from dovetail.engine.queue import WaitQueue, rank
 from dovetail.engine.request import Request
+from dovetail.messages import BACKGROUND, SamplingParams, Submit
 from dovetail.testing.engine import make_policy
 
 spec = importlib.util.spec_from_file_location("queue_world", Path(__file__).parent / "test_scheduler.py")

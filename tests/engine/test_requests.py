@@ -11,8 +11,8 @@ import transformers
 
 from dovetail.engine import integrity
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.errors import EngineDeadError
+from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import collect, generate, make_client, make_core, tokens
 
 

@@ -12,9 +12,9 @@ import pytest
 from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
 from dovetail.engine import process
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.process import Restarts
 from dovetail.errors import EngineDeadError, EngineError
+from dovetail.messages import SamplingParams, Submit
 
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it"))]
 

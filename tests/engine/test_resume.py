@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import Admitted, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Admitted, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 from dovetail.text.tokenizer import Tokenizer
 

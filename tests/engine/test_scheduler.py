@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
-from dovetail.engine.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.runtime.device_state import DeviceState
 from dovetail.testing.engine import make_policy
 

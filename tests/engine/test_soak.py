@@ -18,9 +18,9 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request
+from dovetail.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend

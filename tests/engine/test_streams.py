@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.engine import entry, streams
-from dovetail.engine.messages import (
+from dovetail.engine.streams import StreamClient
+from dovetail.errors import EngineDeadError
+from dovetail.messages import (
     Abort,
     Finish,
     SamplingParams,
@@ -22,8 +24,6 @@ from dovetail.engine.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from dovetail.engine.streams import StreamClient
-from dovetail.errors import EngineDeadError
 
 
 class Loopback(StreamClient):

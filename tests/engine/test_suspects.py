@@ -10,9 +10,9 @@ import pytest
 from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain
 
 from dovetail.engine.entry import Entry
-from dovetail.engine.messages import POISON, SamplingParams, Submit, TokenDelta
 from dovetail.engine.process import Restarts
 from dovetail.engine.suspects import RestartLimit, has_got_on, is_suspect, note_death, to_try
+from dovetail.messages import POISON, SamplingParams, Submit, TokenDelta
 
 DEADLY = """
 import os, sys

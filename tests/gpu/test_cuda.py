@@ -13,10 +13,9 @@ import pytest
 import torch
 import transformers
 
-from dovetail import LLM, SamplingParams
-from dovetail.engine import messages
+from dovetail import LLM, SamplingParams, messages
+from dovetail.messages.seeds import row_key
 from dovetail.runtime.random import exponentials
-from dovetail.runtime.seeds import row_key
 from dovetail.testing.engine import collect, generate, make_client, tokens
 from dovetail.testing.models import make_model
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import Finish, SamplingParams, Submit
+from dovetail.messages import Finish, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 

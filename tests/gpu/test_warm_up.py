@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 

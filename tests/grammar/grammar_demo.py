@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.inprocess import InProcessClient
-from dovetail.engine.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Result, json_step
 
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarStep, SamplingParams, Submit
 from dovetail.runtime.penalties import TokenCounts
 
 PATTERN = "[a-f]{4,12}-[0-9]{2}"

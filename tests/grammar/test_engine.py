@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, json_step
 
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarStep, SamplingParams, Submit
 
 PERSON = {
     "type": "object",

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_step
 
-from dovetail.engine.messages import Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.grammar import jump
+from dovetail.messages import Finish, GrammarStep, SamplingParams, Submit
 
 LETTER = (
     r"Dear (Sir|Madam), thank you very much for your letter of [0-9]{2} May[.] We are (happy|sorry) to hear from you"

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Jump, Result, json_step
 
-from dovetail.engine.messages import GrammarStep
 from dovetail.grammar import jump
+from dovetail.messages import GrammarStep
 
 SHORT = {"type": "string", "maxLength": 6}
 SCHEMAS: list[Any] = [

@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.grammar.cache import Refused
 from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 
 STEP = GrammarStep(backend="llguidance", kind="json", source=json.dumps({"enum": ["a word", "b word", 12]}))

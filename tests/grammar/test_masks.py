@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine.messages import MarkedThinking, Marker, SamplingParams
 from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
 from dovetail.grammar.gate import make_gate
 from dovetail.grammar.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.grammar.masks import MaskBuffer
+from dovetail.messages import MarkedThinking, Marker, SamplingParams
 from dovetail.runtime.sampler import SampleRow, sample
 
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]

@@ -12,13 +12,13 @@ import pytest
 from grammar_demo import Demo, json_step
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
-from dovetail.engine.messages import GrammarStep
 from dovetail.grammar.cache import Enforced, GrammarCache, Refused
 from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.validate import FinalValidator
 from dovetail.grammar.vocabulary import pack, unpack
 from dovetail.grammar.wire import ChildJob, ChildStart
+from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
 HARD = "(((a{0,60}b){0,60}c){0,60}d){0,60}"

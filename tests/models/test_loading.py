@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.engine.messages import SamplingParams
 from dovetail.errors import ConfigError, ModelError
+from dovetail.messages import SamplingParams
 from dovetail.runtime.hf_config import architecture, dense_config, eos_token_ids, read_config
 from dovetail.testing.engine import generate
 from dovetail.testing.models import make_model

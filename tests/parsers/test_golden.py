@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.contracts.reasoning import ContentDelta, ReasoningDelta
 from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
-from dovetail.engine.messages import Finish
+from dovetail.messages import Finish
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
 from dovetail.contracts.tools import ToolArgs, ToolStart
-from dovetail.engine.messages import Finish
+from dovetail.messages import Finish
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.output import FormatParser, fold, make_parser
 from dovetail.text.stream import NoTemplate, OutputStream

@@ -19,8 +19,8 @@ from fake_graphs import SIZES, make_captured, use_triton
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import Finish, GrammarStep, SamplingParams, Submit
 from dovetail.engine.request import Request
+from dovetail.messages import Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -197,7 +197,7 @@ def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
 def test_replayed_steps_give_what_eager_steps_give(
     seed: int, overlap: bool, make: Callable[..., EngineCore], folder: Path
 ) -> None:
-    """Greedy, drawn, filtered, penalized, biased, banned, constrained, with log probabilities; every bucket and size."""
+    """Greedy, drawn, filtered, penalized, biased, banned, constrained, with log probabilities: in every graph."""
     asked = loads(seed)
     want = serve(make_core(folder, **SETTINGS), asked)
     core = make(overlap)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.runtime import draw, draw_triton
 from dovetail.runtime.draw import DrawParams
 

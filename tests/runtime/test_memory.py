@@ -14,8 +14,8 @@ import torch
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.errors import ConfigError
+from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime import device_memory, graphs, host_memory
 from dovetail.runtime.memory import (

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.request import Chunk
+from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime import prefill_graphs
 from dovetail.runtime.prefill_graphs import PATIENCE, STAND_IN_PATIENCE, PrefillGraphs, pack
 from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, Size, sizes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
 from dovetail.runtime import draw
 from dovetail.runtime.sampler import FloatScratch, SampleRow, adjust, sample
 

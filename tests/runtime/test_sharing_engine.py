@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime import prefixes
 from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
 from dovetail.runtime.stepper import StepGraphs

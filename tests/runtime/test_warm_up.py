@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.messages import SamplingParams, Submit
 from dovetail.engine.request import StepPlan
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.layers import ops
 from dovetail.layers.ops import fused, skinny
+from dovetail.messages import SamplingParams, Submit
 from dovetail.runtime import draw, draw_triton, step_triton, warm_up
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.messages import EngineInfo
 from dovetail.errors import ConfigError
+from dovetail.messages import EngineInfo
 from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
 from dovetail_server.bench.figures import figures_of

@@ -11,7 +11,7 @@ from exchanges import error_of
 
 from conftest import Harness
 from dovetail.contracts.reasoning import Event
-from dovetail.engine.messages import TokenDelta
+from dovetail.messages import TokenDelta
 from dovetail.text.stream import OutputStream
 
 USER = [{"role": "user", "content": "hi"}]

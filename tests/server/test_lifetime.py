@@ -15,7 +15,7 @@ import requests
 from exchanges import error_of, send_raw
 
 from conftest import Harness
-from dovetail.engine.messages import Finish
+from dovetail.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

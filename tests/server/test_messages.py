@@ -12,7 +12,7 @@ from exchanges import send_raw
 from replies import message_events, strict
 
 from conftest import Harness
-from dovetail.engine.messages import Finish
+from dovetail.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "get_weather", "description": "Weather", "input_schema": {"type": "object"}}

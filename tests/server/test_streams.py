@@ -18,8 +18,8 @@ import requests
 from exchanges import events, fold_chat
 
 from conftest import Harness
-from dovetail.engine.messages import Abort, Finish, Ready, SamplingParams, Submit, Tick, ToEngine, TokenDelta
 from dovetail.engine.streams import StreamClient
+from dovetail.messages import Abort, Finish, Ready, SamplingParams, Submit, Tick, ToEngine, TokenDelta
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]

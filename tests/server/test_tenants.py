@@ -15,8 +15,8 @@ from exchanges import error_of
 
 from conftest import Harness
 from dovetail.contracts.observers import RequestEnd, RequestObserver, RequestProgress, RequestStart
-from dovetail.engine.messages import Abort, Finish, Ready, Submit, Tick, ToEngine, TokenDelta
 from dovetail.engine.streams import StreamClient
+from dovetail.messages import Abort, Finish, Ready, Submit, Tick, ToEngine, TokenDelta
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
 CHAT = "/v1/chat/completions"

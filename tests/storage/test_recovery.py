@@ -148,7 +148,7 @@ def test_an_engine_that_dies_costs_no_line(api: Api) -> None:
 
 def test_faults_of_the_server_are_tried_again_and_then_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that fails for a reason of ours ends in the error file as a 500 without details."""
-    from dovetail.engine.messages import Finish
+    from dovetail.messages import Finish
     from dovetail_server.batches import runner
 
     monkeypatch.setattr(runner, "BUSY_WAIT_S", 0.01)

@@ -21,7 +21,7 @@ from dovetail.contracts.reasoning import (
     TokenizerView,
 )
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolFormat, ToolParser, ToolStart
-from dovetail.engine.messages import Finish, TokenDelta
+from dovetail.messages import Finish, TokenDelta
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer

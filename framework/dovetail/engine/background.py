@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
-from dovetail.engine.messages import BACKGROUND
 from dovetail.engine.request import Request
+from dovetail.messages import BACKGROUND
 
 GRACE_S = 1.0
 """For so long after the last other request background work holds back: where one was, the next is likely to come."""

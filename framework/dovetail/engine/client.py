@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from dovetail.engine.messages import EngineInfo, Submit, TokenDelta
+from dovetail.messages import EngineInfo, Submit, TokenDelta
 
 
 class TokenStream(Protocol):

@@ -10,7 +10,15 @@ import msgspec
 
 from dovetail.engine.first_requests import serve_first
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
-from dovetail.engine.messages import (
+from dovetail.engine.pages import PageBook
+from dovetail.engine.policy import make_policy
+from dovetail.engine.recovery import Failure, Recovery, failure_of
+from dovetail.engine.report import Report
+from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.grammar.desk import make_desk
+from dovetail.grammar.jump import forced_tokens, jump
+from dovetail.messages import (
     Abort,
     Admitted,
     Control,
@@ -24,14 +32,6 @@ from dovetail.engine.messages import (
     ToEngine,
     TokenDelta,
 )
-from dovetail.engine.pages import PageBook
-from dovetail.engine.policy import make_policy
-from dovetail.engine.recovery import Failure, Recovery, failure_of
-from dovetail.engine.report import Report
-from dovetail.engine.request import Request, StepPlan
-from dovetail.engine.scheduler import Limits, Scheduler
-from dovetail.grammar.desk import make_desk
-from dovetail.grammar.jump import forced_tokens, jump
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
 from dovetail.runtime.runner import ModelRunner

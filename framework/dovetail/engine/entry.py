@@ -10,8 +10,8 @@ import asyncio
 
 import msgspec
 
-from dovetail.engine.messages import Finish, Submit, TokenDelta
 from dovetail.errors import EngineDeadError
+from dovetail.messages import Finish, Submit, TokenDelta
 
 MAX_WAITING = 1 << 17
 """Most that waits for one reader, in token ids and log probabilities together."""

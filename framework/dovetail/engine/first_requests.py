@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dovetail.engine import report
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 
 if TYPE_CHECKING:
     from dovetail.engine.core import EngineCore

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from dovetail.engine.messages import Finish
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request
+from dovetail.messages import Finish
 
 logger = logging.getLogger(__name__)
 

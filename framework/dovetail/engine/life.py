@@ -15,8 +15,8 @@ from typing import cast
 
 import msgspec
 
-from dovetail.engine.messages import Failed, FromEngine, ToEngine
 from dovetail.engine.wire import FrameReader, Start, frame
+from dovetail.messages import Failed, FromEngine, ToEngine
 
 LAST_WORDS_S = 5.0
 """Time for what a dead engine had said to arrive."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from dovetail.engine.messages import Control, FromEngine, ToEngine
+from dovetail.messages import Control, FromEngine, ToEngine
 
 if TYPE_CHECKING:
     from dovetail.engine.core import EngineCore  # imports torch, which the client's side of a socket does not need

@@ -12,9 +12,9 @@ import msgspec
 
 from dovetail import log
 from dovetail.engine.loop import ClosedError, run_loop
-from dovetail.engine.messages import Failed, Ready
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.errors import ConfigError
+from dovetail.messages import Failed, Ready
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from dovetail.engine.entry import Entry
 from dovetail.engine.heartbeat import Heartbeat
 from dovetail.engine.life import EngineLife
-from dovetail.engine.messages import (
+from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
+from dovetail.engine.suspects import RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.wire import Start
+from dovetail.messages import (
     POISON,
     Abort,
     Control,
@@ -23,9 +26,6 @@ from dovetail.engine.messages import (
     Tick,
     ToEngine,
 )
-from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
-from dovetail.engine.suspects import RestartLimit, has_got_on, note_death, to_try
-from dovetail.engine.wire import Start
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings
 from dovetail.supervisor import Supervisor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from dovetail.engine.messages import BACKGROUND
 from dovetail.engine.request import Request
+from dovetail.messages import BACKGROUND
 
 
 def rank(request: Request) -> tuple[int, int]:

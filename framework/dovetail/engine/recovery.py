@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.engine.messages import OUT_OF_MEMORY, Finish
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.messages import OUT_OF_MEMORY, Finish
 
 logger = logging.getLogger(__name__)
 

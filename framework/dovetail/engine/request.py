@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from dovetail.cache.radix import Node
-from dovetail.engine.messages import Finish, SamplingParams, Submit, TokenLogprob
+from dovetail.messages import Finish, SamplingParams, Submit, TokenLogprob
 from dovetail.runtime.sampler import SampleRow
 
 

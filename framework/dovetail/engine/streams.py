@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.entry import Entry
-from dovetail.engine.messages import (
+from dovetail.errors import ConfigError, EngineDeadError, EngineError
+from dovetail.messages import (
     Abort,
     Admitted,
     Control,
@@ -31,8 +32,7 @@ from dovetail.engine.messages import (
     ToEngine,
     TokenDelta,
 )
-from dovetail.errors import ConfigError, EngineDeadError, EngineError
-from dovetail.runtime.seeds import derive_seed
+from dovetail.messages.seeds import derive_seed
 
 ABORTED = Finish("abort", None, "aborted")
 CLOSED = "the engine was closed"

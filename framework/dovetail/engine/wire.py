@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.loop import ClosedError
-from dovetail.engine.messages import FromEngine, Starting, ToEngine
+from dovetail.messages import FromEngine, Starting, ToEngine
 from dovetail.plugins import PluginPlan
 
 HEADER = struct.Struct(">I")

@@ -20,7 +20,6 @@ import time
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.engine.messages import GrammarStep
 from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.memory import address_space, resident_bytes
 from dovetail.grammar.trial import try_out
@@ -37,6 +36,7 @@ from dovetail.grammar.wire import (
     send,
     spec_of,
 )
+from dovetail.messages import GrammarStep
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 
 NICE = 10

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
-from dovetail.engine.messages import GrammarStep
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
 from dovetail.grammar.vocabulary import pack
 from dovetail.grammar.weaken import without
 from dovetail.grammar.wire import ChildJob, ChildReply, ChildStart, spec_of
+from dovetail.messages import GrammarStep
 from dovetail.plugins import LoadedPlugins
 
 MAX_LOAD_S = 2.0

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine.messages import Finish, Submit, Thinking
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.gate import make_gate
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.messages import Finish, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.engine.messages import MarkedThinking, MessageThinking, Thinking
+from dovetail.messages import MarkedThinking, MessageThinking, Thinking
 
 MAX_ROLLBACK = 256
 """Most tokens that `rollback` takes back at once."""

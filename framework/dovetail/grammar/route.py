@@ -20,13 +20,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
-from dovetail.engine.messages import GrammarStep
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
 from dovetail.grammar.normal import Normal, normalize
 from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
+from dovetail.messages import GrammarStep
 
 Enforcement = Literal["full", "approximate", "validate_only"]
 MAX_ROUNDS = 3

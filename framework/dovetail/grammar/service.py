@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.engine.messages import GrammarStep
 from dovetail.errors import DovetailError, RequestError
 from dovetail.grammar.cache import Enforced, GrammarCache, Refused
 from dovetail.grammar.compiling import Compiled, Compiler
@@ -27,6 +26,7 @@ from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.weaken import is_weakenable
 from dovetail.grammar.wire import spec_of, step_of
+from dovetail.messages import GrammarStep
 from dovetail.plugins import LoadedPlugins
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from dovetail.contracts.reasoning import FormatSpec, Markers, Messages, State
-from dovetail.engine.messages import MarkedThinking, Marker, MessageThinking, Thinking
 from dovetail.errors import RequestError
+from dovetail.messages import MarkedThinking, Marker, MessageThinking, Thinking
 from dovetail.text.output import make_parser
 from dovetail.text.tokenizer import Tokenizer
 

@@ -7,8 +7,8 @@ import socket
 import msgspec
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.engine.messages import GrammarStep
 from dovetail.engine.wire import HEADER, MAX_FRAME
+from dovetail.messages import GrammarStep
 from dovetail.plugins import PluginPlan
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dovetail.engine.messages import SamplingParams
+from dovetail.messages import SamplingParams
+from dovetail.messages.seeds import signed64
 from dovetail.runtime.random import exponentials, row_keys
-from dovetail.runtime.seeds import signed64
 from dovetail.runtime.upload import to_device
 
 CANDIDATES = 1024

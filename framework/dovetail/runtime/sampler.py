@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dovetail.engine.messages import SamplingParams, TokenLogprob, TopLogprob
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.masks import MaskBuffer, TokenMask
+from dovetail.messages import SamplingParams, TokenLogprob, TopLogprob
 from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import DrawParams, is_filtered
 from dovetail.runtime.penalties import History, TokenCounts, penalize

@@ -15,9 +15,9 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.engine.messages import TokenLogprob
 from dovetail.engine.request import Chunk, Request, StepPlan
 from dovetail.grammar.masks import MaskBuffer
+from dovetail.messages import TokenLogprob
 from dovetail.runtime.batch import Prepared, prepare
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import Choice, DecodeGraphs

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.cache.pool import NULL_PAGE, KVCache
-from dovetail.engine.messages import SamplingParams
 from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.messages import SamplingParams
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.sampler import SampleRow
 from dovetail.runtime.stepper import Stepper

@@ -11,8 +11,8 @@ from typing import Any
 from dovetail.contracts.scheduling import SchedulePolicy
 from dovetail.engine.core import EngineCore
 from dovetail.engine.inprocess import InProcessClient
-from dovetail.engine.messages import SamplingParams, Submit, TokenDelta
 from dovetail.engine.policy import Policy, policy_of
+from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.entry import merge
-from dovetail.engine.messages import (
+from dovetail.errors import EngineDeadError
+from dovetail.messages import (
     EngineInfo,
     Finish,
     Stats,
@@ -18,7 +19,6 @@ from dovetail.engine.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from dovetail.errors import EngineDeadError
 
 Script = Callable[[Submit], list[int]]
 

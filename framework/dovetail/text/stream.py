@@ -19,7 +19,7 @@ from dovetail.contracts.reasoning import (
     TemplateView,
 )
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
-from dovetail.engine.messages import Finish, TokenDelta
+from dovetail.messages import Finish, TokenDelta
 from dovetail.text.machine import Machine
 from dovetail.text.output import ToolCall, make_parser
 from dovetail.text.stop_regex import make_stops

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.engine.messages import BACKGROUND
 from dovetail.errors import RequestError
+from dovetail.messages import BACKGROUND
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.batches.validate import decode_line

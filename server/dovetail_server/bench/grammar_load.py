@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.inprocess import InProcessClient
-from dovetail.engine.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarStep, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings

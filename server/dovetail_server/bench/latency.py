@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 import dovetail
-from dovetail.engine.messages import EngineInfo, SamplingParams
 from dovetail.errors import ConfigError
+from dovetail.messages import EngineInfo, SamplingParams
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.engine import BareEngine
 from dovetail_server.bench.floor import Bandwidth, Floor, facts_of

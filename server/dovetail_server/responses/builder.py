@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, TokenizerView
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
-from dovetail.engine.messages import TokenLogprob
+from dovetail.messages import TokenLogprob
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import TokenInfo
 from dovetail_server.responses.items import encode_reasoning, item_id

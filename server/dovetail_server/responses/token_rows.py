@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.contracts.reasoning import TokenizerView
-from dovetail.engine.messages import TokenLogprob
+from dovetail.messages import TokenLogprob
 
 
 @dataclass(slots=True)

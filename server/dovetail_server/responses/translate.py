@@ -17,7 +17,7 @@ from dovetail_server.serving.params import same_field
 from dovetail_server.serving.translate import chat_request
 
 if TYPE_CHECKING:
-    from dovetail.engine.messages import SamplingParams
+    from dovetail.messages import SamplingParams
 
 NAMES = {
     r"messages(?:\[\d+\][\w.\[\]]*)?": "input",

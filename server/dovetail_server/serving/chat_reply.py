@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.reasoning import TokenizerView
-from dovetail.engine.messages import TokenLogprob
+from dovetail.messages import TokenLogprob
 from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.chat import ChatJob

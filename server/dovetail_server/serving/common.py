@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.engine.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage

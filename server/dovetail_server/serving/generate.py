@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dovetail.engine.messages import SamplingParams, TokenLogprob
 from dovetail.errors import RequestError
+from dovetail.messages import SamplingParams, TokenLogprob
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
-from dovetail.engine.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.route import GrammarReport, Route
+from dovetail.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.pace import Pace

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
-from dovetail.engine.messages import GrammarStep, Thinking
 from dovetail.grammar.fields import NAMES, Asked, read_grammar
 from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
+from dovetail.messages import GrammarStep, Thinking
 from dovetail_server import errors
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.contracts.reasoning import TokenizerView
-from dovetail.engine.messages import TokenLogprob
+from dovetail.messages import TokenLogprob
 from dovetail_server.native.generate import TokenRow
 from dovetail_server.openai.chat import TokenAlternative, TokenInfo
 from dovetail_server.openai.common import PromptLogprob, PromptLogprobs

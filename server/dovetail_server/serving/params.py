@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from dovetail.engine.messages import SamplingParams
 from dovetail.errors import RequestError
-from dovetail.runtime.seeds import derive_seed
+from dovetail.messages import SamplingParams
+from dovetail.messages.seeds import derive_seed
 from dovetail.text.stop_regex import compile_stop
 from dovetail_server import errors
 from dovetail_server.openai.common import PromptFields, SamplingFields, ServiceFields

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.engine.messages import EngineInfo
 from dovetail.grammar.front import GrammarFront
+from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools

@@ -1,0 +1,69 @@
+"""What travels between an engine and its client: msgpack structs, never pickle.
+
+Client to engine: `Submit`, `Abort`, `Control`. Engine to client: `Starting` now and then, `Ready` or `Failed` once,
+then `Admitted`, `Tick`s and `ControlReply`s. What goes on between an engine and its devices is in `messages.step`.
+"""
+
+from __future__ import annotations
+
+from dovetail.messages.outputs import (
+    OUT_OF_MEMORY,
+    POISON,
+    Admitted,
+    ControlReply,
+    EngineInfo,
+    Failed,
+    Finish,
+    FromEngine,
+    Ready,
+    Starting,
+    Stats,
+    Tick,
+    TokenDelta,
+)
+from dovetail.messages.requests import (
+    BACKGROUND,
+    Abort,
+    Control,
+    GrammarStep,
+    MarkedThinking,
+    Marker,
+    MessageThinking,
+    Submit,
+    Thinking,
+    ToEngine,
+)
+from dovetail.messages.sampling import (
+    SamplingParams,
+    TokenLogprob,
+    TopLogprob,
+)
+
+__all__ = [
+    "Abort",
+    "Admitted",
+    "BACKGROUND",
+    "Control",
+    "ControlReply",
+    "EngineInfo",
+    "Failed",
+    "Finish",
+    "FromEngine",
+    "GrammarStep",
+    "MarkedThinking",
+    "Marker",
+    "MessageThinking",
+    "OUT_OF_MEMORY",
+    "POISON",
+    "Ready",
+    "SamplingParams",
+    "Starting",
+    "Stats",
+    "Submit",
+    "Thinking",
+    "Tick",
+    "ToEngine",
+    "TokenDelta",
+    "TokenLogprob",
+    "TopLogprob",
+]

@@ -1,0 +1,119 @@
+"""What an engine sends to its client. Lengths are in tokens, times in seconds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail.messages.sampling import TokenLogprob
+
+OUT_OF_MEMORY = "out_of_memory"
+"""Code of a request for which memory ran out: the engine's fault, and worth another try."""
+
+POISON = "engine_crashed"
+"""The code with which a request ends that killed the engine, again and again, at last alone."""
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Why a request ended. `matched` is the stop token id for `stop`; `message` explains `abort`.
+
+    `code` is set where the request itself is at fault: that of the `RequestError` to raise.
+    """
+
+    reason: Literal["stop", "length", "abort"]
+    matched: int | None = None
+    message: str | None = None
+    code: str | None = None
+
+
+class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """New tokens of one request. The matched stop token is included in `ids`, as the last one."""
+
+    handle: int
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Sent once, with the first token."""
+    prompt_tokens: int = 0
+    """Sent with every delta, as is `cached_tokens`."""
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    grammar_step: int | None = None
+    """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
+    grammar_ignored: tuple[str, ...] = ()
+    """With it, what was left out of the step's source, as JSON pointers."""
+    finish: Finish | None = None
+
+
+class Tick(msgspec.Struct, kw_only=True, tag=True, gc=False):
+    """All deltas of one engine step. `step` is the step counter, the engine's heartbeat."""
+
+    step: int
+    deltas: list[TokenDelta]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a started engine."""
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    context_len: int
+    max_total_tokens: int
+    max_running_requests: int
+    page_size: int
+    attention_backend: str
+    weight_bytes: int
+    kv_bytes: int
+    load_s: float
+    plugins: list[tuple[str, str, str, str]] = []
+    """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
+
+
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """The engine has got on with its start since it last said so."""
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True):
+    """From now on these requests take part in what the engine does; sent before the step that they begin with."""
+
+    handles: list[int]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine has started."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, or died. `user_error` marks a `ConfigError`: print the message, no traceback."""
+
+    message: str
+    user_error: bool
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine's load."""
+
+    step: int
+    num_running: int
+    num_queued: int
+    num_used_tokens: int
+    num_cached_tokens: int
+    max_total_tokens: int
+    gen_throughput: float
+    num_repaired_pages: int = 0
+    """Pages whose ownership was wrong and has been put right: a fault of the engine's, 0 in every good run."""
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to a `Control`; `stats` carries a `Stats` in builtin types, other commands `{"ok": bool}`."""
+
+    id: int
+    result: dict[str, Any]
+
+
+FromEngine = Starting | Ready | Failed | Admitted | Tick | ControlReply

@@ -1,0 +1,126 @@
+"""What a client sends to an engine. Lengths are in tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dovetail.messages.sampling import SamplingParams
+
+
+class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way to enforce a request's grammar: a backend of the plan and a `GrammarSpec` as data."""
+
+    backend: str
+    kind: str
+    source: str
+    max_whitespace: int | None = None
+    whitespace: str | None = None
+    weaken: bool = False
+    """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """A marker of thinking: its text, and the ids that the tokenizer makes of it.
+
+    With one id it is an added token and matches by that id only; otherwise by its text, wherever tokens cut it.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+
+
+class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What the engine must know of thinking between two markers, to start the grammar after it.
+
+    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call,
+    and `tool_texts` are spelled in several; they end thinking if `ended_by_tools`; with `calls`, the grammar describes
+    calls, too; `budget` is the most tokens of thinking, after which the end is forced.
+    """
+
+    state: Literal["open", "in", "out"]
+    start: Marker
+    end: Marker
+    tools: tuple[int, ...] = ()
+    tool_texts: tuple[str, ...] = ()
+    ended_by_tools: bool = False
+    calls: bool = False
+    budget: int | None = None
+
+
+class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """As `MarkedThinking`, for a format of messages with headers: see `contracts.reasoning.Messages` for the names.
+
+    `header` is what of a header the prompt ends with. `first` and `next` are the tokens of the two canonical headers,
+    of thinking and of the answer: what is left of them at the prompt's end, and after a message. With `calls`, tool
+    calls may come in place of an answer; with `whole`, the grammar describes the whole reply, not the answer alone.
+    """
+
+    state: Literal["open", "in", "out"]
+    header: str
+    start: Marker
+    parts: tuple[Marker, ...]
+    inner: tuple[Marker, ...]
+    body: Marker
+    ends: tuple[int, ...]
+    thinks: str
+    answers: str
+    first: tuple[tuple[int, ...], tuple[int, ...]]
+    next: tuple[tuple[int, ...], tuple[int, ...]]
+    calls: bool = False
+    whole: bool = False
+    budget: int | None = None
+
+
+Thinking = MarkedThinking | MessageThinking
+
+BACKGROUND = -(1 << 31)
+"""The priority of work in no hurry: it holds back while anything else is served, and gives way where room is short."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A request, new or going on. Higher `priority` goes first; see `BACKGROUND`.
+
+    `handle` is its address, a number that its client gives and never uses again; `rid` is a label for people.
+    """
+
+    rid: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    handle: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    """Requests with different salts never share cached pages."""
+    owner: str = ""
+    """Whose request it is: what waits is shared out between owners."""
+    grammar: tuple[GrammarStep, ...] = ()
+    """What the text must match: the first step that compiles is enforced. Empty: anything."""
+    thinking: Thinking | None = None
+    """Given where a grammar or a budget depends on it."""
+    output_ids: list[int] = []
+    """What an engine that is gone generated for it. It goes on behind that, as it would have there: draws are keyed by
+    seed and position, counts and the states of grammar and thinking are made again from these ids."""
+    cached_tokens: int | None = None
+    """That engine's word on how much of the prompt it found cached; None where it had not come to that."""
+    num_retractions: int = 0
+    grammar_step: int | None = None
+    """Which step that engine enforced."""
+    again: bool = False
+    """An engine that is gone had it, and came to these or to nothing yet."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request, at any stage. Unknown handles are ignored: it may just have finished."""
+
+    handle: int
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A command outside the request stream, answered by a `ControlReply` with the same id."""
+
+    id: int
+    op: Literal["flush_cache", "stats", "shutdown"]
+
+
+ToEngine = Submit | Abort | Control

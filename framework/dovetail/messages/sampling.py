@@ -1,0 +1,48 @@
+"""How tokens are chosen, and what is told of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens. Values are checked by whoever accepts them from outside; the engine trusts them.
+
+    Stop *strings* are not here: they are matched on decoded content by the output processor, which then aborts.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    """None: the client chooses one."""
+    logprobs: int | None = None
+    """None: none; n: the chosen token's log probability and those of the n most likely tokens."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the prompt's tokens."""
+    prompt_logprobs_start: int = 0
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One candidate token."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token's natural-log probability and its most likely rivals, best first."""
+
+    token_id: int
+    logprob: float | None
+    """None for the first prompt token, which nothing predicts."""
+    top: list[TopLogprob]
