@@ -231,11 +231,21 @@ class EngineCore:
         for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
             # Else it ended while this step was under way, or what it computed is void.
             if request.finish is None and step.plan.number > request.void_step:
+                if self._fell_back(request):
+                    continue  # what the token was drawn by is no mask
                 deltas.append(self._take_token(request, token))
                 if logprob is not None:
                     deltas[-1].logprobs = [logprob]
         self.report.finished(step, self.scheduler, self.pages)
         return deltas
+
+    def _fell_back(self, request: Request) -> bool:
+        """Whether a request's grammar has failed while it was in force, and the next way is compiled for it."""
+        constraint = request.sample.constraint
+        if constraint is None or constraint.error is None or self.grammars is None or not self.grammars.again(request):
+            return False
+        self.scheduler.put_back(request)
+        return True
 
     def _end_broken(self, plan: StepPlan, broken: list[Request]) -> list[TokenDelta]:
         """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
@@ -321,6 +331,8 @@ class EngineCore:
         ids = [token]
         try:
             request.take(token)
+            if request.finish is not None and request.finish.code == "grammar_failed" and self._fell_back(request):
+                request.finish = None  # the mask had allowed the token
             forced = forced_tokens(request, len(self.scheduler.running))
             if forced and self.pages.extend(request, len(forced)):
                 ids += jump(request, forced, self.scheduler.num_launched)

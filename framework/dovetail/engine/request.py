@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dovetail.cache.radix import Node
 from dovetail.messages import Finish, SamplingParams, Submit, TokenLogprob
 from dovetail.runtime.sampler import SampleRow
+
+if TYPE_CHECKING:
+    from dovetail.grammar.desk import Wish
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,7 @@ class Request:
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
+        wish: What it wants enforced.
     """
 
     handle: int
@@ -65,6 +70,7 @@ class Request:
     undecided: bool = False
     grammar_step: int | None = None
     grammar_ignored: tuple[str, ...] = ()
+    wish: Wish | None = None
 
     @classmethod
     def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:

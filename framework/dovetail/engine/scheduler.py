@@ -148,6 +148,11 @@ class Scheduler:
                 self._put_back(request)
         self.pages.cut(poisoned)
 
+    def put_back(self, request: Request) -> None:
+        """Let a running request wait again; what steps under way choose for it does not count."""
+        request.void_step = self.num_launched
+        self._put_back(request)
+
     def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[set[int], list[Request]]:
         """Find the pages that are not to be used, and the requests that have some."""
         poisoned: set[int] = set()

@@ -5,7 +5,9 @@ A request with a grammar may prefill while it is compiled; nothing is sampled fo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +17,47 @@ from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.gate import make_gate
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.vocabulary import make_vocabulary
-from dovetail.messages import Finish, Submit, Thinking
+from dovetail.messages import Finish, GrammarStep, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request wants enforced, kept with it.
+
+    Attributes:
+        steps: All ways to enforce its grammar, best first.
+        owner: Whose it is.
+        thinking: What is known of its thinking.
+    """
+
+    steps: tuple[GrammarStep, ...]
+    owner: str
+    thinking: Thinking | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A request that waits for its grammar.
+
+    Attributes:
+        request: It.
+        ticket: Its claim.
+        first: Which of its ways the ticket's first is.
+        why: What made the way before fail while it was in force; empty where none has.
+    """
+
+    request: Request
+    ticket: Ticket
+    first: int = 0
+    why: str = ""
 
 
 class GrammarDesk:
@@ -49,7 +85,7 @@ class GrammarDesk:
             timeout_s=settings.grammar_compile_timeout,
             cache_bytes=settings.grammar_cache_bytes,
         )
-        self._undecided: list[tuple[Request, Ticket, Thinking | None]] = []
+        self._undecided: list[Undecided] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -61,43 +97,70 @@ class GrammarDesk:
         if not message.grammar and (message.thinking is None or message.thinking.budget is None):
             return
         request.undecided = True
-        steps = message.grammar
+        request.wish = Wish(message.grammar, message.owner, message.thinking)
+        first, steps = 0, message.grammar
         if message.grammar_step is not None:
-            steps = steps[message.grammar_step : message.grammar_step + 1]  # the text so far is of that one
+            first, steps = message.grammar_step, steps[message.grammar_step : message.grammar_step + 1]
         ticket = self.service.request(steps, message.owner, again=message.again) if steps else self.service.prepare()
-        self._undecided.append((request, ticket, message.thinking))
+        self._undecided.append(Undecided(request, ticket, first))
+
+    def again(self, request: Request) -> bool:
+        """Claim the next way for a request whose grammar failed while it was in force; False: there is none.
+
+        The request is undecided from now on. What it has said must fit the next way, too.
+        """
+        constraint, wish = request.sample.constraint, request.wish
+        if constraint is None or constraint.error is None or wish is None or request.grammar_step is None:
+            return False
+        failed = wish.steps[request.grammar_step]
+        others = (i for i in range(request.grammar_step + 1, len(wish.steps)) if _differs(wish.steps[i], failed))
+        first = next(others, None)
+        if first is None:
+            return False
+        logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
+        request.undecided = True
+        ticket = self.service.request(wish.steps[first:], wish.owner)
+        self._undecided.append(Undecided(request, ticket, first, constraint.error))
+        request.sample.constraint = None
+        return True
 
     def forget(self, request: Request) -> None:
         """A request was aborted."""
-        for waiting, ticket, _ in self._undecided:
-            if waiting is request:
-                self.service.release(ticket)
-        self._undecided = [item for item in self._undecided if item[0] is not request]
+        for waiting in self._undecided:
+            if waiting.request is request:
+                self.service.release(waiting.ticket)
+        self._undecided = [item for item in self._undecided if item.request is not request]
 
     def decide(self) -> list[tuple[Request, Finish]]:
         """Let requests go on whose grammars are ready; return those that cannot be served, with the reason."""
         failed: list[tuple[Request, Finish]] = []
         still = []
         for item in self._undecided:
-            request, ticket, thinking = item
-            outcome = ticket.outcome
-            if outcome is None and not ticket.is_ready:
+            if not item.ticket.is_ready:
                 still.append(item)
-            elif isinstance(outcome, Refused):
-                failed.append((request, Finish("abort", None, outcome.message, outcome.code)))
-            else:
-                constraint = self._constraint(request, outcome, thinking)
-                error = _follow(constraint, request.ids[request.num_prompt :])
-                if error is not None:
-                    failed.append((request, Finish("abort", None, error, "grammar_failed")))
-                    continue
-                request.undecided = False
-                request.sample.constraint = constraint
-                if outcome is not None:
-                    request.grammar_ignored = outcome.ignored
-                    request.grammar_step = outcome.step if request.grammar_step is None else request.grammar_step
+            elif (finish := self._settle(item)) is not None:
+                failed.append((item.request, finish))
         self._undecided = still
         return failed
+
+    def _settle(self, item: Undecided) -> Finish | None:
+        """Put a request's grammar into force; returns why that cannot be."""
+        request, outcome = item.request, item.ticket.outcome
+        if isinstance(outcome, Refused):
+            if item.why:
+                return Finish("abort", None, item.why, "grammar_failed")
+            return Finish("abort", None, outcome.message, outcome.code)
+        thinking = None if request.wish is None else request.wish.thinking
+        constraint = self._constraint(request, outcome, thinking)
+        error = _follow(constraint, request.ids[request.num_prompt :])
+        if error is not None:
+            return Finish("abort", None, item.why or error, "grammar_failed")
+        request.undecided = False
+        request.sample.constraint = constraint
+        if outcome is not None:
+            request.grammar_ignored = outcome.ignored
+            request.grammar_step = item.first + outcome.step
+        return None
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a grammar is ready, at most `timeout_s`."""
@@ -122,6 +185,11 @@ def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:
         if error is not None:
             return error
     return None
+
+
+def _differs(step: GrammarStep, other: GrammarStep) -> bool:
+    """Whether a way is more than another one in which keywords may be left out."""
+    return (step.backend, step.source) != (other.backend, other.source)
 
 
 def make_desk(
