@@ -33,6 +33,14 @@ def tag(begin: Any, content: Any, end: Any) -> Any:
 
 
 FREE: Any = {"type": "any_text"}
+CALL: Any = {"type": "token", "token": "<call>"}
+END_CALL: Any = {"type": "token", "token": "</call>"}
+ONE_TWO: Any = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 CASES = [
     ({"type": "optional", "content": AB}, ["", "a"], ["ab", "c"]),
     ({"type": "plus", "content": AB}, ["a", "aba"], ["", "c"]),
@@ -91,7 +99,136 @@ CASES = [
         {**INT, "style": "qwen_xml", "json_schema": {"properties": {"n": {"type": "integer"}}}},
         ["<parameter=n>3</parameter>", ""], ["3"],
     ),
+    ({"type": "exclude_token", "exclude_tokens": ["a", "<call>"]}, ["b", "</call>"], ["a", "<call>", "", "bb"]),
+    ({"type": "any_tokens", "exclude_tokens": ["<call>"]}, ["", "ab</call>"], ["a<call>"]),
+    ({"type": "any_tokens", "max_tokens": 3}, ["", "<call><call>x"], ["<call><call><call><call>"]),
+    ({"type": "any_tokens", "max_tokens": 0}, [""], ["a"]),
+    (tag(CALL, {"type": "any_tokens"}, END_CALL), ["<call>a<call></call>"], ["<call></call></call>"]),
+    (tag(CALL, {**FREE, "max_tokens": 2}, END_CALL), ["<call></call>", "<call>%%</call>"], ["<call>%%%</call>"]),
+    (tag("<call>", {**FREE, "max_tokens": 2}, "</call>"), ["<call>%%</call>"], ["<call>%%%</call>"]),
+    (tag("<call>", {"type": "any_tokens"}, "</a>"), ["<call>%</a>"], ["<call>%", "<call></a></a>"]),
+    ({**FREE, "max_chars": 2}, ["", "é\n"], ["abc"]),
+    (tag("<a>", {**FREE, "max_chars": 2}, "</a>"), ["<a>éé</a>", "<a></a>"], ["<a>abc</a>", "<a>a</a>b</a>"]),
+    (
+        {"type": "token_dispatch", "rules": [["<call>", INT]], "exclude_tokens": ["%"]},
+        ["", "ab<call>12</call><call>1"],
+        ["<call>x", "%<call>1"],
+    ),
+    ({"type": "token_dispatch", "rules": [["<call>", AB]], "loop": False}, ["<call>a", "x"], ["<call>a<call>b"]),
+    (
+        {
+            "type": "token_triggered_tags",
+            "trigger_tokens": ["<call>"],
+            "tags": [tag(CALL, INT, "!")],
+            "exclude_tokens": ["%"],
+            "at_least_one": True,
+        },
+        ["x<call>1!y"],
+        ["%<call>1!", "x"],
+    ),
+    ({**INT, "json_schema": ONE_TWO, "any_order": True}, ['{"b":1,"a":2}', '{"a":1}'], ["{}", '{"c":1}', '{"a":"x"}']),
+    ({**INT, "json_schema": ONE_TWO, "max_whitespace_cnt": 1}, ['{ "a":1}'], ['{  "a":1}']),
 ]  # fmt: skip
+M = "]<]minimax[>["
+WIDE = "\uff5cDSML\uff5c"
+PERSON: Any = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"},
+        "n": {"type": "integer"},
+        "e": {"enum": ["x", 3]},
+        "m": {"type": ["string", "integer"]},
+        "o": {"$ref": "#/$defs/o"},
+        "l": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["s", "n"],
+    "additionalProperties": False,
+    "$defs": {"o": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}},
+}
+STYLES = {
+    "qwen_xml": (
+        "<parameter=s>a</parameter><parameter=n>1</parameter>",
+        ["<parameter=e>x</parameter>", '\n<parameter=o>\n{"a": "b"}\n</parameter>\n'],
+        ['<parameter=e>"x"</parameter>', "<parameter=z>x</parameter>", "<parameter=l>x</parameter>"],
+    ),
+    "minimax_xml": (
+        '<parameter name="s">a</parameter>\n<parameter name="n">1</parameter>',
+        ['<parameter name="l">["x"]</parameter>'],
+        ["<parameter=m>1</parameter>"],
+    ),
+    "glm_xml": (
+        "<arg_key>s</arg_key><arg_value>a</arg_value><arg_key>n</arg_key>\n<arg_value>1</arg_value>",
+        ["<arg_key>m</arg_key><arg_value>x</arg_value>"],
+        ["<arg_key>l</arg_key><arg_value>x</arg_value>"],
+    ),
+    "deepseek_xml": (
+        f'<{WIDE}parameter name="s" string="true">a</{WIDE}parameter>'
+        f'<{WIDE}parameter name="n" string="false">1</{WIDE}parameter>',
+        [f'<{WIDE}parameter name="{n}" string="{s}">{v}</{WIDE}parameter>' for n, s, v in
+         (("e", "true", "x"), ("e", "false", "3"), ("m", "false", "3"), ("m", "true", "3"))],
+        [f'<{WIDE}parameter name="e" string="false">x</{WIDE}parameter>'],
+    ),
+    "deepseek_v4_1_xml": (
+        f'<{WIDE} parameter name="s" string="true">a</{WIDE} parameter>'
+        f'<{WIDE} parameter name="n" string="false">1</{WIDE} parameter>',
+        [],
+        [f'<{WIDE} parameter name="m" string="no">1</{WIDE} parameter>'],
+    ),
+    "cohere_xml": (
+        '<cofl:value name="s" type="raw">a</cofl:value><cofl:value name="n" type="json">1</cofl:value>',
+        [
+            '<cofl:value name="e" type="json">3</cofl:value>',
+            '<cofl:value name="o" type="dict"><cofl:value name="a" type="raw">q</cofl:value></cofl:value>',
+            '<cofl:value name="l" type="list"><cofl:value type="raw">q</cofl:value></cofl:value>',
+        ],
+        ['<cofl:value name="o" type="json">{"a":"b"}</cofl:value>', '<cofl:value name="m" type="json">x</cofl:value>'],
+    ),
+    "kimi_k3_xml": (
+        '<|open|>argument key="s" type="string"<|sep|>a<|close|>argument<|sep|>'
+        '<|open|>argument key="n" type="number"<|sep|>1<|close|>argument<|sep|>',
+        [
+            '<|open|>argument key="m" type="number"<|sep|>3<|close|>argument<|sep|>',
+            '<|open|>argument key="o" type="object"<|sep|>{"a":"b"}<|close|>argument<|sep|>',
+        ],
+        ['<|open|>argument key="m" type="number"<|sep|>x<|close|>argument<|sep|>'],
+    ),
+    "minimax_m3_xml": (
+        f"{M}<s>a{M}</s>{M}<n>3{M}</n>",
+        [f"{M}<o>{M}<a>b{M}</a>{M}</o>", f"{M}<l>{M}<item>b{M}</item>{M}<item>{M}</item>{M}</l>"],
+        [f'{M}<l>["b"]{M}</l>'],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_arguments_as_tags_in_every_style(style: str) -> None:
+    """The required ones, then an optional one that is right or wrong; each text was tried with xgrammar, too."""
+    start, right, wrong = STYLES[style]
+    assert_allowed({**INT, "style": style, "json_schema": PERSON}, [start, *(start + more for more in right)])
+    assert_refused({**INT, "style": style, "json_schema": PERSON}, ["", *(start + more for more in wrong)])
+
+
+def test_tags_come_in_any_order_where_that_is_asked_for() -> None:
+    """They may repeat, then; their number is at least that of the required ones."""
+    node = {**INT, "style": "glm_xml", "any_order": True, "json_schema": ONE_TWO}
+    a, b = ("<arg_key>%s</arg_key><arg_value>1</arg_value>" % name for name in "ab")
+    assert_allowed(node, [b + a, a, a + a])
+    assert_refused(node, ["", a.replace("1", "x")])
+
+
+def test_what_order_and_budgets_leave_unsaid_is_named() -> None:
+    """`required` without an order, and a budget of tokens up to an end that is text."""
+    cases = [
+        ({**INT, "json_schema": ONE_TWO, "any_order": True}, "/format/json_schema/required"),
+        (tag("<a>", {**FREE, "max_tokens": 3}, "</a>"), "/format/content/max_tokens"),
+        (tag(CALL, {**FREE, "max_tokens": 3, "max_chars": 9}, END_CALL), "/format/content/max_tokens"),
+        ({**FREE, "max_tokens": 3}, "/format/max_tokens"),
+        (tag(CALL, {"type": "any_tokens", "exclude_tokens": [1]}, "x"), "/format/content/exclude_tokens"),
+        ({**INT, "excludes": ["x"]}, "/format/excludes"),
+    ]
+    for node, place in cases:
+        spec = GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
+        assert backends_of_all()["llguidance"].supports(spec).ignored == (place,)
 
 
 def matcher_of(node: Any) -> GrammarMatcher:
@@ -107,12 +244,21 @@ def matcher_of(node: Any) -> GrammarMatcher:
 @pytest.mark.parametrize(("node", "right", "wrong"), CASES, ids=lambda value: json.dumps(value)[:50])
 def test_formats_allow_what_they_say(node: Any, right: list[str], wrong: list[str]) -> None:
     """Whole texts are complete or not."""
+    assert_allowed(node, right)
+    assert_refused(node, wrong)
+
+
+def assert_allowed(node: Any, texts: list[str]) -> None:
     matcher = matcher_of(node)
-    for value in right:
+    for value in texts:
         ids, fresh = TOKENIZER.encode(value, add_special_tokens=False), matcher.fork()
         assert fresh.accept(ids) == len(ids), value
         assert fresh.accepting, value
-    for value in wrong:
+
+
+def assert_refused(node: Any, texts: list[str]) -> None:
+    matcher = matcher_of(node)
+    for value in texts:
         ids, fresh = TOKENIZER.encode(value, add_special_tokens=False), matcher.fork()
         assert fresh.accept(ids) < len(ids) or not fresh.accepting, value
 
@@ -125,8 +271,14 @@ def test_formats_allow_what_they_say(node: Any, right: list[str], wrong: list[st
         ({"type": "dispatch", "rules": []}, "/format/rules"),
         ({"type": "optional", "content": {"type": "strange"}}, "/format/content/type"),
         ({**FREE, "excludes": [""]}, "/format/excludes"),
-        ({**INT, "style": "cohere_xml"}, "/format/style"),
-        ({**FREE, "max_tokens": 3}, "/format/max_tokens"),
+        ({**INT, "style": "other_xml"}, "/format/style"),
+        ({**FREE, "max_tokens": -1}, "/format/max_tokens"),
+        ({**FREE, "max_tokens": True}, "/format/max_tokens"),
+        ({**FREE, "max_chars": 2**31}, "/format/max_chars"),
+        ({**INT, "any_order": 1}, "/format/any_order"),
+        ({"type": "exclude_token", "exclude_tokens": [""]}, "/format/exclude_tokens"),
+        ({"type": "token_dispatch", "rules": [["", AB]]}, "/format/rules/0"),
+        (tag({"type": "token"}, AB, ""), "/format/begin"),
         ({"type": "token", "token": []}, "/format/token"),
     ],
     ids=lambda value: json.dumps(value)[:50],

@@ -36,21 +36,31 @@ REQUIRED: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "grammar": {"grammar": (str,)},
     "dispatch": {"rules": (list,)},
     "token": {"token": (str, int)},
+    "exclude_token": {},
+    "any_tokens": {},
     "token_triggered_tags": {"trigger_tokens": (list,), "tags": (list,)},
-    "qwen_xml_parameter": {"json_schema": (dict,)},
+    "token_dispatch": {"rules": (list,)},
+    "qwen_xml_parameter": {"json_schema": (dict, bool)},
 }
 """Formats that are read, with their required fields."""
 _FLAGS = ("at_least_one", "stop_after_first")
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "any_text": ("excludes",),
+    "any_text": ("excludes", "max_tokens", "max_chars"),
+    "any_tokens": ("exclude_tokens", "max_tokens"),
+    "exclude_token": ("exclude_tokens",),
     "triggered_tags": (*_FLAGS, "excludes"),
     "tags_with_separator": _FLAGS,
-    "token_triggered_tags": _FLAGS,
+    "token_triggered_tags": (*_FLAGS, "exclude_tokens"),
     "dispatch": ("loop", "excludes"),
-    "json_schema": ("style",),
+    "token_dispatch": ("loop", "exclude_tokens"),
+    "json_schema": ("style", "any_order", "excludes", "max_whitespace_cnt"),
 }
-STYLES = ("json", "qwen_xml")
+STYLES = (
+    *("json", "qwen_xml", "minimax_xml", "minimax_m3_xml", "deepseek_xml", "deepseek_v4_1_xml", "glm_xml"),
+    *("cohere_xml", "kimi_k3_xml"),
+)
 MAX_REPEAT = 2_000
+MAX_COUNT = 2**31 - 1
 
 
 def formats_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,13 +142,31 @@ def _check_values(node: Mapping[str, Any], where: str) -> None:
     excludes = node.get("excludes", [])
     if not isinstance(excludes, list) or not all(isinstance(text, str) and text for text in excludes):
         raise _wrong(f"{where}/excludes", "must be a list of strings that are not empty")
+    for name in ("exclude_tokens", "trigger_tokens"):
+        tokens = node.get(name, [])
+        if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
+            raise _wrong(f"{where}/{name}", "must be a list of tokens: ids, or texts that are not empty")
+    for name in ("max_tokens", "max_chars", "max_whitespace_cnt"):
+        if (most := node.get(name)) is not None and not (_is_whole(most) and 0 <= most <= MAX_COUNT):
+            raise _wrong(f"{where}/{name}", f"must be null, or a whole number from 0 to {MAX_COUNT}")
+    for name in ("any_order", "loop", *_FLAGS):
+        if not isinstance(node.get(name, False), bool):
+            raise _wrong(f"{where}/{name}", "must be true or false")
+    for name in ("begin", "end"):
+        value = node.get(name)
+        if isinstance(value, Mapping) and (value.get("type") != "token" or not _is_token(value.get("token"))):
+            raise _wrong(f"{where}/{name}", 'must be a text, or {"type": "token", "token": …}')
+    if node["type"] == "token" and not _is_token(node["token"]):
+        raise _wrong(f"{where}/token", "must be an id, or a text that is not empty")
     if node["type"] == "repeat":
         low, high = node["min"], node["max"]
         if not (0 <= low <= MAX_REPEAT and (high == -1 or low <= high <= MAX_REPEAT)):
             raise _wrong(f"{where}/max", f"must be -1, or from min to {MAX_REPEAT}")
     for i, rule in enumerate(node.get("rules", ())):
-        if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
-            raise _wrong(f"{where}/rules/{i}", "must be a text that is not empty, and a format")
+        is_named = _is_token if node["type"] == "token_dispatch" else _is_text
+        if not isinstance(rule, list) or len(rule) != 2 or not is_named(rule[0]):
+            what = "a token" if node["type"] == "token_dispatch" else "a text that is not empty"
+            raise _wrong(f"{where}/rules/{i}", f"must be {what}, and a format")
         _check_format(rule[1], f"{where}/rules/{i}/1")
 
 
@@ -158,6 +186,18 @@ def _check_tags(node: Mapping[str, Any], where: str) -> None:
 
 
 _WORDS = {int: "a whole number", str: "a string", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_token(value: Any) -> bool:
+    return _is_text(value) or (_is_whole(value) and value >= 0)
 
 
 def _wrong(where: str, why: str) -> RequestError:

@@ -14,7 +14,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,9 +37,10 @@ from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spacing
-from dovetail_grammar.llguidance_source import lost_in_xml, to_llguidance
+from dovetail_grammar.llguidance_source import to_llguidance
 from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
 from dovetail_grammar.matching import EndingMatcher, Ends
+from dovetail_grammar.structural_lost import lost_in
 
 if TYPE_CHECKING:
     from dovetail.contracts.grammar import Mask
@@ -85,7 +86,7 @@ class LlguidanceBackend(GrammarBackend):
         if spec.kind is Kind.JSON:
             return SchemaWalk(spec.source).support()
         if spec.kind is Kind.STRUCTURAL:
-            return _structural_support(spec)
+            return _structural_support(spec, self._vocabulary.added)
         return Support.full()
 
     def inline(self, spec: GrammarSpec) -> bool:
@@ -244,7 +245,7 @@ class LlguidanceMatcher(EndingMatcher):
         self.inner.rollback(num_tokens)
 
 
-def _structural_support(spec: GrammarSpec) -> Support:
+def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:
     """Join the answers for all schemas in a structural grammar."""
     ignored: list[str] = []
     refused: list[str] = []
@@ -253,7 +254,10 @@ def _structural_support(spec: GrammarSpec) -> Support:
         if support.level is SupportLevel.APPROXIMATE:
             ignored += [start + place for place in support.ignored]
             refused += [start + place for place in support.refused]
-        ignored += [start + place for place in lost_in_xml(json.loads(spec.source), start)]
+    try:
+        ignored += lost_in(json.loads(spec.source), added)
+    except ValueError as error:
+        return Support.no(str(error))
     return Support.approximate(ignored, refused) if ignored else Support.full()
 
 

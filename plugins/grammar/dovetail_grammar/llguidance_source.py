@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.references import follow
-from dovetail.grammar.schema import ANNOTATIONS
 from dovetail.grammar.structural import formats_of
-from dovetail.text.schema_types import types_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
-from dovetail_grammar.llguidance_schema import prepare_value, spacing
+from dovetail_grammar.llguidance_schema import prepare_value, spacing, whitespace
 from dovetail_grammar.patterns import strip_anchors
+from dovetail_grammar.structural_lost import ends_in_tokens, is_counted_text
+from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 
 FREE = r"/(.|\n)*/"
+MAX_TOKENS = 1 << 20
+"""More than a reply has."""
 
 
 def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
@@ -42,26 +43,6 @@ def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> st
     if spec.kind is Kind.EBNF:
         return str(matcher.grammar_from_lark(to_lark(spec.source)))
     return str(matcher.grammar_from_lark(spec.source))
-
-
-def lost_in_xml(root: Any, place: str) -> list[str]:
-    """Return what of the schema at a place of a structural grammar is not said where its arguments are tags.
-
-    Strings stand there as they are, so that nothing else is known of them.
-    """
-    parent = follow(root, place.rpartition("/")[0])
-    whole = parent.get("json_schema")
-    if not isinstance(whole, Mapping) or not (
-        parent.get("style") == "qwen_xml" or parent["type"] == "qwen_xml_parameter"
-    ):
-        return []
-    held = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
-    lost = [f"/{key}" for key in whole if key not in held and key not in ANNOTATIONS]
-    for name, declared in whole.get("properties", {}).items():
-        kinds = types_of(declared, whole)
-        if isinstance(declared, Mapping) and (not kinds or "string" in kinds):
-            lost += [f"/properties/{name}/{key}" for key in declared if key != "type" and key not in ANNOTATIONS]
-    return lost
 
 
 def _pattern_of(text: str) -> str:
@@ -89,7 +70,8 @@ class StructuralLark:
         self._added = {text: token_id for text, token_id in vocabulary.added.items() if text}
         alternatives = "|".join(re.escape(text) for text in sorted(self._added, key=len, reverse=True))
         self._split = re.compile(f"({alternatives})") if alternatives else None
-        self._num_tokens = vocabulary.size
+        self._num_tokens, self._tokens = vocabulary.size, vocabulary.tokens
+        self._eos_ids = vocabulary.eos_ids
 
     def write(self, source: str) -> str:
         """Return the whole grammar.
@@ -117,9 +99,12 @@ class StructuralLark:
         return self._text(node["value"])
 
     def _json_schema(self, node: Mapping[str, Any]) -> str:
-        if node.get("style") == "qwen_xml":
-            return self._qwen_xml_parameter(node)
-        schema = prepare_value(node["json_schema"], self._between)
+        if node.get("style", "json") != "json":
+            found = TaggedArguments(node["json_schema"], node["style"], any_order=node.get("any_order", False))
+            return self._format(found.format())
+        given = in_any_order(node["json_schema"])[0] if node.get("any_order") else node["json_schema"]
+        most = node.get("max_whitespace_cnt")
+        schema = prepare_value(given, self._between if most is None else whitespace(most))
         return self._rule("%json " + json.dumps(schema, ensure_ascii=False))
 
     def _regex(self, node: Mapping[str, Any]) -> str:
@@ -130,13 +115,33 @@ class StructuralLark:
         return self._rule(self._free(node))
 
     def _free(self, node: Mapping[str, Any]) -> str:
-        """Describe text without the strings that a node excludes."""
+        """Describe text without the strings that a node excludes, of so many characters at most."""
+        most = node.get("max_chars")
+        free = FREE if most is None else f"/(.|\\n){{0,{most}}}/"
         excludes = "|".join(map(_pattern_of, node.get("excludes", ())))
-        if not excludes:
+        if not excludes and most is None:
             return FREE
         name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {FREE} & ~/(.|\\n)*({excludes})(.|\\n)*/")
+        self._rules.append(f"{name}: {free}" + (f" & ~/(.|\\n)*({excludes})(.|\\n)*/" if excludes else ""))
         return name
+
+    def _exclude_token(self, node: Mapping[str, Any]) -> str:
+        return self._rule(self._tokens_but(map(self._id_of, node.get("exclude_tokens", ()))))
+
+    def _any_tokens(self, node: Mapping[str, Any]) -> str:
+        one = self._tokens_but(map(self._id_of, node.get("exclude_tokens", ())))
+        return self._some_tokens(one, node.get("max_tokens"))
+
+    def _some_tokens(self, one: str, most: int | None) -> str:
+        """Describe a number of tokens; no reply has more than `MAX_TOKENS`."""
+        if most == 0:
+            return self._rule('""')
+        return self._rule(f"{one}*" if most is None else f"{one}{{0,{min(most, MAX_TOKENS)}}}")
+
+    def _tokens_but(self, excluded: Iterable[int]) -> str:
+        """Describe one token, none of the excluded ones and no end of the reply."""
+        numbers = sorted({*excluded, *self._eos_ids})
+        return f"<[^{','.join(map(str, numbers))}]>" if numbers else "<[*]>"
 
     def _optional(self, node: Mapping[str, Any]) -> str:
         return self._rule(f"({self._format(node['content'])})?")
@@ -169,25 +174,28 @@ class StructuralLark:
         return self._written(node)
 
     def _token_triggered_tags(self, node: Mapping[str, Any]) -> str:
-        """Free text in which tokens open tags; the text holds no added token."""
-        text = self._rule(FREE)
+        """Free tokens among which some open tags."""
+        triggers = [self._id_of(token) for token in node["trigger_tokens"]]
+        for tag in node["tags"]:
+            if not isinstance(tag["begin"], Mapping) or self._id_of(tag["begin"]["token"]) not in triggers:
+                raise ValueError(f"no token of trigger_tokens begins the tag {json.dumps(tag['begin'])}")
+        text = self._free_tokens(node, triggers)
         opened = [self._rule(f"{text} {self._tag(tag)}") for tag in node["tags"]]
         return self._repeated_tags(self._rule(" | ".join(opened)), text, node)
 
+    def _token_dispatch(self, node: Mapping[str, Any]) -> str:
+        """Free tokens, of which some are followed by their format."""
+        rules = [(self._id_of(token), content) for token, content in node["rules"]]
+        text = self._free_tokens(node, [token for token, _ in rules])
+        opened = [self._rule(f"{text} <[{token}]> {self._format(content)}") for token, content in rules]
+        ends = {"stop_after_first": not node.get("loop", True)}
+        return self._repeated_tags(self._rule(" | ".join(opened)), text, ends)
+
+    def _free_tokens(self, node: Mapping[str, Any], triggers: Iterable[int]) -> str:
+        return self._some_tokens(self._tokens_but([*triggers, *map(self._id_of, node.get("exclude_tokens", ()))]), None)
+
     def _qwen_xml_parameter(self, node: Mapping[str, Any]) -> str:
-        """Arguments between tags, the declared ones in the schema's order; strings as they are."""
-        whole = node["json_schema"] if isinstance(node["json_schema"], Mapping) else {}
-        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-        parts = []
-        for name, declared in whole.get("properties", {}).items():
-            kinds = types_of(declared, whole)
-            is_text = not kinds or "string" in kinds
-            schema = {**declared, **shared} if isinstance(declared, Mapping) else declared
-            value = {"type": "any_text"} if is_text else {"type": "json_schema", "json_schema": schema}
-            tag = self._tag({"begin": f"<parameter={name}>", "content": value, "end": "</parameter>"})
-            part = f"/[ \\t\\r\\n]*/ {tag}"
-            parts.append(part if name in whole.get("required", ()) else f"({part})?")
-        return self._rule(" ".join(parts) or '""')
+        return self._format(TaggedArguments(node["json_schema"], "qwen_xml").format())
 
     def _sequence(self, node: Mapping[str, Any]) -> str:
         return self._rule(" ".join(self._format(item) for item in node["elements"]) or '""')
@@ -199,12 +207,27 @@ class StructuralLark:
         """Describe a tag. Free text in one ends where its end begins; an end of tokens ends it by itself."""
         ends = node["end"] if isinstance(node["end"], list) else [node["end"]]
         begin, content = self._written(node["begin"]), node["content"]
+        if ends_in_tokens(node, self._added):
+            return self._rule(f"{begin} {self._before_tokens(content, ends)} {self._either(ends)}".strip())
+        if content["type"] == "any_tokens":
+            content = {"type": "any_text"}  # up to a text, no matter in which tokens
         if content["type"] == "any_text" and any(ends):
             ways = [self._ended(content, end) for end in ends]
             return self._rule(f"{begin} ({' | '.join(ways)})".strip())
+        return self._rule(f"{begin} {self._format(content)} {self._either(ends)}".strip() or '""')
+
+    def _either(self, ends: Sequence[Any]) -> str:
         end = " | ".join(self._written(text) or '""' for text in ends)
-        end = self._rule(end) if len(ends) > 1 else end
-        return self._rule(f"{begin} {self._format(content)} {end}".strip() or '""')
+        return self._rule(end) if len(ends) > 1 else end
+
+    def _before_tokens(self, content: Mapping[str, Any], ends: Sequence[Any]) -> str:
+        """Describe what stands before an end which is a token: tokens can be counted there, and are not the end."""
+        if content["type"] == "any_text" and is_counted_text(content):
+            return self._some_tokens(self._tokens_but(self._added.values()), content["max_tokens"])
+        if content["type"] in ("any_tokens", "exclude_token"):
+            closing = [end["token"] if isinstance(end, Mapping) else end for end in ends]
+            content = {**content, "exclude_tokens": [*content.get("exclude_tokens", ()), *closing]}
+        return self._format(content)
 
     def _ended(self, content: Mapping[str, Any], end: Any) -> str:
         """Describe free text up to an end."""
@@ -220,11 +243,21 @@ class StructuralLark:
         """Write a text, or a token of the vocabulary."""
         if isinstance(node, str):
             return self._text(node)
-        token = node["token"]
+        return f"<[{self._id_of(node['token'])}]>"
+
+    def _id_of(self, token: str | int) -> int:
+        """Return the id of a token, of which an id or the text is given.
+
+        Raises:
+            ValueError: The model has none such.
+        """
         token_id = token if isinstance(token, int) else self._added.get(token)
+        if token_id is None and isinstance(token, str):
+            sought = token.encode()
+            token_id = next((i for i, text in enumerate(self._tokens) if text == sought), None)
         if token_id is None or not 0 <= token_id < self._num_tokens:
-            raise ValueError(f"{token!r} is no added token of this model")
-        return f"<[{token_id}]>"
+            raise ValueError(f"{token!r} is no token of this model")
+        return token_id
 
     def _tags_with_separator(self, node: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))

@@ -1,0 +1,242 @@
+"""Arguments as tags, the styles of `json_schema` in structural grammars, told in terms of the other formats.
+
+```
+<parameter=city>Paris</parameter>                                              qwen_xml
+<parameter name="city">Paris</parameter>                                       minimax_xml
+<arg_key>city</arg_key><arg_value>Paris</arg_value>                            glm_xml
+<|DSML|parameter name="city" string="true">Paris</|DSML|parameter>             deepseek_xml
+<cofl:value name="city" type="raw">Paris</cofl:value>                          cohere_xml
+<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>  kimi_k3_xml
+]<]minimax[>[<city>Paris]<]minimax[>[</city>                                   minimax_m3_xml
+```
+
+The bars of `deepseek_xml` are wide ones, U+FF5C. Strings stand as they are, other values as JSON; in `cohere_xml` and
+`minimax_m3_xml` objects and lists are tags, too. Declared properties come in the schema's order. Defined by xgrammar's
+documentation of structural tags (0.2.8).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.grammar import schema
+from dovetail.grammar.normal.nodes import escape
+from dovetail.grammar.schema import ANNOTATIONS, TYPES
+from dovetail.text.schema_types import types_of
+
+Node = dict[str, Any]
+SPACE: Node = {"type": "regex", "pattern": r"[ \t\r\n]{0,20}"}
+MARK = "]<]minimax[>["
+"""Before each tag of `minimax_m3_xml`."""
+_HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs", "definitions"))
+MAX_DEPTH = 16
+DSML = "\uff5cDSML\uff5c"
+
+
+def _dsml(name: str, kind: str, gap: str = "") -> tuple[str, str]:
+    is_string = "true" if kind == "string" else "false"
+    return f'<{DSML}{gap}parameter name="{name}" string="{is_string}">', f"</{DSML}{gap}parameter>"
+
+
+def _cohere(name: str | None, kind: str) -> tuple[str, str]:
+    word = {"string": "raw", "object": "dict", "array": "list"}.get(kind, "json")
+    named = "" if name is None else f' name="{name}"'
+    return f'<cofl:value{named} type="{word}">', "</cofl:value>"
+
+
+def _kimi(name: str, kind: str) -> tuple[str, str]:
+    word = "number" if kind == "integer" else kind
+    return f'<|open|>argument key="{name}" type="{word}"<|sep|>', "<|close|>argument<|sep|>"
+
+
+STYLES: Mapping[str, Callable[[str, str], tuple[str, str]]] = {
+    "qwen_xml": lambda name, _: (f"<parameter={name}>", "</parameter>"),
+    "minimax_xml": lambda name, _: (f'<parameter name="{name}">', "</parameter>"),
+    "glm_xml": lambda name, _: (f"<arg_key>{name}</arg_key>", "</arg_value>"),
+    "deepseek_xml": _dsml,
+    "deepseek_v4_1_xml": lambda name, kind: _dsml(name, kind, " "),
+    "cohere_xml": _cohere,
+    "kimi_k3_xml": _kimi,
+    "minimax_m3_xml": lambda name, _: (f"{MARK}<{name}>", f"{MARK}</{name}>"),
+}
+"""What stands around a value of a name and a type."""
+_TYPED = frozenset(("deepseek_xml", "deepseek_v4_1_xml", "cohere_xml", "kimi_k3_xml"))
+"""Styles that say what type a value has."""
+_NESTED = frozenset(("cohere_xml", "minimax_m3_xml"))
+
+
+class TaggedArguments:
+    """One schema's arguments in one style.
+
+    Attributes:
+        lost: Places in the schema of what the tags do not say.
+    """
+
+    def __init__(self, root: Any, style: str, *, any_order: bool = False) -> None:
+        """Keep what there is; `any_order`: keys come as they like, and are not counted one by one."""
+        self.lost: list[str] = []
+        self._root: Mapping[str, Any] = root if isinstance(root, Mapping) else {}
+        self._shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        self._style, self._any_order = style, any_order
+
+    def format(self) -> Node:
+        """Describe the arguments.
+
+        Raises:
+            ValueError: The style cannot write values of the schema.
+        """
+        return self._properties(self._root, "", 0)
+
+    def _properties(self, node: Mapping[str, Any], where: str, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"{self._style} is nested too deeply at {where or '/'}")
+        self.lost += [f"{where}/{escape(key)}" for key in node if key not in _HELD and key not in ANNOTATIONS]
+        required = node.get("required", ())
+        declared = node.get("properties", {})
+        parts = {
+            name: self._sequence(SPACE, self._property(name, part, f"{where}/properties/{escape(name)}", depth))
+            for name, part in declared.items()
+        }
+        if any(name not in parts for name in required):
+            self.lost.append(f"{where}/required")
+        if not parts:
+            return SPACE
+        if self._any_order:
+            self.lost += [f"{where}/required"] if required else []
+            most = node.get("maxProperties", -1)
+            num = len([name for name in required if name in parts])
+            many: Node = {"type": "repeat", "content": _either([*parts.values()]), "min": num, "max": most}
+            return self._sequence(many, SPACE)
+        made = [part if name in required else {"type": "optional", "content": part} for name, part in parts.items()]
+        return self._sequence(*made, SPACE)
+
+    def _property(self, name: str | None, declared: Any, where: str, depth: int) -> Node:
+        """Describe one tag: an alternative for each type whose values are written in a way of their own."""
+        ways = []
+        for kind, content in self._values(declared, where, depth):
+            begin, end = _cohere(name, kind) if name is None else STYLES[self._style](name, kind)
+            if self._style == "glm_xml":
+                opened = self._sequence(_text(begin), SPACE)
+                ways.append(self._sequence(opened, _tag("<arg_value>", content, end)))
+            else:
+                ways.append(_tag(begin, content, end))
+        return _either(ways)
+
+    def _values(self, declared: Any, where: str, depth: int) -> list[tuple[str, Node]]:
+        """Return the types that a value may have, each with what is written."""
+        if declared is False:
+            raise ValueError(f"{self._style} cannot leave out {where}")
+        node = self._followed(declared)
+        kinds = set(types_of(declared, self._root) or ())
+        ways: list[tuple[str, Node]] = []
+        if not kinds or "string" in kinds:
+            ways.append(("string", self._string(node, where)))
+            if self._style not in _TYPED and ways[0][1]["type"] == "any_text":
+                return ways  # whatever else there is looks like a string
+        others = sorted((kinds or set(TYPES) - {"integer"}) - {"string"})
+        if self._style in _NESTED:
+            ways += self._nested(node, where, others, depth)
+            others = [kind for kind in others if kind not in ("object", "array")]
+        groups = [[kind] for kind in others] if self._style == "kimi_k3_xml" else [others] if others else []
+        return ways + [(group[0], self._json(declared, group, is_all=set(group) == kinds)) for group in groups]
+
+    def _string(self, node: Mapping[str, Any], where: str) -> Node:
+        values = [node["const"]] if "const" in node else node.get("enum")
+        if isinstance(values, list):
+            self.lost += [f"{where}/{key}" for key in node if key not in ("type", "const", "enum", *ANNOTATIONS)]
+            found = [value for value in values if isinstance(value, str)]
+            return _either([_text(value) for value in found]) if found else {"type": "or", "elements": []}
+        self.lost += [f"{where}/{escape(key)}" for key in node if key != "type" and key not in ANNOTATIONS]
+        return {"type": "any_text"} | ({"excludes": [MARK]} if self._style == "minimax_m3_xml" else {})
+
+    def _nested(self, node: Mapping[str, Any], where: str, kinds: Sequence[str], depth: int) -> list[tuple[str, Node]]:
+        ways = []
+        if "object" in kinds:
+            if not node.get("properties"):
+                raise ValueError(f"{self._style} needs the properties of the object at {where}")
+            ways.append(("object", self._properties(node, where, depth + 1)))
+        if "array" in kinds:
+            if not isinstance(node.get("items"), Mapping):
+                raise ValueError(f"{self._style} needs the items of the list at {where}")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"{self._style} is nested too deeply at {where}")
+            name = None if self._style == "cohere_xml" else "item"
+            item = self._sequence(SPACE, self._property(name, node["items"], f"{where}/items", depth + 1))
+            low, high = int(node.get("minItems", 0)), int(node.get("maxItems", -1))
+            many: Node = {"type": "repeat", "content": item, "min": low, "max": high}
+            held = ("type", "items", "minItems", "maxItems", *ANNOTATIONS)
+            self.lost += [f"{where}/{escape(key)}" for key in node if key not in held]
+            ways.append(("array", self._sequence(many, SPACE)))
+        return ways
+
+    def _json(self, declared: Any, kinds: Sequence[str], *, is_all: bool) -> Node:
+        """Describe JSON values of some types."""
+        if not isinstance(declared, Mapping):
+            made: Any = {"type": [*kinds]}
+        elif is_all:
+            made = {**declared, **self._shared}
+        else:
+            made = {"allOf": [declared], "type": [*kinds], **self._shared}
+        return self._sequence(SPACE, {"type": "json_schema", "json_schema": made}, SPACE)
+
+    def _followed(self, node: Any) -> Mapping[str, Any]:
+        """Return the schema that a node which is a reference stands for."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(node, Mapping):
+                return {}
+            if not isinstance(node.get("$ref"), str):
+                return node
+            try:
+                node = schema.resolve(self._root, node["$ref"])
+            except KeyError:
+                return {}
+        return {}
+
+    @staticmethod
+    def _sequence(*elements: Node) -> Node:
+        return {"type": "sequence", "elements": [*elements]}
+
+
+def in_any_order(node: Any, where: str = "") -> tuple[Any, list[str]]:
+    """Return a schema whose objects take their keys in any order, and the places of what that does not say.
+
+    That keys are required, and come once, is said no more; how many there are at least is.
+    """
+    if not isinstance(node, Mapping):
+        return node, []
+    made, lost = dict(node), []
+
+    def inner(part: Any, *names: str) -> Any:
+        found, more = in_any_order(part, "/".join((where, *map(escape, names))))
+        lost.extend(more)
+        return found
+
+    for key, value in node.items():
+        if key in schema.ONE and isinstance(value, Mapping):
+            made[key] = inner(value, key)
+        elif key in schema.LISTS and isinstance(value, list):
+            made[key] = [inner(part, key, str(index)) for index, part in enumerate(value)]
+        elif key in schema.MAPS and isinstance(value, Mapping):
+            made[key] = {name: inner(part, key, name) for name, part in value.items()}
+    if "properties" in made:
+        named = {f"^{re.escape(name)}$": part for name, part in made.pop("properties").items()}
+        made["patternProperties"] = named | made.get("patternProperties", {})
+        required = made.pop("required", [])
+        if required:
+            lost.append(f"{where}/required")
+            made["minProperties"] = max(made.get("minProperties", 0), len(set(required)))
+    return made, lost
+
+
+def _text(value: str) -> Node:
+    return {"type": "const_string", "value": value}
+
+
+def _tag(begin: str, content: Node, end: str) -> Node:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _either(ways: list[Node]) -> Node:
+    return ways[0] if len(ways) == 1 else {"type": "or", "elements": ways}
