@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,7 +66,8 @@ class SamplingParams:
     `max_tokens` None means: up to the context length. `n` replies are made for each prompt; with a seed, each has one
     of its own derived from it. What constrains the text (at most one of `response_format`, `regex`, `ebnf`,
     `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in the HTTP API; `output_type` is a type
-    of `outlines.types`, a pydantic model, or a type of Python's that these stand for. `thinking_budget` is for `chat`.
+    of `outlines.types`, a pydantic model, or a type of Python's that these stand for. `grammar_backend` is one of the
+    loaded ones, for this request. `thinking_budget` is for `chat`.
     """
 
     max_tokens: int | None = 128
@@ -95,6 +96,7 @@ class SamplingParams:
     json_schema: str | Mapping[str, Any] | None = None
     structural_tag: str | Mapping[str, Any] | None = None
     structured_outputs: Mapping[str, Any] | None = None
+    grammar_backend: str | None = None
     output_type: Any = None
     thinking_budget: int | None = None
 
@@ -338,7 +340,8 @@ class LLM(OutlinesModel):
         )
         kwargs = template_switches(reasoning_effort, chat_template_kwargs)
         tools = None if tool_choice == "none" else tools
-        calls = self._calls_route(tools, tool_choice, parallel_tool_calls)
+        wanted = {one.grammar_backend for one in self._each(params, len(many))}
+        calls = self._calls_route(tools, tool_choice, parallel_tool_calls, wanted)
         rendering = {"documents": documents, "continue_final_message": continue_final_message}
         parsing = {"separate_reasoning": separate_reasoning}
         jobs = self._chat_jobs(many, params, calls, tools, kwargs, rendering, parsing)
@@ -375,7 +378,11 @@ class LLM(OutlinesModel):
         return jobs
 
     def _calls_route(
-        self, tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], parallel: bool
+        self,
+        tools: Sequence[Mapping[str, Any]] | None,
+        choice: str | Mapping[str, Any],
+        parallel: bool,
+        backends: Set[str | None],
     ) -> Route | None:
         """How tool calls that must be made, or conform, will be enforced; None where they are free."""
         if isinstance(choice, str) and choice not in ("auto", "none", "required"):
@@ -392,7 +399,10 @@ class LLM(OutlinesModel):
                 "tool_choice needs a tool-call parser that knows the model's format; give tool_call_parser",
                 param="tool_choice",
             )
-        return self._grammar.tools(self._tools, self._tools_name, tools, choice, parallel=parallel, param="tool_choice")
+        if len(backends) > 1:
+            raise RequestError("tools need one grammar_backend for all conversations", param="grammar_backend")
+        front = self._grammar.only(next(iter(backends), None))
+        return front.tools(self._tools, self._tools_name, tools, choice, parallel=parallel, param="tool_choice")
 
     def _continued(self, prompts: Sequence[str], params: SamplingParams) -> list[Reply]:
         return list(self.generate(prompts, params, use_tqdm=False))
@@ -505,7 +515,7 @@ class LLM(OutlinesModel):
                 raise RequestError("output_type and another field constrain the output; give one", param="output_type")
             fields = fields_of(params.output_type)
         asked = read_grammar(fields)
-        return None if asked is None else self._grammar.route(asked)
+        return None if asked is None else self._grammar.only(params.grammar_backend).route(asked)
 
     def _thinking(
         self, params: SamplingParams, route: Route | None, parsing: Mapping[str, Any], *, calls_tools: bool = False

@@ -96,3 +96,12 @@ def test_what_is_wrong_is_refused(llm: LLM) -> None:
     for params in ({"regex": "a", "output_type": int}, {"regex": "a", "ebnf": "b"}, {"output_type": object()}):
         with pytest.raises(RequestError):
             llm.generate("x", SamplingParams(**params), use_tqdm=False)
+
+
+def test_a_backend_for_one_request(llm: LLM) -> None:
+    """Beside others that take what is chosen for them; an unknown one is refused."""
+    params = [SamplingParams(max_tokens=9, regex="[ab]{3}", grammar_backend=name) for name in ("outlines", None)]
+    found = [reply.grammar.backend for reply in llm.generate(["x", "x"], params, use_tqdm=False) if reply.grammar]
+    assert found == ["outlines", "llguidance"]
+    with pytest.raises(RequestError, match="none-such"):
+        llm.generate("x", SamplingParams(regex="a", grammar_backend="none-such"), use_tqdm=False)

@@ -284,3 +284,47 @@ def test_hostile_grammars_are_answered(served: Served, fields: dict[str, Any], c
             "invalid_json_schema",
         )
     assert served.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", {"messages": ASK, "structured_outputs": {"regex": "[a-c]{4}"}}),
+        ("/v1/completions", {"prompt": "France", "regex": "[a-c]{4}"}),
+    ],
+)
+@pytest.mark.parametrize("backend", ["llguidance", "outlines"])
+def test_a_request_chooses_its_backend(served: Served, path: str, field: dict[str, Any], backend: str) -> None:
+    """As `--grammar-backend` does for all; the reply names it."""
+    reply = served.post(path, **field, grammar_backend=backend).json()
+    assert reply["choices"][0]["structured_output"]["backend"] == backend
+
+
+def test_generate_takes_a_backend_among_its_parameters(served: Served) -> None:
+    """As other fields of grammars."""
+    params = {"regex": "[a-c]{4}", "grammar_backend": "outlines"}
+    reply = served.post("/generate", text="France", sampling_params=params).json()
+    assert reply["meta_info"]["structured_output"]["backend"] == "outlines"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_a_backend_that_is_not_loaded_is_refused_with_those_that_are(served: Served, path: str) -> None:
+    """Also where the request has no grammar: the name would be wrong for any."""
+    body = {"/generate": {"text": "x", "sampling_params": {"grammar_backend": "none-such"}}}.get(
+        path, {"messages": ASK, "prompt": "x", "grammar_backend": "none-such"}
+    )
+    body.pop("prompt" if "chat" in path else "messages", None)
+    reply = served.post(path, **body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "grammar_backend"
+    assert "llguidance" in error["message"]
+
+
+def test_a_backend_that_cannot_take_the_kind_says_so(served: Served) -> None:
+    """Calls are structural grammars, which `outlines` does not read."""
+    reply = served.post(
+        "/v1/chat/completions", messages=ASK, tools=TOOLS, tool_choice="required", grammar_backend="outlines"
+    )
+    assert reply.status_code == 400
+    assert "no backend here reads" in reply.json()["error"]["message"]

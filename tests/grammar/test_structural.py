@@ -211,7 +211,7 @@ def test_arguments_as_tags_in_every_style(style: str) -> None:
 def test_tags_come_in_any_order_where_that_is_asked_for() -> None:
     """They may repeat, then; their number is at least that of the required ones."""
     node = {**INT, "style": "glm_xml", "any_order": True, "json_schema": ONE_TWO}
-    a, b = ("<arg_key>%s</arg_key><arg_value>1</arg_value>" % name for name in "ab")
+    a, b = (f"<arg_key>{name}</arg_key><arg_value>1</arg_value>" for name in "ab")
     assert_allowed(node, [b + a, a, a + a])
     assert_refused(node, ["", a.replace("1", "x")])
 

@@ -57,6 +57,9 @@ class GrammarFront:
         """Keep the backends, in the plan's order; see `Router` for the options."""
         self._router = Router(backends, strict_schema=strict_schema, compact=compact)
         self._validator = FinalValidator()
+        self._alone: dict[str, GrammarFront] = {}
+        for name, backend in backends.items() if len(backends) > 1 else ():
+            self._alone[name] = GrammarFront({name: backend}, strict_schema=strict_schema, compact=compact)
 
     @classmethod
     def load(cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, **options: bool) -> GrammarFront:
@@ -80,6 +83,25 @@ class GrammarFront:
         for planned, backend in plugins.candidates("grammar_backend"):
             backends[planned.name] = backend(vocabulary)
         return cls(backends, **options)
+
+    def only(self, name: str | None, param: str = "grammar_backend") -> GrammarFront:
+        """Return what routes to one backend only; this where no name is given, or `auto`.
+
+        Args:
+            name: As in `--grammar-backend`.
+            param: The request's field.
+
+        Raises:
+            RequestError: This process does not have it.
+        """
+        if name is None or name == "auto":
+            return self
+        names = self._router.names
+        if name not in names:
+            possible = ", ".join(("auto", *names))
+            text = f"{param} {name!r} is not loaded here; possible: {possible} (serve --grammar-backend loads them)"
+            raise RequestError(text, param=param, code="invalid_value")
+        return self._alone.get(name, self)
 
     def route(self, asked: Asked) -> Route:
         """Choose the ways to enforce a request's grammar.
@@ -166,3 +188,5 @@ class GrammarFront:
     def close(self) -> None:
         """End the process that judges texts, if it was started."""
         self._validator.close()
+        for front in self._alone.values():
+            front.close()

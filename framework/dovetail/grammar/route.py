@@ -164,6 +164,11 @@ class Router:
         self._backends = dict(backends)
         self.strict_schema = strict_schema
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The backends' names."""
+        return tuple(self._backends)
+
     def able(self, kind: Kind, param: str) -> list[tuple[str, GrammarBackend]]:
         """Return the backends that read a kind of grammar, the one that likes it most first.
 

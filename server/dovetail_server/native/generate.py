@@ -36,6 +36,7 @@ class GenerateParams(SamplingFields):
     structural_tag: Text | FreeForm | None = None
     response_format: FreeForm | None = None
     structured_outputs: FreeForm | None = None
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
 
 
 class GenerateRequest(RequestModel):

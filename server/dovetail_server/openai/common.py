@@ -147,6 +147,7 @@ class GrammarFields(RequestModel):
     json_schema: Text | FreeForm | None = None
     structural_tag: Text | FreeForm | None = None
     structured_outputs: FreeForm | None = None
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
 
 
 class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ FIELDS: dict[str, Known] = {
             ("whitespace_pattern", "whitespace_pattern"),
         )
     },
-    "guided_decoding_backend": Known("the backend is chosen for the server, with --grammar-backend", OFF),
+    "guided_decoding_backend": Known("send grammar_backend", OFF),
     **_all(
         "return_hidden_states return_indexer_topk return_bytes return_entropy return_sampling_mask "
         "return_pooled_hidden_states",

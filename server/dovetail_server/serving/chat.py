@@ -59,7 +59,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         RequestError: The request cannot be served as it is.
     """
     refuse_unsupported(request)
-    asked = grammar_of(request)
+    asked, front = grammar_of(request), state.text.grammar.only(request.grammar_backend)
     wish = tool_wish(request, state.text)
     tools = None if wish is None else wish.tools
     rules = stop_rules(request)
@@ -85,7 +85,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     wanted = same_field(request, "max_completion_tokens", "max_tokens")
     ids = truncated(whole, request, wanted, text.limits)
     budget = same_field(request, "thinking_budget", "thinking_token_budget")
-    constraints = chat_constraints(asked, wish, text, budget=budget, template_kwargs=kwargs, tail=tail)
+    constraints = chat_constraints(asked, wish, text, front, budget=budget, template_kwargs=kwargs, tail=tail)
     names = ("messages", "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
     params = sampling_params(
         request,

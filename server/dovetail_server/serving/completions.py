@@ -33,7 +33,7 @@ from dovetail_server.serving.common import (
     usage_wishes,
 )
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import grammar_of, plain_constraints
+from dovetail_server.serving.grammar import plain_constraints
 from dovetail_server.serving.params import (
     check_token_ids,
     fit_output,
@@ -85,7 +85,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     """
     check(request)
     text = state.text
-    constraints = plain_constraints(grammar_of(request), text)
+    constraints = plain_constraints(request, text)
     rules = stop_rules(request)
     prompts = read_prompts(
         request.prompt, text, has_echo=bool(request.echo), special=request.add_special_tokens is not False

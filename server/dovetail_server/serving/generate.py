@@ -17,7 +17,7 @@ from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
 from dovetail_server.serving.completions import Prompt, read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import grammar_of, plain_constraints
+from dovetail_server.serving.grammar import plain_constraints
 from dovetail_server.serving.params import fit_output, same_field, sampling_params, stop_rules
 from dovetail_server.serving.sse import DONE, Chunks
 
@@ -66,7 +66,7 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
         params = engine_params(item, text)
         rules = stop_rules(item.params)
         rules["min_tokens"] = params.min_tokens
-        constraints = plain_constraints(grammar_of(item.params), text)
+        constraints = plain_constraints(item.params, text)
         count = item.params.n or 1
         for k in range(count):
             submit = submit_of(

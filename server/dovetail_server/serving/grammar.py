@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.grammar.fields import NAMES, Asked, read_grammar
+from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.messages import GrammarStep, Thinking
@@ -44,9 +45,15 @@ def grammar_of(request: Any) -> Asked | None:
     return read_grammar({name: getattr(request, name, None) for name in NAMES})
 
 
-def plain_constraints(asked: Asked | None, text: TextTools) -> Constraints:
-    """Return the constraints of a request without a conversation: the grammar holds from the first token."""
-    return NONE if asked is None else Constraints(route=text.grammar.route(asked))
+def plain_constraints(request: Any, text: TextTools) -> Constraints:
+    """Return the constraints of a request without a conversation: the grammar holds from the first token.
+
+    Raises:
+        RequestError: See `read_grammar` and `GrammarFront`.
+    """
+    asked = grammar_of(request)
+    front = text.grammar.only(request.grammar_backend)
+    return NONE if asked is None else Constraints(route=front.route(asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +84,28 @@ def chat_constraints(
     asked: Asked | None,
     wish: ToolWish | None,
     text: TextTools,
+    front: GrammarFront,
     *,
     budget: int | None,
     template_kwargs: Mapping[str, Any],
     tail: str,
 ) -> Constraints:
-    """Return the constraints of a chat request.
+    """Return the constraints of a chat request; `front` routes its grammars.
 
     Raises:
         RequestError: They contradict each other, or nothing here can enforce them.
     """
     spec = _format(wish, text, template_kwargs)
-    route = None if asked is None else text.grammar.route(asked)
+    route = None if asked is None else front.route(asked)
     calls = None
     if wish is not None and (wish.needs_grammar or asked is not None):
         # Beside a grammar of the content, calls are the alternative, not something within free text.
-        calls = _tool_route(wish, text, "required" if asked is not None and wish.choice == "auto" else wish.choice)
+        calls = _tool_route(
+            wish, text, front, "required" if asked is not None and wish.choice == "auto" else wish.choice
+        )
     if asked is not None and calls is not None and wish is not None:
         # A call that must come leaves no content for the grammar to describe.
-        route = calls if wish.choice != "auto" else text.grammar.either(asked, calls, spec)
+        route = calls if wish.choice != "auto" else front.either(asked, calls, spec)
     route = route or calls
     if route is None and budget is None:
         return NONE
@@ -106,11 +116,11 @@ def chat_constraints(
     return Constraints(route=route, thinking=thinking)
 
 
-def _tool_route(wish: ToolWish, text: TextTools, choice: Any) -> Route:
+def _tool_route(wish: ToolWish, text: TextTools, front: GrammarFront, choice: Any) -> Route:
     if text.tools is None:
         why = "the server was started without --tool-call-parser, so it does not know the model's format of calls"
         raise errors.unsupported(wish.param, why)
-    return text.grammar.tools(text.tools, text.tools_name, wish.tools, choice, parallel=wish.parallel, param=wish.param)
+    return front.tools(text.tools, text.tools_name, wish.tools, choice, parallel=wish.parallel, param=wish.param)
 
 
 def _format(wish: ToolWish | None, text: TextTools, template_kwargs: Mapping[str, Any]) -> FormatSpec:
