@@ -32,9 +32,9 @@ HELD = ("num_running", "num_queued", "num_used_tokens")
 
 
 class Client:
-    """One client that will leave."""
+    """One client that will leave; with `rid` its request has that identifier."""
 
-    def __init__(self, port: int, chance: random.Random) -> None:
+    def __init__(self, port: int, chance: random.Random, rid: str | None = None) -> None:
         path, n = chance.choice(PATHS), chance.choice([1, 1, 1, 2, 4])
         prompt = " ".join(str(chance.randrange(100)) for _ in range(chance.choice([3, 30, 150])))
         body: dict[str, Any] = {"stream": chance.random() < 0.6}
@@ -43,6 +43,8 @@ class Client:
         else:
             body |= {"model": "dovetail-demo", "n": n, "max_tokens": 64, "ignore_eos": True}
             body |= {"prompt": prompt} if "chat" not in path else {"messages": [{"role": "user", "content": prompt}]}
+        if rid is not None:
+            body["rid"] = rid
         data = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"

@@ -137,8 +137,8 @@ class Visit:
             self.problems.append(f"hostile {path}: {reply.status_code} {reply.text[:200]}")
 
     def leave(self) -> None:
-        """Go away at a random stage."""
-        client = Client(self.port, self.chance)
+        """Go away at a random stage, with an identifier that others use at the same time."""
+        client = Client(self.port, self.chance, str(self.chance.randrange(3)))
         client.socket.settimeout(1.0)
         deadline = time.monotonic() + self.chance.random()
         try:

@@ -1,5 +1,7 @@
 """Two tenants with colliding identifiers, ends of every sort, a pool that overflows, and an engine that is killed.
 
+Requests have three priorities under a policy that lets the higher ones push out the lower: many are retracted.
+
 Every reply must be what the same request gets alone, and one that was cut off a beginning of it:
 
     python tests/bench/tenants.py --requests 10000 --kills 10
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,15 +42,15 @@ FIELDS = {"name": {"type": "string"}, "age": {"type": "integer"}}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": ["name"]}
 
 
-def kinds(seed: int) -> dict[str, dict[str, Any]]:
-    """Bodies of every sort, by name."""
+def kinds(seed: int, tokens: int) -> dict[str, dict[str, Any]]:
+    """Bodies of every sort, by name, with at most so many tokens; one has twice as many."""
     word = f"Count to {seed % 7 + 12} and tell me about number {seed}."
-    chat: dict[str, Any] = {"messages": [{"role": "user", "content": word}], "max_tokens": 90, "seed": seed}
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": word}], "max_tokens": tokens, "seed": seed}
     response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     return {
         "greedy": {**chat, "temperature": 0},
         "seeded": {**chat, "top_p": 0.9},
-        "long": {**chat, "ignore_eos": True, "max_tokens": 160, "frequency_penalty": 0.4},
+        "long": {**chat, "ignore_eos": True, "max_tokens": 2 * tokens, "frequency_penalty": 0.4},
         "two": {**chat, "n": 2},
         "logprobs": {**chat, "logprobs": True, "top_logprobs": 2, "ignore_eos": True},
         "stop": {**chat, "stop": ["e", "7"], "ignore_eos": True},
@@ -62,7 +65,6 @@ class Tally:
 
     ends: Counter[str] = field(default_factory=Counter)
     differ: list[str] = field(default_factory=list)
-    status: Counter[int] = field(default_factory=Counter)
 
 
 class Server:
@@ -104,10 +106,16 @@ class Server:
         return self.process.wait(120)
 
 
+class BusyError(Exception):
+    """The identifier still belongs to the reply that this client has left: it is to try again."""
+
+
 async def ask(http: aiohttp.ClientSession, base: str, key: str, body: dict[str, Any]) -> AsyncIterator[Any]:
     """What a stream's choices bring: (index, piece); an error raises."""
     headers = {"authorization": f"Bearer {key}"}
     async with http.post(base + "/v1/chat/completions", json={**body, "stream": True}, headers=headers) as reply:
+        if reply.status == 409:
+            raise BusyError
         if reply.status != 200:
             raise RuntimeError(f"{reply.status} {await reply.text()}")
         async for line in reply.content:
@@ -130,31 +138,70 @@ def piece(choice: dict[str, Any]) -> str:
     return (delta.get("content") or "") + (delta.get("reasoning_content") or "") + calls + end
 
 
-async def whole(http: aiohttp.ClientSession, base: str, key: str, body: dict[str, Any], leave_at: int = 0) -> list[str]:
-    """The texts of a reply's choices; `leave_at`: close the connection after so many pieces."""
+@dataclass
+class Reply:
+    """The texts of a reply's choices, with their tokens if asked for; whether the client left before its end."""
+
+    texts: list[str]
+    is_left: bool = False
+
+    def is_like(self, want: list[str]) -> bool:
+        """Whether it is what the same request got alone, or the beginning of it."""
+        if self.is_left:
+            return all(w.startswith(text) for text, w in zip(self.texts, want, strict=False))
+        return self.texts == want
+
+
+async def whole(
+    http: aiohttp.ClientSession, base: str, key: str, body: dict[str, Any], leave_at: tuple[int, float] | None = None
+) -> Reply:
+    """Read a reply; `leave_at`: close the connection after so many pieces, or so many seconds."""
     texts: dict[int, str] = {}
     logged: dict[int, list[str]] = {}
+    most, seconds = leave_at or (1 << 30, 3600.0)
     count = 0
-    async for index, choice in ask(http, base, key, body):
-        texts[index] = texts.get(index, "") + piece(choice)
-        for row in ((choice.get("logprobs") or {}).get("content")) or ():
-            logged.setdefault(index, []).append(row["token"])
-        count += 1
-        if leave_at and count >= leave_at:
-            break
-    return [texts[i] + "|" + "".join(logged.get(i, ())) * (not leave_at) for i in sorted(texts)]
+    try:
+        async with asyncio.timeout(seconds), aclosing(ask(http, base, key, body)) as pieces:
+            async for index, choice in pieces:
+                texts[index] = texts.get(index, "") + piece(choice)
+                for row in ((choice.get("logprobs") or {}).get("content")) or ():
+                    logged.setdefault(index, []).append(row["token"])
+                count += 1
+                if count >= most:
+                    return Reply([texts[i] for i in sorted(texts)], is_left=True)
+    except TimeoutError:
+        return Reply([texts.get(i, "") for i in range(max(texts, default=-1) + 1)], is_left=True)
+    return Reply([texts[i] + "|" + "".join(logged.get(i, ())) for i in sorted(texts)])
 
 
 async def alone(server: Server, bodies: dict[tuple[str, int], dict[str, Any]]) -> dict[tuple[str, int], list[str]]:
     """What each gets by itself."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(3600)) as http:
-        return {name: await whole(http, server.base, KEYS[0], body) for name, body in bodies.items()}
+        return {name: (await whole(http, server.base, KEYS[0], body)).texts for name, body in bodies.items()}
+
+
+async def patiently(
+    http: aiohttp.ClientSession,
+    base: str,
+    key: str,
+    body: dict[str, Any],
+    leave_at: tuple[int, float] | None,
+    tally: Tally,
+) -> Reply:
+    """As `whole`; until the server knows that a client has left, its identifier is taken."""
+    for _ in range(600):
+        try:
+            return await whole(http, base, key, body, leave_at)
+        except BusyError:
+            tally.ends["told to wait"] += 1
+            await asyncio.sleep(0.1)
+    raise RuntimeError("the identifier stayed taken")
 
 
 async def load(server: Server, args: argparse.Namespace) -> Tally:
     """Run all of it."""
     rng, tally = random.Random(args.seed), Tally()
-    bodies = {(kind, i): body for i in range(args.prompts) for kind, body in kinds(i).items()}
+    bodies = {(kind, i): body for i in range(args.prompts) for kind, body in kinds(i, args.tokens).items()}
     began = time.monotonic()
     want = await alone(server, bodies)
     print(f"{len(bodies)} requests alone: {time.monotonic() - began:.0f} s", flush=True)
@@ -163,21 +210,20 @@ async def load(server: Server, args: argparse.Namespace) -> Tally:
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(3600)) as http:
 
         async def worker(number: int) -> None:
-            key = KEYS[number % 2]
+            key, rid = KEYS[number % 2], str(number // 2)  # the other tenant's worker beside it has the same
             for _ in left:
                 name = rng.choice(list(bodies))
-                body = {**bodies[name], "rid": str(number // 2)}  # the other tenant's worker beside it has the same
-                leave_at = rng.randrange(2, 20) if rng.random() < args.leave else 0
+                body = {**bodies[name], "rid": rid, "priority": rng.randrange(3)}
+                leaves = rng.random() < args.leave
+                leave_at = (rng.randrange(1, 9), rng.uniform(0.05, 5)) if leaves else None
                 try:
-                    got = await whole(http, server.base, key, body, leave_at)
+                    got = await patiently(http, server.base, key, body, leave_at, tally)
                 except (RuntimeError, aiohttp.ClientError) as error:
                     tally.differ.append(f"{name}: {error}")
                     tally.ends["error"] += 1
                     continue
-                tally.ends["left" if leave_at else "whole"] += 1
-                parts = zip(got, want[name], strict=False)
-                same = all(w.startswith(g[:-1]) for g, w in parts) if leave_at else got == want[name]
-                if not same:
+                tally.ends["left" if got.is_left else "whole"] += 1
+                if not got.is_like(want[name]):
                     tally.differ.append(f"{name}: {got!r} is not {want[name]!r}")
 
         async def killer() -> None:
@@ -195,7 +241,14 @@ async def run(args: argparse.Namespace) -> int:
     """Serve, load, compare, and show a table."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--dtype", args.dtype, "--max-total-tokens", str(args.pool), "--num-threads", "1"]
-        flags += ["--max-engine-restarts", "1000", "--max-running-requests", str(args.running)]
+        flags += [
+            "--schedule-policy",
+            "priority",
+            "--max-engine-restarts",
+            "1000",
+            "--max-running-requests",
+            str(args.running),
+        ]
         server = Server(Path(folder), args.port, flags)
         try:
             await server.ready()
@@ -214,6 +267,7 @@ async def run(args: argparse.Namespace) -> int:
     rows = {
         "replies compared whole": tally.ends["whole"],
         "clients that left": tally.ends["left"],
+        "told to wait for a rid": tally.ends["told to wait"],
         "errors": tally.ends["error"],
         "replies that differ": len(tally.differ),
         "kills": tally.ends["kills"],
@@ -239,7 +293,8 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=25.0, help="seconds between two kills, about")
     parser.add_argument("--leave", type=float, default=0.2, help="part of the clients that leave in the middle")
     parser.add_argument("--running", type=int, default=48)
-    parser.add_argument("--pool", type=int, default=4096, help="tokens of the KV cache: few, so that it overflows")
+    parser.add_argument("--pool", type=int, default=3072, help="tokens of the KV cache: few, so that it overflows")
+    parser.add_argument("--tokens", type=int, default=90, help="most of a reply; some get twice as many")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--port", type=int, default=31571)
     parser.add_argument("--seed", type=int, default=0)

@@ -112,6 +112,7 @@ def sites_of(api: Api, steps: Steps) -> list[str]:
     return sorted(steps.seen)
 
 
+@pytest.mark.timeout(7200 if TAKES_ALL else 300)
 def test_one_error_at_every_call_costs_time_and_nothing_else(api: Api, steps: Steps) -> None:
     """EMFILE, EIO, ENOSPC, a locked, full or broken database, before a commit and after it: each id once, in order."""
     lengths = (1, 3) if TAKES_ALL else (1,)
@@ -168,6 +169,7 @@ def test_a_request_that_can_never_be_read_becomes_an_error_line(api: Api, monkey
 
 def test_a_batch_whose_folder_is_gone_ends(api: Api) -> None:
     """Somebody removed the input of a running batch: its lines are told as unreadable, none is waited for."""
+    before = sum(api.harness.state.tasks.deaths.values())
     api.harness.engine.hold.clear()
     batch_id = api.start(*(line(each) for each in IDS))
     api.wait(batch_id, "in_progress")
@@ -177,8 +179,7 @@ def test_a_batch_whose_folder_is_gone_ends(api: Api) -> None:
     path.parent.rmdir()
     api.harness.engine.hold.set()
     check(api, api.wait(batch_id))  # what was read already is answered, and kept
-    counts = api.harness.state.tasks.deaths
-    assert sum(counts.values()) < 100
+    assert sum(api.harness.state.tasks.deaths.values()) - before < 100
 
 
 def test_a_writer_that_dies_goes_on_where_it_was(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
