@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
@@ -38,11 +39,20 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "minimum-of-a-grammar": ({"seed": 12, "min_tokens": 18, "ignore_eos": False}, {"grammar": REGEX}),
 }
 
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no products in bfloat16"
+)
 
-@pytest.fixture(scope="module", params=[False, True], ids=["steps", "overlap"])
+
+@pytest.fixture(
+    scope="module",
+    params=[("float32", False), ("float32", True), pytest.param(("bfloat16", False), marks=needs_bfloat16)],
+    ids=["steps", "overlap", "bfloat16"],
+)
 def core(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
-    """The demo model in float32. Its cache is flushed before every request: it is as good as a new engine."""
-    made = make_core(MODEL_DIR, grammar_backend="llguidance", overlap_on_cpu=request.param)
+    """The demo model. Its cache is flushed before every request: it is as good as a new engine."""
+    dtype, overlap = request.param
+    made = make_core(MODEL_DIR, grammar_backend="llguidance", dtype=dtype, overlap_on_cpu=overlap)
     yield made
     made.close()
 

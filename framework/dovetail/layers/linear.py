@@ -13,6 +13,9 @@ from dovetail.layers import ops
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.shards import gated
 
+LONG_ROW = 1024
+"""A row of more inputs is summed in parts."""
+
 
 class Linear(Matrix):
     """`act(norm(x) Wᵀ + b) * scale`, added to a stream or not; see `dovetail.contracts.layers.Linear`.
@@ -104,6 +107,12 @@ def prepack(weight: Tensor) -> Tensor:
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Linear layer over a weight made by `prepack`."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return out
+    """Linear layer over a weight made by `prepack`: `[T, in]` to `[T, out]`. A row's result does not depend on T.
+
+    oneDNN sums a long lone row in another order. It is computed twice, which costs little: reading the weight is what
+    takes time.
+    """
+    is_alone = x.shape[0] == 1 and x.shape[-1] > LONG_ROW
+    rows = x.repeat(2, 1) if is_alone else x
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return out[:1] if is_alone else out

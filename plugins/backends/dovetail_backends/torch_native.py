@@ -1,5 +1,9 @@
 """Attention in plain torch on any device: pages gathered, then scaled-dot-product attention. The reference.
 
+What a token gets does not depend on what it is computed with: alone or beside others, in a chunk of a prompt or as a
+decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16 and float32, so that a request
+that is computed again, after a retraction or in another engine, goes on as it would have. See `num_keys_for`.
+
 B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys.
 """
 
@@ -17,6 +21,8 @@ from dovetail.contracts.model import ModelConfig
 MAX_GROUPS = 2
 SIMILAR = 0.7
 """Decode rows share a padded block as long as the shortest has this share of the longest's tokens."""
+SMALL_KEYS, SMALL_STEP = 256, 16
+"""Up to so many keys are computed in steps of so many, more in steps of `SMALL_KEYS`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,13 +32,15 @@ class DecodeGroup:
     Attributes:
         rows: Their places among the decode rows, `[n]`; None for all of them in order.
         half_pages: `[2 n N]` rows of the gathered half-pages: keys of every page, then values.
+        num_keys: L, so many of what the pages hold are computed with.
         lens: `[n]` tokens of each.
-        is_even: All have as many tokens as the pages hold: nothing to mask.
+        is_even: All have as many tokens: nothing to mask.
         bias: Additive mask by sliding window, made by the first layer that needs it.
     """
 
     rows: Tensor | None
     half_pages: Tensor
+    num_keys: int
     lens: Tensor
     is_even: bool
     bias: dict[int | None, Tensor | None] = field(default_factory=dict)
@@ -67,12 +75,18 @@ class TorchNativeBackend(AttentionBackend):
         self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
 
     def _group(self, batch: ForwardBatch, lens: list[int], rows: list[int]) -> DecodeGroup:
-        num_pages = -(-max(lens[i] for i in rows) // self.kv_pool.page_size)
-        is_even = all(lens[i] == num_pages * self.kv_pool.page_size for i in rows)
+        num_keys = num_keys_for(max(lens[i] for i in rows))
+        is_even = all(lens[i] == num_keys for i in rows)
         index = None if len(rows) == len(lens) else torch.tensor(rows, device=self.device)
         at = slice(0, len(lens)) if index is None else index
-        pages = batch.page_table[batch.rows[at], :num_pages].long()
-        return DecodeGroup(index, half_pages(pages), batch.seq_lens[at], is_even)
+        pages = self._half_pages(batch, batch.rows[at], num_keys)
+        return DecodeGroup(index, pages, num_keys, batch.seq_lens[at], is_even)
+
+    def _half_pages(self, batch: ForwardBatch, rows: Tensor, num_keys: int) -> Tensor:
+        """Find the half-pages of `num_keys` tokens of device rows `rows` `[n]`; the null page where a table ends."""
+        num = -(-num_keys // self.kv_pool.page_size)
+        pages = batch.page_table[rows, :num].long()
+        return half_pages(F.pad(pages, (0, num - pages.shape[1])))
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """As the default, over rows `[num_pages * 2 * P, Hk, D]` found once per step."""
@@ -93,14 +107,11 @@ class TorchNativeBackend(AttentionBackend):
     def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
         """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, D]`."""
         n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
-        keys, values = self._gather(layer, group.half_pages, n)
-        mask = self._decode_mask(layer.sliding_window, q.dtype, keys.shape[2], group)
+        keys, values = self._gather(layer, group.half_pages, n, group.num_keys)
+        mask = self._decode_mask(layer.sliding_window, q.dtype, group)
         if is_plain(layer):
-            grouped = q.view(n, hk, -1, d)
-            attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
-        else:
-            attended = attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer)
-        return attended.reshape(n, -1, d)
+            return attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
+        return attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer).reshape(n, -1, d)
 
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
@@ -124,26 +135,28 @@ class TorchNativeBackend(AttentionBackend):
         num_all: int,
         out: Tensor,
     ) -> None:
-        num_new = q.shape[0]
+        num_new, num_keys = q.shape[0], num_keys_for(num_all)
         if num_new == num_all:
-            keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+            keys, values = (F.pad(x, (0, 0, 0, 0, 0, num_keys - num_all)).transpose(0, 1)[None] for x in (k, v))
         else:
-            num_pages = -(-num_all // self.kv_pool.page_size)
-            pages = batch.page_table[batch.rows[index], :num_pages].long()[None]
-            keys, values = (x[:, :, :num_all] for x in self._gather(layer, half_pages(pages), 1))
+            row = batch.rows[index : index + 1]
+            keys, values = self._gather(layer, self._half_pages(batch, row, num_keys), 1, num_keys)
         queries = q.transpose(0, 1)[None]
-        plain_causal = num_new == num_all and layer.sliding_window is None and is_plain(layer)
-        mask = None if plain_causal else self._extend_mask(num_new, num_all, layer.sliding_window, q.dtype)
-        if is_plain(layer):
+        plain_causal = num_new == num_all and layer.sliding_window is None and is_plain(layer) and num_new > 1
+        mask = None if plain_causal else self._extend_mask(num_new, num_all, num_keys, layer.sliding_window, q.dtype)
+        if not is_plain(layer):
+            attended = attend_written_out(queries, keys, values, mask, layer)
+        elif num_new == 1:
+            rows = q.view(1, layer.num_kv_heads, -1, layer.head_dim)
+            attended = attend_rows(rows, keys, values, mask, layer.scale).reshape(1, -1, 1, layer.head_dim)
+        else:
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=plain_causal, scale=layer.scale, enable_gqa=True
             )
-        else:
-            attended = attend_written_out(queries, keys, values, mask, layer)
         out.copy_(attended[0].transpose(0, 1))
 
-    def _gather(self, layer: AttentionLayer, wanted: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """Collect the half-pages `wanted` of `num` requests into keys and values `[num, Hk, N * P, D]`.
+    def _gather(self, layer: AttentionLayer, wanted: Tensor, num: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Collect the half-pages `wanted` of `num` requests into keys and values `[num, Hk, L, D]`.
 
         Whole half-pages are selected as rows: `index_select` copies them as blocks, where advanced indexing would go
         element by element (on CPU about ten times slower). They go to a buffer that all layers share: fresh megabytes
@@ -156,13 +169,13 @@ class TorchNativeBackend(AttentionBackend):
             self._gathered = halves.new_empty(count + count // 2, halves.shape[1])
         found = torch.index_select(halves, 0, wanted, out=self._gathered[:count])
         keys, values = found.view(2, num, -1, kv.shape[3], kv.shape[4]).transpose(2, 3).unbind(0)
-        return keys, values
+        return keys[:, :, :num_keys], values[:, :, :num_keys]
 
-    def _decode_mask(self, window: int | None, dtype: torch.dtype, num_keys: int, group: DecodeGroup) -> Tensor | None:
+    def _decode_mask(self, window: int | None, dtype: torch.dtype, group: DecodeGroup) -> Tensor | None:
         """Additive mask `[n, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
         if window not in group.bias:
             lens = group.lens[:, None]
-            places = torch.arange(num_keys, device=self.device)
+            places = torch.arange(group.num_keys, device=self.device)
             seen = places < lens
             if window is not None:
                 seen &= places >= lens - window
@@ -170,14 +183,41 @@ class TorchNativeBackend(AttentionBackend):
             group.bias[window] = None if window is None and group.is_even else bias[:, None, None]
         return group.bias[window]
 
-    def _extend_mask(self, num_new: int, num_all: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive mask `[num_new, num_all]`: causal, within the window."""
-        places = torch.arange(num_all, device=self.device)
-        queries = places[num_all - num_new :, None]
+    def _extend_mask(self, num_new: int, num_all: int, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask `[num_new, L]`: causal, within the window."""
+        places = torch.arange(num_keys, device=self.device)
+        queries = places[num_all - num_new : num_all, None]
         seen = places <= queries
         if window is not None:
             seen &= places > queries - window
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+
+
+def num_keys_for(num: int) -> int:
+    """Return how many keys a block of `num` is padded to, so that padding it further changes no bit of the result.
+
+    torch's attention on CPU takes 512 keys at a time, and its products sum up to 256 of them in one go. With a block of
+    any other length what is left over is summed in another order.
+    """
+    step = SMALL_STEP if num <= SMALL_KEYS else SMALL_KEYS
+    return -(-num // step) * step
+
+
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attend one token per request; its G query heads stand as rows over one KV head.
+
+    A lone row would be computed by another kernel, which rounds differently: it is computed twice.
+
+    Args:
+        q: `[n, Hk, G, D]`.
+        keys: `[n, Hk, L, D]`.
+        values: `[n, Hk, L, D]`.
+        mask: Added to the scores; None for none.
+        scale: Of the scores.
+    """
+    group = q.shape[2]
+    rows = q.repeat(1, 1, 2, 1) if group == 1 else q
+    return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)[:, :, :group]
 
 
 def half_pages(pages: Tensor) -> Tensor:
