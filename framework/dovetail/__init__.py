@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dovetail.llm import LLM, Reply, SamplingParams
+    from dovetail.llm import LLM
+    from dovetail.llm_types import Reply, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "Reply", "SamplingParams", "__version__"]

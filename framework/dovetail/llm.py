@@ -16,15 +16,17 @@ import itertools
 import logging
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence, Set
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from tqdm import tqdm
 
 from dovetail import messages
+from dovetail.contracts.grammar import GrammarBackend
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.engine.inprocess import InProcessClient
@@ -33,19 +35,19 @@ from dovetail.grammar.fields import NAMES, read_grammar
 from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
-from dovetail.grammar.route import GrammarReport, Route
+from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
-from dovetail.messages.seeds import derive_seed
+from dovetail.llm_types import Reply, SamplingParams, as_tuple, engine_params
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
-from dovetail.plugins import Registry, load, make_plan
+from dovetail.plugins import load
+from dovetail.plugins.manager import running_hooks
+from dovetail.processing.classes import classes_of
+from dovetail.processing.offline import read_settings
+from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.hub import with_folders
-from dovetail.settings import EngineSettings
 from dovetail.text.chat import ChatTemplate, template_switches
-from dovetail.text.detect import resolve_parsers
 from dovetail.text.formats import bound_reasoning, bound_tools
-from dovetail.text.output import ToolCall
-from dovetail.text.stop_regex import compile_stop
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer
 
@@ -57,105 +59,6 @@ CANCEL_S = 5.0
 """How long an interrupted call waits for its requests to be aborted."""
 RETRY_S = 0.1
 """Between two tries where the engine has no room for another grammar."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How to choose tokens; names and meanings as in the HTTP API.
-
-    `max_tokens` None means: up to the context length. `n` replies are made for each prompt; with a seed, each has one
-    of its own derived from it. What constrains the text (at most one of `response_format`, `regex`, `ebnf`,
-    `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in the HTTP API; `output_type` is a type
-    of `outlines.types`, a pydantic model, or a type of Python's that these stand for. `grammar_backend` is one of the
-    loaded ones, for this request. `thinking_budget` is for `chat`.
-    """
-
-    max_tokens: int | None = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_regex: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    response_format: Mapping[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: str | Mapping[str, Any] | None = None
-    structural_tag: str | Mapping[str, Any] | None = None
-    structured_outputs: Mapping[str, Any] | None = None
-    grammar_backend: str | None = None
-    output_type: Any = None
-    thinking_budget: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values that have bounds.
-
-        Raises:
-            RequestError: Naming the field, its value and its bounds.
-        """
-        bounds: dict[str, tuple[float, float]] = {
-            "temperature": (0, 1e6),
-            "top_p": (0, 1),
-            "min_p": (0, 1),
-            "frequency_penalty": (-2, 2),
-            "presence_penalty": (-2, 2),
-            "repetition_penalty": (1e-6, 2),
-            "n": (1, 10_000),
-            "min_tokens": (0, 1 << 40),
-        }
-        for expression in _as_tuple(self.stop_regex):
-            compile_stop(expression)
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise RequestError(f"{name} must be from {low:g} to {high:g}, not {getattr(self, name)!r}", param=name)
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """One reply.
-
-    Attributes:
-        prompt_index: Which of the prompts it answers.
-        text: Content, without reasoning and tool calls.
-        reasoning: What a reasoning parser split off; None if there is none.
-        reasoning_tokens: Tokens generated inside thinking.
-        tool_calls: Parsed calls.
-        token_ids: All generated ids that count.
-        finish_reason: `stop`, `length` or `tool_calls`; `abort` if it was refused or failed (see `message`).
-        matched_stop: The stop token id or stop string.
-        cached_tokens: Prompt tokens found in the prefix cache.
-    """
-
-    prompt_index: int
-    text: str
-    reasoning: str | None
-    reasoning_tokens: int
-    tool_calls: Sequence[ToolCall]
-    token_ids: Sequence[int]
-    prompt_token_ids: Sequence[int]
-    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
-    matched_stop: int | str | None
-    message: str | None
-    cached_tokens: int
-    logprobs: Sequence[messages.TokenLogprob]
-    prompt_logprobs: Sequence[messages.TokenLogprob] | None
-    grammar: GrammarReport | None = None
-    """What came of the grammar, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -178,73 +81,78 @@ class LLM(OutlinesModel):
         self,
         model: str | None = None,
         *,
-        reasoning_parser: str | None = "auto",
-        tool_call_parser: str | None = "auto",
-        grammar_backend: str | None = "auto",
-        strict_schema: bool = False,
-        chat_template: str | None = None,
+        reasoning_parser: str | type[ReasoningParser] | None = "auto",
+        tool_call_parser: str | type[ToolParser] | None = "auto",
+        grammar_backend: str | type[GrammarBackend] | None = "auto",
+        plugins: str | Sequence[str] = (),
+        plugin_options: Mapping[str, Mapping[str, Any]] | None = None,
+        plugin_file: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
+        deny: str | Sequence[str] = (),
+        allow: str | Sequence[str] = (),
+        lock: str | PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
         """Load a model.
 
+        What is not given comes from the environment (`DOVETAIL_DTYPE`, `DOVETAIL_PLUGIN__ACME__TOP_K`), then from the
+        file of `config`, then from the defaults, as for `dovetail serve`.
+
         Args:
             model: Its folder, or a hub's name; the bundled demo model if not given.
-            reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none.
+            reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none; or a class of
+                your own. The same holds for every argument that names a plugin: `attention_backend`,
+                `schedule_policy`.
             tool_call_parser: As `reasoning_parser`.
-            grammar_backend: Plugin name, or `auto`: chosen for each request; None for none.
-            strict_schema: Refuse a `strict` JSON schema that cannot be enforced in full.
-            chat_template: A template file or the name of a built-in one, instead of the model's own.
-            settings: Fields of `EngineSettings`.
+            grammar_backend: As `reasoning_parser`; `auto` chooses for each request.
+            plugins: Hook plugins to enable. Their routes, observers, checks and commands are a server's.
+            plugin_options: Options of plugins, by plugin and name.
+            plugin_file: Python files with plugins.
+            deny: Packages, or `package:plugin`, whose plugins are never imported.
+            allow: The only ones that may bring plugins, beside Dovetail's own.
+            lock: Lock file of `dovetail plugin lock`.
+            settings: Fields of `OfflineSettings`, which are those of `dovetail serve` that are no server's: `dtype`,
+                `context_length`, `chat_template`, `strict_schema`, `config`, …
 
         Raises:
             ConfigError: Something the caller can fix, and how.
         """
         register(type(self))
-        engine = with_folders(EngineSettings(model_path=model, **settings))
-        folder = engine.folder
-        texts = Path(engine.tokenizer_path) if engine.tokenizer_path else folder
-        registry = Registry.scan()
-        found = resolve_parsers(
-            registry,
-            texts,
-            reasoning_parser=reasoning_parser,
-            tool_parser=tool_call_parser,
-            chat_template=chat_template,
-        )
-        for line in found.notes:
+        named: dict[str, Any] = {"reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser}
+        named |= {"grammar_backend": grammar_backend}
+        for name, value in (("plugins", plugins), ("plugin_file", plugin_file), ("deny", deny), ("allow", allow)):
+            settings |= {name: value} if value else {}
+        settings |= {"lock": lock} if lock is not None else {}
+        settings |= {name: value for name, value in named.items() if value != "auto"}
+        settings |= {"model_path": model} if model is not None else {}
+        classes = classes_of(settings)
+        offline = with_folders(read_settings({**settings, "plugin_options": plugin_options}))
+        folder = offline.folder
+        offline, _, plan = plan_plugins(offline, architecture(read_config(folder), folder), classes)
+        for line in offline.auto_notes:
             logger.info("%s", line)
-        plan = make_plan(
-            registry,
-            model=architecture(read_config(folder), folder),
-            attention_backend=engine.attention_backend,
-            prefill_attention_backend=engine.prefill_attention_backend,
-            decode_attention_backend=engine.decode_attention_backend,
-            reasoning_parser=found.reasoning_parser,
-            tool_parser=found.tool_parser,
-            grammar_backend=grammar_backend,
-            device=engine.device,
-        )
-        plugins = load(plan, "api")
-        self.tokenizer = Tokenizer.load(texts)
-        self.template = ChatTemplate.load(self.tokenizer, chat_template)
-        self._tools_name = found.tool_parser or ""
+        self._hooks = ExitStack()
+        loaded = load(plan, "api")
+        self.tokenizer = Tokenizer.load(Path(offline.tokenizer_path) if offline.tokenizer_path else folder)
+        self.template = ChatTemplate.load(self.tokenizer, offline.chat_template)
+        self._tools_name = offline.tool_call_parser or ""
         self._reasoning: ReasoningParser | None = None
         self._tools: ToolParser | None = None
         for planned in plan.of_kind("reasoning_parser"):
-            self._reasoning = bound_reasoning(plugins.get("reasoning_parser", planned.name)(), self.template)
+            self._reasoning = bound_reasoning(loaded.get("reasoning_parser", planned.name)(), self.template)
         for planned in plan.of_kind("tool_parser"):
-            self._tools = bound_tools(plugins.get("tool_parser", planned.name)(), self.template)
+            self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
         self._ids = itertools.count(1)
         self._grammar = GrammarFront({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dovetail-llm", daemon=True)
         self._thread.start()
-        self._client = InProcessClient(engine, plan)
+        self._client = InProcessClient(offline, plan)
         try:
+            self._hooks.enter_context(running_hooks(loaded))
             self.info = self._call(self._client.start())
             self._grammar = GrammarFront.load(
-                plugins, self.tokenizer, self.info.vocab_size, strict_schema=strict_schema
+                loaded, self.tokenizer, self.info.vocab_size, strict_schema=offline.strict_schema
             )
         except BaseException:
             self._stop(wait=False)  # a model that is still loading cannot be interrupted
@@ -429,6 +337,7 @@ class LLM(OutlinesModel):
         if self._thread.is_alive():
             self._grammar.close()
             self._call(self._client.close(wait=wait))
+            self._hooks.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -491,14 +400,14 @@ class LLM(OutlinesModel):
             submit = messages.Submit(
                 rid=f"llm-{next(self._ids)}",
                 prompt_ids=prompt,
-                params=_engine_params(params, choice, room),
+                params=engine_params(params, choice, room),
                 grammar=() if route is None else route.steps,
                 thinking=thinking,
             )
             output = OutputStream(
                 self.tokenizer,
-                stop=_as_tuple(params.stop),
-                stop_regex=_as_tuple(params.stop_regex),
+                stop=as_tuple(params.stop),
+                stop_regex=as_tuple(params.stop_regex),
                 no_stop_trim=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
@@ -611,28 +520,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _as_tuple(texts: str | Sequence[str]) -> Sequence[str]:
-    return (texts,) if isinstance(texts, str) else texts
-
-
-def _engine_params(params: SamplingParams, choice: int, room: int) -> messages.SamplingParams:
-    """The engine's form of one choice's parameters; `room` is what the context leaves."""
-    return messages.SamplingParams(
-        max_tokens=min(params.max_tokens or room, room),
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
-        logit_bias=dict(params.logit_bias),
-        seed=None if params.seed is None else derive_seed(params.seed, choice),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-    )

@@ -18,7 +18,7 @@ from dovetail.messages import TokenDelta
 from dovetail.text.stream import OutputStream
 
 if TYPE_CHECKING:
-    from dovetail.llm import Reply, SamplingParams
+    from dovetail.llm_types import Reply, SamplingParams
 
 
 class OutlinesModel:
@@ -132,7 +132,7 @@ def _no_backend(backend: str | None) -> None:
 
 
 def _params(output_type: Any, params: Mapping[str, Any]) -> SamplingParams:
-    from dovetail.llm import SamplingParams
+    from dovetail.llm_types import SamplingParams
 
     try:
         return SamplingParams(**params, output_type=output_type)

@@ -1,4 +1,4 @@
-"""Where hook plugins (`--plugin NAME`) meet the server: defaults, selection, start and stop, routes, health.
+"""Where hook plugins (`--plugin NAME`) meet the server: start and stop, routes, health, observers.
 
 Everything here runs at start or stop; what a hook returned is called directly afterwards.
 """
@@ -12,48 +12,19 @@ from dataclasses import dataclass, field
 from re import Pattern
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from dovetail.errors import ConfigError, PluginError
-from dovetail.plugins.contexts import ConfigDraft, HealthCheck, RouteSet
+from dovetail.plugins.contexts import HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
 from dovetail_server.auth import check_admin
 from dovetail_server.observers import Observers
-from dovetail_server.settings import ServeSettings, is_secret
 
 if TYPE_CHECKING:
     from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan
 
 logger = logging.getLogger("dovetail.server")
-
-
-def configure(settings: ServeSettings, manager: HookManager | None, facts: dict[str, Any]) -> ServeSettings:
-    """Apply the defaults that plugins propose, each with its reason in the log; what the user gave stays.
-
-    Raises:
-        ConfigError: A proposed value is not possible.
-    """
-    if manager is None:
-        return settings
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    draft = ConfigDraft(frozenset(ServeSettings.model_fields), given)
-    manager.configure(draft, facts)
-    for proposal in draft.proposals:
-        state = "sets" if proposal.applied else "would set"
-        value = "a secret" if is_secret(ServeSettings.model_fields[proposal.key]) else repr(proposal.value)
-        logger.info("Plugin %s %s %s to %s: %s.", proposal.plugin, state, proposal.key, value, proposal.why)
-    defaults = draft.defaults()
-    try:
-        checked = ServeSettings(**(given | defaults))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""  # none: settings that do not go together
-        is_shown = name and not is_secret(ServeSettings.model_fields[name])
-        shown = f"{name} {first['input']!r}" if is_shown else name or "settings"
-        raise ConfigError(f"a plugin proposes {shown}: {first['msg']}") from None
-    return settings.model_copy(update={name: getattr(checked, name) for name in defaults})
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,10 +14,11 @@ from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.errors import EngineError
 from dovetail.messages import EngineInfo
+from dovetail.plugin_settings import ENV_PREFIX, is_secret
 from dovetail.settings import EngineSettings
 from dovetail.supervisor import LAST_RESORT_S, Supervisor
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.settings import ENV_PREFIX, ServeSettings, is_secret
+from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases, engine_notes
 
 if TYPE_CHECKING:

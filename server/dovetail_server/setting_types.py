@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
-from dovetail.plugins.options import option_key
+from dovetail.plugin_settings import split_names, split_words
 
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
-
-
-def split_names(value: object) -> object:
-    """Accept `a,b` for a list of names, as environment variables and a single flag write it, and a JSON list."""
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, list) and len(value) == 1 and str(value[0]).startswith("["):
-        with contextlib.suppress(ValueError):
-            value = json.loads(str(value[0]))
-    if isinstance(value, list):
-        return [word for item in value for word in split_words(str(item))]
-    return value
 
 
 def split_keys(value: object) -> object:
@@ -44,11 +30,6 @@ def read_object(value: object) -> object:
         return json.loads(value)
     except ValueError as error:
         raise ValueError(f"is no JSON object: {error}") from None
-
-
-def split_words(text: str) -> list[str]:
-    """Return the comma-separated words of a text."""
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def check_keys(keys: list[SecretStr]) -> list[SecretStr]:
@@ -81,45 +62,9 @@ def check_hosts(names: list[str]) -> list[str]:
     return names
 
 
-def none_word(value: object) -> object:
-    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
-    if isinstance(value, str):
-        value = value.strip().lower().replace("_", "-")
-        return None if value in {"none", ""} else value
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class GivenOption:
-    """A plugin's option as given, with where it was given, for messages."""
-
-    value: Any
-    source: str
-
-
-def note_source(value: object) -> object:
-    """Attach the source to options that carry none: they come from the configuration file."""
-    if not isinstance(value, dict):
-        return value
-    noted: dict[str, Any] = {}
-    for plugin, section in value.items():
-        if not isinstance(section, dict):
-            raise ValueError(f"plugins.{plugin}: expected `option: value` lines")
-        noted[option_key(str(plugin))] = {
-            str(name).replace("-", "_"): given
-            if isinstance(given, GivenOption)
-            else GivenOption(given, f"'plugins.{plugin}.{name}' in the configuration file")
-            for name, given in section.items()
-        }
-    return noted
-
-
-PluginOptions = Annotated[dict[str, dict[str, GivenOption]], NoDecode, BeforeValidator(note_source)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
 ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_hosts)]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
 Sampling = Annotated[dict[SamplingName, float], NoDecode, BeforeValidator(read_object)]
-PluginName = Annotated[str | None, BeforeValidator(none_word)]

@@ -5,34 +5,28 @@ Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import yaml
-from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from dovetail.errors import ConfigError
-from dovetail.settings import EngineSettings, flag
+from dovetail.config_file import read_config
+from dovetail.plugin_settings import ENV_PREFIX, Names, PluginSettings
+from dovetail.settings import flag
 from dovetail_server.peers.arguments import file_value
 from dovetail_server.setting_types import (
     ApiKey,
     ApiKeys,
     Hosts,
     JsonObject,
-    Names,
     Origins,
-    PluginName,
-    PluginOptions,
     Sampling,
 )
 
-ENV_PREFIX = "DOVETAIL_"
 
-
-class ServeSettings(EngineSettings, BaseSettings):
+class ServeSettings(PluginSettings, BaseSettings):
     """What `dovetail serve` is started with."""
 
     model_config = SettingsConfigDict(
@@ -57,82 +51,16 @@ class ServeSettings(EngineSettings, BaseSettings):
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
         json_schema_extra=flag(common=True),
     )
-    chat_template: str | None = Field(
-        None,
-        description="Used instead of the model's own chat template: a Jinja file, or the name of a template that "
-        "Dovetail brings, such as `chatml` or `qwen3`.",
-        json_schema_extra=flag(common=True),
-    )
     default_chat_template_kwargs: JsonObject = Field(
         default_factory=dict,
         description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; those of a '
         "request win.",
         json_schema_extra=flag(),
     )
-    reasoning_parser: PluginName = Field(
-        "auto",
-        description="Plugin that separates reasoning from content, such as `qwen3`; `auto` finds it out from the "
-        "model's chat template, `none` for none.",
-        json_schema_extra=flag(common=True),
-    )
-    tool_call_parser: PluginName = Field(
-        "auto",
-        description="Plugin that reads the model's tool calls, such as `hermes`; `auto` finds it out from the "
-        "model's chat template, `none` for none.",
-        json_schema_extra=flag("tool-parser", common=True),
-    )
-    grammar_backend: PluginName = Field(
-        "auto",
-        description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
-        json_schema_extra=flag("guided-decoding-backend", common=True),
-    )
-    strict_schema: bool = Field(
-        False,
-        description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
-        json_schema_extra=flag(),
-    )
     compact_json: bool = Field(
         False,
         description="JSON that a schema constrains has no whitespace between its tokens, where a request says nothing.",
         json_schema_extra=flag("constrained-json-disable-any-whitespace"),
-    )
-    plugin: Names = Field(
-        default_factory=list,
-        description="Hook plugins to enable, comma-separated.",
-        json_schema_extra=flag(common=True),
-    )
-    plugin_file: Names = Field(
-        default_factory=list,
-        description="Python files with plugins, for one-off work; comma-separated.",
-        json_schema_extra=flag(),
-    )
-    plugin_deny: Names = Field(
-        default_factory=list,
-        description="Packages, or package:plugin, whose plugins are never imported; comma-separated.",
-        json_schema_extra=flag(),
-    )
-    plugin_allow: Names = Field(
-        default_factory=list,
-        description="The only packages, or package:plugin, that may bring plugins, beside Dovetail's own.",
-        json_schema_extra=flag(),
-    )
-    plugins_locked: Path | None = Field(
-        None,
-        description="Lock file of `dovetail plugin lock`; every plugin that is not in it as installed is refused.",
-        json_schema_extra=flag(),
-    )
-    plugin_timeout: float = Field(
-        60.0,
-        ge=0,
-        le=86400,
-        allow_inf_nan=False,
-        description="Seconds that a plugin gets to be imported or started; 0 for no limit.",
-        json_schema_extra=flag(),
-    )
-    plugins: PluginOptions = Field(
-        default_factory=dict,
-        description="Options of plugins: `--acme.top-k 5`, or a section `plugins: {acme: {top_k: 5}}` in the file.",
-        json_schema_extra={"flag": False},
     )
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
@@ -408,23 +336,12 @@ class ServeSettings(EngineSettings, BaseSettings):
         json_schema_extra=flag("disable-uvicorn-access-log"),
     )
 
-    _auto_notes: tuple[str, ...] = PrivateAttr(())
-
     @model_validator(mode="after")
     def tell_admin_from_users(self) -> ServeSettings:
         """Refuse an admin's key that is also a user's: it would protect nothing."""
         if self.admin_api_key is not None and self.admin_api_key in self.api_key:
             raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
         return self
-
-    @property
-    def auto_notes(self) -> tuple[str, ...]:
-        """Lines for the log about what `auto` chose; known once plugins are planned."""
-        return self._auto_notes
-
-    @auto_notes.setter
-    def auto_notes(self, lines: tuple[str, ...]) -> None:
-        self._auto_notes = lines
 
     @classmethod
     def settings_customise_sources(
@@ -449,54 +366,4 @@ class ConfigFileSource(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         """Return the file's settings under their field names."""
         path = self.current_state.get("config")
-        return read_config(Path(path)) if path else {}
-
-
-def is_secret(field: FieldInfo) -> bool:
-    """Tell whether the setting holds what nobody may read off a message."""
-    return SecretStr in {field.annotation, *get_args(field.annotation)}
-
-
-def field_aliases() -> dict[str, str]:
-    """Map every accepted name of a setting, written with underscores, to its field name."""
-    names: dict[str, str] = {}
-    for name, field in ServeSettings.model_fields.items():
-        extra = field.json_schema_extra
-        aliases = extra.get("aliases", []) if isinstance(extra, dict) else []
-        for alias in [name, *(aliases if isinstance(aliases, list) else [])]:
-            names[str(alias).replace("-", "_")] = name
-    return names
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML or, by its suffix, TOML file; keys may be written as flags or fields, under any accepted name.
-
-    Raises:
-        ConfigError: The file is missing, is not a mapping, or gives one setting under two names.
-    """
-    try:
-        text = path.read_text("utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"--config {str(path)!r}: {error.strerror}; give a readable YAML or TOML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where is not None else ""
-        raise ConfigError(f"--config {str(path)!r}: not valid YAML{line}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--config {str(path)!r}: not valid TOML: {error}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"--config {str(path)!r}: expected `setting: value` lines, found a {type(data).__name__}")
-    aliases, settings = field_aliases(), {}
-    for key, value in data.items():
-        name = str(key).replace("-", "_")
-        field = aliases.get(name, name)
-        if field not in ServeSettings.model_fields and file_value(str(key), value):
-            continue
-        if field in settings:
-            raise ConfigError(f"--config {str(path)!r}: {key!r} is another name of a setting that is already given")
-        settings[field] = value
-    settings.pop("config", None)
-    return settings
+        return read_config(Path(path), ServeSettings, file_value) if path else {}

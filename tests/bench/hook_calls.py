@@ -24,10 +24,10 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import hookspecs
+from dovetail.processing.plan import plan_plugins
 from dovetail.testing.site import FakeSite
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.observers import Observers
-from dovetail_server.plugins import plan_plugins
 from dovetail_server.run import engine_settings
 from dovetail_server.settings import ServeSettings
 

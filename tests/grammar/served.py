@@ -10,8 +10,8 @@ import requests
 
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.plugins import PluginPlan
+from dovetail.processing.plan import plan_plugins
 from dovetail_server import preflight, run
-from dovetail_server.plugins import plan_plugins
 from dovetail_server.serving.text import TextTools
 from dovetail_server.settings import ServeSettings
 

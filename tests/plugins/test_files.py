@@ -10,8 +10,8 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load
 from dovetail.plugins.files import add_file
+from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.plugins import plan_plugins
 
 PARSER = """
 from dovetail.contracts import FormatSpec, Markers, ModelPlugin, ReasoningParser

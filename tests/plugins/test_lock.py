@@ -13,10 +13,10 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry
 from dovetail.plugins.lock import changed_files, check_files, make_lock, read_lock
+from dovetail.processing.plan import plan_plugins
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin, serve
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.plugins import plan_plugins
 
 PARSERS = "dovetail.reasoning_parsers.v1"
 

@@ -12,10 +12,10 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import ConfigError, PluginError
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.options import describe_options, make_options
+from dovetail.processing.plan import plan_plugins
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 SOURCE = """

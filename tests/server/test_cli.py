@@ -12,12 +12,12 @@ import pytest
 from server_tiny import write_model
 
 from dovetail.errors import ConfigError
+from dovetail.processing.plan import plan_plugins
 from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import build_parser, has_flag, load_settings, parse_flags
 from dovetail_server.peers.flags import TABLE
-from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 FLAGS = """

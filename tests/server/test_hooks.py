@@ -10,9 +10,9 @@ from server_tiny import write_model
 
 from conftest import Harness
 from dovetail.errors import ConfigError
+from dovetail.processing.plan import plan_plugins
 from dovetail_server import preflight
 from dovetail_server.hooks import ApiHooks
-from dovetail_server.plugins import plan_plugins
 from dovetail_server.settings import ServeSettings
 
 SOURCE = """

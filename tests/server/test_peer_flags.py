@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from dovetail.config_file import field_aliases
 from dovetail.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.peers import environment
 from dovetail_server.peers.flags import SHORT, find
-from dovetail_server.settings import ServeSettings, field_aliases
+from dovetail_server.settings import ServeSettings
 
 FOLDER = Path(__file__).parent / "peers"
-OWN = {name.replace("_", "-") for name in field_aliases()}
+OWN = {name.replace("_", "-") for name in field_aliases(ServeSettings)}
 
 
 @pytest.fixture(autouse=True)

@@ -82,8 +82,8 @@ def main(options: LatencyOptions) -> int:
         ConfigError: The model, the settings or a batch that cannot run at once.
         EngineError: The engine failed.
     """
+    from dovetail.processing.plan import plan_plugins
     from dovetail_server import preflight
-    from dovetail_server.plugins import plan_plugins
 
     settings = preflight.with_model(options.settings)
     settings, _, plan = plan_plugins(settings, preflight.check_model(settings))

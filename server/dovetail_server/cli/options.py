@@ -14,11 +14,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from dovetail.config_file import field_aliases
 from dovetail.errors import ConfigError
-from dovetail_server.cli.plugin_flags import from_environment, merge_options, split_plugin_flags
+from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
+from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.peers.arguments import Translation
 from dovetail_server.peers.environment import check as peers_environment
-from dovetail_server.settings import ENV_PREFIX, ServeSettings, field_aliases, is_secret
+from dovetail_server.settings import ServeSettings
 
 NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
@@ -190,7 +192,7 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
 
 def check_environment() -> None:
     """Refuse environment variables that look like settings and are none; those of plugins are not ours to judge."""
-    known = field_aliases()
+    known = field_aliases(ServeSettings)
     for name in os.environ:
         key = name.removeprefix(ENV_PREFIX).lower()
         if not name.startswith(ENV_PREFIX) or "__" in key or key in ServeSettings.model_fields:
@@ -208,7 +210,7 @@ def explain(error: ValidationError, flags: dict[str, Any]) -> str:
         return reason  # about several settings, which it names
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, field_aliases(), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, field_aliases(ServeSettings), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "`dovetail serve --help=all` lists the settings"
         return f"{name!r} in the configuration file: unknown setting; {hint}"
     if name in flags:

@@ -101,8 +101,8 @@ def run(wish: Wish, settings: ServeSettings) -> int:
     import asyncio
 
     from dovetail import log
+    from dovetail.processing.plan import plan_plugins
     from dovetail_server import preflight
-    from dovetail_server.plugins import plan_plugins
 
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest

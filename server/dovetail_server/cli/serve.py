@@ -45,8 +45,8 @@ def settings_from(argv: list[str]) -> ServeSettings | None:
 
 def print_plugin_help(argv: list[str]) -> None:
     """Show the options of the plugins that the arguments, the environment or the configuration file name."""
+    from dovetail.processing.plan import help_text
     from dovetail_server.cli.options import load_settings, parse_flags
-    from dovetail_server.plugins import help_text
 
     try:
         flags = parse_flags(argv)
@@ -63,9 +63,9 @@ def serve(settings: ServeSettings) -> int:
     import signal
 
     from dovetail import log
+    from dovetail.processing.plan import plan_plugins
     from dovetail_server import preflight
     from dovetail_server.connections import raise_file_limit
-    from dovetail_server.plugins import plan_plugins
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level)

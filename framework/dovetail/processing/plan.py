@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from pydantic import ValidationError
 
 from dovetail.errors import ConfigError, PluginError
-from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
+from dovetail.plugin_settings import ENV_PREFIX, GivenOption, PluginSettings, is_secret
+from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file
 from dovetail.plugins.guard import time_limit
 from dovetail.plugins.kinds import KINDS
@@ -22,25 +24,35 @@ from dovetail.plugins.loader import describe, import_planned, naming_plugin, opt
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
-from dovetail_server import hooks
-from dovetail_server.setting_types import GivenOption
-from dovetail_server.settings import ENV_PREFIX, ServeSettings
+from dovetail.processing.classes import register_classes
 
-logger = logging.getLogger("dovetail.server")
+logger = logging.getLogger("dovetail.plugins")
 NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 """The setting that names the plugin of a kind."""
 
 
-def plan_plugins(settings: ServeSettings, architecture: str) -> tuple[ServeSettings, Registry, PluginPlan]:
+S = TypeVar("S", bound=PluginSettings)
+
+
+def plan_plugins(
+    settings: S, architecture: str, classes: Mapping[str, type] | None = None
+) -> tuple[S, Registry, PluginPlan]:
     """Choose the plugins; enabled hook plugins may register more and propose defaults first.
+
+    Args:
+        settings: Names, rules and options.
+        architecture: The model's, of its `config.json`.
+        classes: Classes in place of names, by setting; for a plan that stays in this process.
 
     Raises:
         PluginError: One that was asked for is unknown or cannot be used, or an option is wrong.
     """
     try:
         registry, manager = scan(settings)
+        if classes:
+            settings = settings.model_copy(update=register_classes(registry, classes))
         facts = {"architecture": architecture, "device": settings.device, "model_path": settings.model_path}
-        settings = hooks.configure(settings, manager if manager.planned else None, facts)
+        settings = configure(settings, manager if manager.planned else None, facts)
         settings = with_parsers(settings, registry, manager, facts)
         plan = make_plan(
             registry,
@@ -75,9 +87,35 @@ def make_parsers(plan: PluginPlan) -> None:
                 parser()
 
 
-def with_parsers(
-    settings: ServeSettings, registry: Registry, manager: HookManager, facts: Mapping[str, Any]
-) -> ServeSettings:
+def configure(settings: S, manager: HookManager | None, facts: dict[str, Any]) -> S:
+    """Apply the defaults that plugins propose, each with its reason in the log; what the user gave stays.
+
+    Raises:
+        ConfigError: A proposed value is not possible.
+    """
+    if manager is None:
+        return settings
+    fields = type(settings).model_fields
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    draft = ConfigDraft(frozenset(fields), given)
+    manager.configure(draft, facts)
+    for proposal in draft.proposals:
+        state = "sets" if proposal.applied else "would set"
+        value = "a secret" if is_secret(fields[proposal.key]) else repr(proposal.value)
+        logger.info("Plugin %s %s %s to %s: %s.", proposal.plugin, state, proposal.key, value, proposal.why)
+    defaults = draft.defaults()
+    try:
+        checked = type(settings)(**(given | defaults))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""  # none: settings that do not go together
+        is_shown = name and not is_secret(fields[name])
+        shown = f"{name} {first['input']!r}" if is_shown else name or "settings"
+        raise ConfigError(f"a plugin proposes {shown}: {first['msg']}") from None
+    return settings.model_copy(update={name: getattr(checked, name) for name in defaults})
+
+
+def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: Mapping[str, Any]) -> S:
     """Answer `auto` for the parsers: a hook plugin's choice, or what the model's chat template shows.
 
     Raises:
@@ -90,7 +128,7 @@ def with_parsers(
 
     found = resolve_parsers(
         registry,
-        Path(settings.tokenizer_path or settings.model_path or ""),
+        Path(settings.tokenizer_path or settings.folder),
         reasoning_parser=given[0],
         tool_parser=given[1],
         chat_template=settings.chat_template,
@@ -103,7 +141,7 @@ def with_parsers(
     return settings
 
 
-def scan(settings: ServeSettings) -> tuple[Registry, HookManager]:
+def scan(settings: PluginSettings) -> tuple[Registry, HookManager]:
     """Read what is installed under the settings' rules, run plugin files, and enable hook plugins.
 
     Raises:
@@ -123,7 +161,7 @@ def scan(settings: ServeSettings) -> tuple[Registry, HookManager]:
     return registry, HookManager.enable(registry, names, options=sections, timeout_s=settings.plugin_timeout)
 
 
-def with_options(plan: PluginPlan, settings: ServeSettings, manager: HookManager) -> PluginPlan:
+def with_options(plan: PluginPlan, settings: PluginSettings, manager: HookManager) -> PluginPlan:
     """Return the plan with each plugin's options, checked where the plugin is loaded in this process.
 
     Several plugins may share a name; each gets the options that it declares, and one that none declares is an error.
@@ -144,7 +182,7 @@ def with_options(plan: PluginPlan, settings: ServeSettings, manager: HookManager
     return msgspec.structs.replace(plan, plugins=tuple(planned))
 
 
-def check_sections(plan: PluginPlan, settings: ServeSettings) -> None:
+def check_sections(plan: PluginPlan, settings: PluginSettings) -> None:
     """Refuse flags for a plugin that is not selected; the file and the environment may hold them for other runs."""
     selected = {option_key(plugin.name): plugin.name for plugin in plan.plugins}
     for name, section in settings.plugins.items():
@@ -184,14 +222,14 @@ def options_class(plugin: PlannedPlugin, manager: HookManager, timeout_s: float)
     return found
 
 
-def in_users_words(error: OptionError, settings: ServeSettings) -> str:
+def in_users_words(error: OptionError, settings: PluginSettings) -> str:
     """Word a wrong option with the flag, variable or line that gave it."""
     section = settings.plugins.get(option_key(error.plugin), {})
     given = section.get(error.name.replace("-", "_"), GivenOption(None, f"option {error.name!r}"))
     return f"{given.source}: {error.reason}; it is an option of {error.owner}"
 
 
-def help_text(settings: ServeSettings) -> Iterator[str]:
+def help_text(settings: PluginSettings) -> Iterator[str]:
     """Yield the help of the options of every plugin that is named: hook plugins, files, parsers, backends.
 
     Raises:

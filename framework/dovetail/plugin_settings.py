@@ -1,0 +1,189 @@
+"""Settings that say which plugins are used and with which options: of the server, of batches and of `LLM` alike."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import NoDecode
+
+from dovetail.errors import ConfigError
+from dovetail.plugins.options import option_key
+from dovetail.settings import EngineSettings, flag
+
+ENV_PREFIX = "DOVETAIL_"
+ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"
+
+
+def split_names(value: object) -> object:
+    """Accept `a,b` for a list of names, as environment variables and a single flag write it, and a JSON list."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and len(value) == 1 and str(value[0]).startswith("["):
+        with contextlib.suppress(ValueError):
+            value = json.loads(str(value[0]))
+    if isinstance(value, list):
+        return [word for item in value for word in split_words(str(item))]
+    return value
+
+
+def split_words(text: str) -> list[str]:
+    """Return the comma-separated words of a text."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def none_word(value: object) -> object:
+    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
+    if isinstance(value, str):
+        value = value.strip().lower().replace("_", "-")
+        return None if value in {"none", ""} else value
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOption:
+    """A plugin's option as given, with where it was given, for messages."""
+
+    value: Any
+    source: str
+
+
+Given = dict[str, dict[str, GivenOption]]
+"""Options by plugin and name, both normalised."""
+
+
+def note_source(value: object) -> object:
+    """Attach the source to options that carry none: they come from the configuration file."""
+    if not isinstance(value, dict):
+        return value
+    noted: dict[str, Any] = {}
+    for plugin, section in value.items():
+        if not isinstance(section, dict):
+            raise ValueError(f"plugins.{plugin}: expected `option: value` lines")
+        noted[option_key(str(plugin))] = {
+            str(name).replace("-", "_"): given
+            if isinstance(given, GivenOption)
+            else GivenOption(given, f"'plugins.{plugin}.{name}' in the configuration file")
+            for name, given in section.items()
+        }
+    return noted
+
+
+def from_environment(environment: Mapping[str, str]) -> Given:
+    """Return the options that environment variables hold; an empty variable is none.
+
+    Raises:
+        ConfigError: A variable names no plugin or no option.
+    """
+    given: Given = {}
+    for variable, value in environment.items():
+        if not variable.startswith(ENV_OPTION) or not value:
+            continue
+        plugin, _, option = variable.removeprefix(ENV_OPTION).lower().partition("__")
+        if not plugin or not option:
+            raise ConfigError(f"environment variable {variable}: expected {ENV_OPTION}<PLUGIN>__<OPTION>")
+        given.setdefault(option_key(plugin), {})[option] = GivenOption(value, f"environment variable {variable}")
+    return given
+
+
+def merge_options(weaker: Mapping[str, dict[str, Any]], stronger: Mapping[str, dict[str, Any]]) -> Given:
+    """Return both, `stronger` where they disagree."""
+    return {plugin: {**weaker.get(plugin, {}), **stronger.get(plugin, {})} for plugin in {*weaker, *stronger}}
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Tell whether the setting holds what nobody may read off a message."""
+    return SecretStr in {field.annotation, *get_args(field.annotation)}
+
+
+PluginOptions = Annotated[Given, NoDecode, BeforeValidator(note_source)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(split_names)]
+PluginName = Annotated[str | None, BeforeValidator(none_word)]
+
+
+class PluginSettings(EngineSettings):
+    """An engine's settings, and which plugins stand before it."""
+
+    chat_template: str | None = Field(
+        None,
+        description="Used instead of the model's own chat template: a Jinja file, or the name of a template that "
+        "Dovetail brings, such as `chatml` or `qwen3`.",
+        json_schema_extra=flag(common=True),
+    )
+    reasoning_parser: PluginName = Field(
+        "auto",
+        description="Plugin that separates reasoning from content, such as `qwen3`; `auto` finds it out from the "
+        "model's chat template, `none` for none.",
+        json_schema_extra=flag(common=True),
+    )
+    tool_call_parser: PluginName = Field(
+        "auto",
+        description="Plugin that reads the model's tool calls, such as `hermes`; `auto` finds it out from the "
+        "model's chat template, `none` for none.",
+        json_schema_extra=flag("tool-parser", common=True),
+    )
+    grammar_backend: PluginName = Field(
+        "auto",
+        description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
+        json_schema_extra=flag("guided-decoding-backend", common=True),
+    )
+    strict_schema: bool = Field(
+        False,
+        description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",
+        json_schema_extra=flag(),
+    )
+    plugin: Names = Field(
+        default_factory=list,
+        description="Hook plugins to enable, comma-separated.",
+        json_schema_extra=flag(common=True),
+    )
+    plugin_file: Names = Field(
+        default_factory=list,
+        description="Python files with plugins, for one-off work; comma-separated.",
+        json_schema_extra=flag(),
+    )
+    plugin_deny: Names = Field(
+        default_factory=list,
+        description="Packages, or package:plugin, whose plugins are never imported; comma-separated.",
+        json_schema_extra=flag(),
+    )
+    plugin_allow: Names = Field(
+        default_factory=list,
+        description="The only packages, or package:plugin, that may bring plugins, beside Dovetail's own.",
+        json_schema_extra=flag(),
+    )
+    plugins_locked: Path | None = Field(
+        None,
+        description="Lock file of `dovetail plugin lock`; every plugin that is not in it as installed is refused.",
+        json_schema_extra=flag(),
+    )
+    plugin_timeout: float = Field(
+        60.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds that a plugin gets to be imported or started; 0 for no limit.",
+        json_schema_extra=flag(),
+    )
+    plugins: PluginOptions = Field(
+        default_factory=dict,
+        description="Options of plugins: `--acme.top-k 5`, or a section `plugins: {acme: {top_k: 5}}` in the file.",
+        json_schema_extra={"flag": False},
+    )
+
+    _auto_notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto_notes(self) -> tuple[str, ...]:
+        """Lines for the log about what `auto` chose; known once plugins are planned."""
+        return self._auto_notes
+
+    @auto_notes.setter
+    def auto_notes(self, lines: tuple[str, ...]) -> None:
+        self._auto_notes = lines

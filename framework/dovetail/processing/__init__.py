@@ -1,0 +1,1 @@
+"""What the server, batches and `LLM` do alike before a request reaches an engine."""
