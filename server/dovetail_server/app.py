@@ -43,6 +43,7 @@ from dovetail_server.routes import (
     parsing,
     render,
     responses,
+    score,
     tokens,
 )
 from dovetail_server.state import ServerState
@@ -79,6 +80,7 @@ def create_app(state: ServerState) -> FastAPI:
         embeddings,
         models,
         generate,
+        score,
         tokens,
         parsing,
         files,

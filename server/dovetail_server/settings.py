@@ -214,6 +214,13 @@ class ServeSettings(PluginSettings, BaseSettings):
         description="Tokens per event of a stream, after the first event; more make longer intervals and less work.",
         json_schema_extra=flag(),
     )
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        le=1 << 20,
+        description="Most likely tokens that a request may ask for with each token; -1: all of the vocabulary.",
+        json_schema_extra=flag(),
+    )
     stream_response_default_include_usage: bool = Field(
         False,
         description="End streams with a chunk that holds the usage, unless a request says whether it wants one.",

@@ -98,6 +98,7 @@ FAMILIES: dict[str, list[Ask]] = {
         post("generate", "/generate", {"text": "Hey", "return_logprob": True}),
         post("generate batch", "/generate", {"text": ["Hey", "Ho"], "sampling_params": {"max_new_tokens": 1}}),
         post("generate stream", "/generate", {"text": "Hey", "stream": True}),
+        post("score", "/v1/score", {"query": "Hey", "items": ["Ho"], "label_token_ids": [39]}),
         post("tokenize", "/tokenize", {"prompt": "Hey"}),
         post("tokenize messages", "/tokenize", {"messages": USER}),
         post("tokenize, two", "/v1/tokenize", {"prompt": ["Hey", "Ho"], "return_token_strs": True}),

@@ -53,6 +53,7 @@ ROUTES = {
     "/v1/responses": {"post"},
     "/v1/responses/input_tokens": {"post"},
     "/v1/responses/compact": {"post"},
+    "/v1/score": {"post"},
     "/v1/responses/{response_id}": {"get", "delete"},
     "/v1/responses/{response_id}/cancel": {"post"},
     "/v1/responses/{response_id}/input_items": {"get"},

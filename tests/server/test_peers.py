@@ -14,6 +14,7 @@ from exchanges import error_of
 from conftest import Harness
 from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.native.generate import GenerateParams, GenerateRequest
+from dovetail_server.native.score import ScoreRequest
 from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.common import RequestModel, StreamOptions
@@ -34,6 +35,7 @@ BODIES: dict[str, type[RequestModel]] = {
     "messages": MessagesRequest,
     "responses": ResponsesRequest,
     "sampling_params": GenerateParams,
+    "score": ScoreRequest,
     "stream_options": StreamOptions,
     "tokenize": TokenizeRequest,
 }

@@ -18,6 +18,7 @@ from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.grammar.desk import make_desk
 from dovetail.grammar.jump import forced_tokens, jump
+from dovetail.grammar.words import WordRules
 from dovetail.messages import (
     Abort,
     Admitted,
@@ -287,7 +288,7 @@ class EngineCore:
             self.grammars.take(request, message)
             if request.undecided:
                 self._announce([request])  # its grammar is being compiled
-        elif message.grammar or message.thinking is not None:
+        elif message.grammar or message.thinking is not None or WordRules.are_in(message.params):
             why = "this engine has no grammar backend"
             self._abort(message.handle, Finish("abort", None, why, "unsupported_parameter"))
 

@@ -94,7 +94,7 @@ class Entry:
             merge(waiting, delta)
         self._weight += len(delta.ids)
         if delta.logprobs is not None:
-            self._weight += sum([1 + len(row.top) for row in delta.logprobs])
+            self._weight += sum([1 + len(row.top) + len(row.named) for row in delta.logprobs])
         if not self._has_begun or len(waiting.ids) >= self._every or delta.finish is not None:
             self.has_ended = delta.finish is not None
             self._has_begun = True

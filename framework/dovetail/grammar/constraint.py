@@ -9,6 +9,7 @@ import numpy as np
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
 from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
+from dovetail.grammar.words import WordRules
 
 MAX_ROWS = 64
 """Rows that are kept for sets of tokens that requests name."""
@@ -52,10 +53,11 @@ class TokenSets:
 
 
 class Constraint:
-    """One request's. With no matcher only thinking is watched over (a budget without a grammar).
+    """One request's. Without a matcher, thinking (a budget without a grammar) and words are watched over alone.
 
     Attributes:
         gate: Follows thinking; None where there is none.
+        rules: Words that may be said at all; None for all. What the gate forces goes before them.
         matcher: The grammar's state.
         backend: What `matcher` belongs to.
         was_forced: The last mask left one token only, and by the grammar.
@@ -68,12 +70,15 @@ class Constraint:
         matcher: GrammarMatcher | None,
         backend: GrammarBackend | None = None,
         stop_ids: Iterable[int] = (),
+        rules: WordRules | None = None,
     ) -> None:
         """Start at the prompt's end. `stop_ids`: the request's own, which a minimum length bans beside the ends."""
         self.gate = gate
         self.matcher = matcher
         self.backend = backend
+        self.rules = rules
         self.was_forced = False
+        self._is_stuck = False
         self._sets = sets
         self._lead = 0
         self._goes_on = sets.going_on(frozenset(stop_ids) - sets.eos_ids)
@@ -103,6 +108,18 @@ class Constraint:
             row: `[W]`; holds the matcher's mask where `matched`.
             matched: Whether `matching` wrote the row: False where there is none, or it allows everything.
         """
+        written = self._fill(row, matched)
+        gate = self.gate
+        if self.rules is None or (gate is not None and gate.only is not None):
+            return written
+        if not written:
+            row[:] = self._sets.full
+        self.rules.apply(row)
+        self._is_stuck = not row.any()
+        return True
+
+    def _fill(self, row: Words, matched: bool) -> bool:
+        """As `fill`, without the rules for words."""
         gate, sets = self.gate, self._sets
         self.was_forced = False
         if gate is not None:
@@ -127,7 +144,12 @@ class Constraint:
     def forced(self) -> list[int]:
         """Return the tokens that must follow by the grammar, as far as it is known which."""
         matcher = self.matching
-        if matcher is None or self._lead or (self.gate is not None and self.gate.offered is not None):
+        if (
+            matcher is None
+            or self.rules is not None
+            or self._lead
+            or (self.gate is not None and self.gate.offered is not None)
+        ):
             return []
         return matcher.forced()
 
@@ -145,6 +167,10 @@ class Constraint:
     def accept(self, token_id: int) -> str | None:
         """Take a sampled token; returns an error if it does not fit, and then the request must end."""
         gate = self.gate
+        if self._is_stuck:
+            return "allowed_token_ids, bad_words and the grammar together leave no token to say"
+        if self.rules is not None:
+            self.rules.accept(token_id)
         if gate is not None and gate.accept(token_id) and not gate.whole:
             if gate.free:
                 return None

@@ -17,6 +17,7 @@ from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.gate import make_gate
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.grammar.words import WordRules
 from dovetail.messages import Finish, GrammarStep, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
@@ -94,7 +95,8 @@ class GrammarDesk:
 
     def take(self, request: Request, message: Submit) -> None:
         """Take in a request; from now on it is undecided if it has a grammar."""
-        if not message.grammar and (message.thinking is None or message.thinking.budget is None):
+        has_budget = message.thinking is not None and message.thinking.budget is not None
+        if not (message.grammar or has_budget or WordRules.are_in(message.params)):
             return
         request.undecided = True
         request.wish = Wish(message.grammar, message.owner, message.thinking)
@@ -173,9 +175,11 @@ class GrammarDesk:
     def _constraint(self, request: Request, outcome: Enforced | None, thinking: Thinking | None) -> Constraint:
         sets = self.service.token_sets()
         gate = None if thinking is None else make_gate(thinking, sets.tokens, constrained=outcome is not None)
+        rules = WordRules(request.params, sets.size) if WordRules.are_in(request.params) else None
+        stops = request.sample.stop_ids
         if outcome is None:
-            return Constraint(sets, gate, None)
-        return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, request.sample.stop_ids)
+            return Constraint(sets, gate, None, stop_ids=stops, rules=rules)
+        return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, stops, rules)
 
 
 def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:

@@ -30,6 +30,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt's tokens."""
     prompt_logprobs_start: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log probabilities go with each of those that `logprobs` and `prompt_logprobs` ask for."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Tokens, or several in a row, that are never said."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -46,3 +52,5 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprob: float | None
     """None for the first prompt token, which nothing predicts."""
     top: list[TopLogprob]
+    named: list[TopLogprob] = []
+    """Those of the tokens that the request names, in its order."""

@@ -77,6 +77,8 @@ class Ranked:
         picked: `[N]` float32, their log probabilities.
         values: `[N, W]` float32, those of the W most likely tokens, best first.
         rivals: `[N, W]` int64, these tokens.
+        named_ids: Tokens that each of these rows names, or nothing where none does.
+        named: `[N, M]` float32, their log probabilities, in that order.
     """
 
     rows: list[int]
@@ -85,15 +87,21 @@ class Ranked:
     picked: Tensor
     values: Tensor
     rivals: Tensor
+    named_ids: list[tuple[int, ...]]
+    named: Tensor | None = None
 
     def read(self) -> list[TokenLogprob]:
         """Wait for the device; one entry per entry of `rows`."""
         chosen, picked = self.chosen.tolist(), self.picked.tolist()
         values, rivals = self.values.tolist(), self.rivals.tolist()
-        return [
+        rows = [
             TokenLogprob(token, logprob, [TopLogprob(t, v) for t, v in zip(top[:num], best[:num], strict=True)])
             for token, logprob, num, top, best in zip(chosen, picked, self.nums, rivals, values, strict=True)
         ]
+        if self.named is not None:
+            for row, ids, found in zip(rows, self.named_ids, self.named.tolist(), strict=True):
+                row.named.extend(TopLogprob(t, v) for t, v in zip(ids, found[: len(ids)], strict=True))
+        return rows
 
 
 @dataclass(slots=True, eq=False)
@@ -276,12 +284,20 @@ def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | 
     if len(wanted) < len(rows):
         index = upload(wanted, torch.int64, raw.device)
         raw, ids = raw[index], ids[index]
-    return rank_logprobs(raw, ids, nums, wanted)
+    return rank_logprobs(raw, ids, nums, wanted, [rows[i].params.logprob_token_ids for i in wanted])
 
 
-def rank_logprobs(logits: Tensor, chosen: Tensor, nums: list[int], rows: list[int]) -> Ranked:
-    """Log probability of `chosen[i]` and the `nums[i]` most likely tokens in row i of `[N, V]` logits."""
+def rank_logprobs(
+    logits: Tensor, chosen: Tensor, nums: list[int], rows: list[int], named_ids: list[tuple[int, ...]]
+) -> Ranked:
+    """Log probability of `chosen[i]`, the `nums[i]` most likely tokens and `named_ids[i]` in row i of `[N, V]`."""
     logprobs = logits.float().log_softmax(dim=-1)
     picked = logprobs.gather(1, chosen[:, None])[:, 0]
     values, rivals = logprobs.topk(min(max(nums, default=0), logits.shape[-1]), dim=-1)
-    return Ranked(rows, nums, chosen.clone(), picked, values, rivals)
+    ranked = Ranked(rows, nums, chosen.clone(), picked, values, rivals, named_ids)
+    width = max(map(len, named_ids), default=0)
+    if width:
+        padded = [[*ids, *[0] * (width - len(ids))] for ids in named_ids]
+        index = upload([token for ids in padded for token in ids], torch.int64, logits.device)
+        ranked.named = logprobs.gather(1, index.view(len(padded), width))
+    return ranked

@@ -236,7 +236,8 @@ class Stepper:
             end = min(begin + LOGIT_ROWS, last)
             logits = self._model.lm_head(hidden[begin - chunk.start : end - chunk.start])
             chosen = torch.tensor(request.ids[begin + 1 : end + 1], dtype=torch.int64, device=logits.device)
-            out.append(rank_logprobs(logits, chosen, [wanted] * (end - begin), list(range(end - begin))))
+            num, named = end - begin, request.params.logprob_token_ids
+            out.append(rank_logprobs(logits, chosen, [wanted] * num, list(range(num)), [named] * num))
         return out
 
 

@@ -18,7 +18,9 @@ from dovetail_server.openai.common import (
     SamplingFields,
     StructuredOutput,
     Text,
+    TokenId,
     TokenIds,
+    Top,
 )
 
 BATCH = Field(min_length=1, max_length=4096)
@@ -50,7 +52,10 @@ class GenerateRequest(RequestModel):
     logprob_start_len: LogprobStart | Annotated[list[LogprobStart], BATCH] | None = Field(
         None, description="First prompt token with a log probability; -1 for none."
     )
-    top_logprobs_num: NumTop | Annotated[list[NumTop], BATCH] | None = None
+    top_logprobs_num: Top | Annotated[list[Top], BATCH] | None = None
+    token_ids_logprob: NamedIds | Annotated[list[NamedIds | None], BATCH] | None = Field(
+        None, description="Tokens whose log probabilities stand beside those of the text; needs `return_logprob`."
+    )
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     rid: Rid | Annotated[list[Rid], BATCH] | None = None
@@ -59,8 +64,8 @@ class GenerateRequest(RequestModel):
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
 
 
+NamedIds = Annotated[list[TokenId], Field(max_length=4096)]
 LogprobStart = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-NumTop = Annotated[int, Field(ge=0, le=20)]
 GenerateRequest.model_rebuild()
 
 
@@ -92,6 +97,8 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     input_top_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
     output_token_logprobs: list[TokenRow] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
+    input_token_ids_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
+    output_token_ids_logprobs: list[list[TokenRow] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Generated(msgspec.Struct, kw_only=True):

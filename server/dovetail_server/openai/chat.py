@@ -22,6 +22,7 @@ from dovetail_server.openai.common import (
     StructuredOutput,
     Text,
     TokenIds,
+    Top,
     Usage,
 )
 
@@ -96,7 +97,7 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
     max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Top | None = None
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     tool_choice: Annotated[str, Field(max_length=64)] | FreeForm | None = None
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first tool call only.")
@@ -117,6 +118,7 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     )
     thinking: Thinking | None = Field(None, description="Turns thinking on or off, as `reasoning_effort` does.")
     input_ids: TokenIds | None = Field(None, description="The prompt as tokens, in place of the rendered messages.")
+    echo: bool | None = Field(None, description="Begin with the last message where that is the assistant's, too.")
     add_special_tokens: bool | None = Field(None, description="true: beside those that the chat template writes.")
     include_reasoning: bool | None = Field(None, description="false drops the reasoning from the reply.")
     chat_template_kwargs: FreeForm | None = None

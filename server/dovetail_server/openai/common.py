@@ -27,6 +27,10 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_ID
 StopString = Annotated[str, Field(min_length=1, max_length=4096)]
 Bias = Annotated[float, Field(ge=-1e9, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Top = Annotated[
+    int,
+    Field(ge=-1, le=MAX_TOKEN_ID, description="Up to --max-logprobs, 20 by default; -1 for all where that is -1."),
+]
 
 FreeForm = Annotated[dict[str, Any], Field(max_length=1024)]
 Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
@@ -98,13 +102,22 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = Field(None, description="Another name of `no_stop_trim`.")
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = Field(
+        None, description="Nothing else is said, no end of the reply either."
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=1024)] | None = Field(
+        None, description="Never said, at the beginning of a word or within one."
+    )
+    prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
 
 
 class PromptFields(RequestModel):
     """How a prompt is cut, and how its tokens and those of the reply are named."""
 
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=4096)] | None = Field(
+        None, description="Tokens whose log probabilities stand behind the most likely ones; needs `logprobs`."
+    )
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probabilities name tokens `token_id:17`.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of the prompt; -1 keeps what the context holds."

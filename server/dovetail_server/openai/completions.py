@@ -19,6 +19,7 @@ from dovetail_server.openai.common import (
     StructuredOutput,
     Text,
     TokenIds,
+    Top,
     Usage,
 )
 
@@ -40,7 +41,7 @@ class CompletionRequest(SamplingFields, PromptFields, ServiceFields, GrammarFiel
         None, ge=0, le=128, description="Generate so many, return the `n` most likely; 0 is off."
     )
     add_special_tokens: bool | None = Field(None, description="For texts; true if not given.")
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Top | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):

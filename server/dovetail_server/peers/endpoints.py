@@ -73,7 +73,9 @@ PATHS: dict[str, str] = {
     **_all("/v1/messages/batches /v1/messages/batches/{}", "send the lines to /v1/batches as /v1/chat/completions"),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),
     **_all("/v1/conversations /v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
-    **_all("/score /v1/score", "ask /generate with max_new_tokens: 1, return_logprob and top_logprobs_num"),
+    **_all(
+        "/score", "it compares texts with a model made for it; /v1/score gives label_token_ids after query and items"
+    ),
 }
 """A part in braces is any one part of a path."""
 

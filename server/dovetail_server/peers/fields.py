@@ -114,11 +114,8 @@ FIELDS: dict[str, Known] = {
         "this route generates nothing that could be named, ordered or cached",
         None,
     ),
-    **_all("token_ids_logprob logprob_token_ids", "send top_logprobs_num or logprobs for the most likely tokens"),
-    **_all("allowed_token_ids bad_words", "send logit_bias, or a grammar"),
     **_all("truncate_prompt_tokens truncation_side add_special_tokens", "embeddings are not given"),
     "thinking_token_budget": Known("thinking is not told apart here; /v1/chat/completions has it"),
-    "echo": Known("the reply has the answer alone; /v1/completions has echo"),
     **_all(
         "skip_special_tokens spaces_between_special_tokens include_reasoning", "this route shows items", (*OFF, True)
     ),
@@ -133,6 +130,11 @@ FIELDS: dict[str, Known] = {
     "image": Known(NOT_A_TEXT, (*OFF, *({"context_compression": how} for how in ("auto", "disabled")))),
     "personality": Known("say in instructions how the model should write"),
     "mode": Known("there is one way of reasoning; effort bounds it", (*OFF, "standard")),
+    "score_extraction_token": Known("labels are looked at behind the last token; send an item for each place"),
+    **_all(
+        "text_1 text_2 data_1 data_2",
+        "it is for models made to compare texts; send query, items and label_token_ids",
+    ),
     "chat_template": Known("a template in a request is not run; use --chat-template FILE"),
     **_all("enable_response_messages previous_input_messages", "continue with previous_response_id, or send the items"),
 }

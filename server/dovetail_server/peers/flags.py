@@ -181,7 +181,6 @@ _values("response-role", "replies have the role assistant", "assistant")
 _values(
     "chat-template-content-format", "the form of content that a template reads is found out from the template", "auto"
 )
-_values("max-logprobs", "at most 20 log probabilities a token are given", "20")
 _values("logprobs-mode", "log probabilities are the model's own, before temperature and filters", "raw_logprobs")
 _values("model-loader-extra-config hf-overrides json-model-override-args model-class-overrides additional-config",
         "config.json is read as it is; change it in a copy of the folder", "{}", "")  # fmt: skip

@@ -19,6 +19,8 @@ from dovetail_server.serving.params import (
     StopRules,
     check_token_ids,
     fit_output,
+    named_ids,
+    num_top,
     refuse_stream_mix,
     same_field,
     sampling_params,
@@ -45,11 +47,13 @@ class ChatJob:
     view: ChatView
     is_legacy: bool
     """The request used the deprecated `functions`; so does the reply."""
+    echo: str = ""
+    """What a reply begins with, of the last message."""
 
     @property
     def num_top(self) -> int:
         """Rivals per token in `logprobs`."""
-        return self.request.top_logprobs or 0
+        return self.generation.choices[0].submit.params.logprobs or 0
 
 
 def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
@@ -89,10 +93,11 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     names = ("messages", "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
     params = sampling_params(
         request,
-        text.limits,
+        text,
         max_tokens=fit_output(len(ids), 1 if wanted == 0 else wanted, None, text.limits, names),
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        prompt_logprobs=request.prompt_logprobs,
+        logprobs=num_top(request.top_logprobs or 0, text.limits, "top_logprobs") if request.logprobs else None,
+        prompt_logprobs=num_top(request.prompt_logprobs, text.limits, "prompt_logprobs"),
+        logprob_token_ids=named_ids(request, bool(request.logprobs), text.limits),
     )
     rid = rid_of(request, "chatcmpl")
     count = request.n or 1
@@ -116,8 +121,21 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
     )
     generation = Generation(state=state, request_id=rid, choices=choices)
     return ChatJob(
-        request=request, model=model, generation=generation, view=view, is_legacy=request.functions is not None
+        request=request,
+        model=model,
+        generation=generation,
+        view=view,
+        is_legacy=request.functions is not None,
+        echo=echo_of(messages[-1]) if request.echo else "",
     )
+
+
+def echo_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message that the reply goes on with: one of the assistant's."""
+    content = message.get("content") or ""
+    if message["role"] != "assistant":
+        return ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 def plain_message(message: Message) -> dict[str, Any]:

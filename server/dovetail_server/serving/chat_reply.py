@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.contracts.reasoning import TokenizerView
+from dovetail.contracts.reasoning import ContentDelta, TokenizerView
 from dovetail.messages import TokenLogprob
 from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
 from dovetail_server.serving import logprobs as lp
@@ -53,8 +53,9 @@ def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> 
     output, legacy = choice.output, job.is_legacy
     reasoning = None if choice.is_dropped else job.view.reasoning(output)
     calls = [ToolCall(id=call.id, function=Function(call.name, call.arguments)) for call in job.view.tool_calls(output)]
+    content = "" if choice.is_dropped else output.content
     message = ReplyMessage(
-        content="" if choice.is_dropped else output.content,
+        content=job.echo + (content or "") if job.echo else content,
         reasoning_content=reasoning,
         reasoning=reasoning,
         tool_calls=calls if calls and not legacy else msgspec.UNSET,
@@ -159,4 +160,8 @@ def opening(job: ChatJob, chunks: ChatChunks, usage: bytes | None) -> list[bytes
     """Return the role chunk of every choice; the first carries the prompt's ids if they were asked for."""
     choices = job.generation.choices
     ids = b',"prompt_token_ids":' + encode(choices[0].submit.prompt_ids) if job.request.return_token_ids else b""
-    return [chunks.role(choice.index, usage, b"" if choice.index else ids) for choice in choices]
+    roles = [chunks.role(choice.index, usage, b"" if choice.index else ids) for choice in choices]
+    said = chunks.inside(ContentDelta(job.echo)) if job.echo else None
+    if said is None:
+        return roles
+    return roles + [chunks.delta(choice.index, said, b"null", b"", usage) for choice in choices]

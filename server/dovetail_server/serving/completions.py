@@ -37,6 +37,8 @@ from dovetail_server.serving.grammar import plain_constraints
 from dovetail_server.serving.params import (
     check_token_ids,
     fit_output,
+    named_ids,
+    num_top,
     refuse_stream_mix,
     sampling_params,
     stop_rules,
@@ -96,16 +98,20 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     is_scoring = request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
     needs_scores = per_prompt > (request.n or 1)
+    logprobs = num_top(request.logprobs, text.limits, "logprobs")
+    prompt_logprobs = num_top(request.prompt_logprobs, text.limits, "prompt_logprobs")
+    named = named_ids(request, request.logprobs is not None, text.limits)
     rid = rid_of(request, "cmpl")
     choices: list[Choice] = []
     for p, prompt in enumerate(prompts):
         wanted = 1 if is_scoring else request.max_tokens
         params = sampling_params(
             request,
-            text.limits,
+            text,
             max_tokens=fit_output(len(prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, ("prompt", "max_tokens")),
-            logprobs=request.logprobs if request.logprobs is not None else 0 if needs_scores else None,
-            prompt_logprobs=request.logprobs if echoes else request.prompt_logprobs,
+            logprobs=logprobs if logprobs is not None else 0 if needs_scores else None,
+            prompt_logprobs=logprobs if echoes else prompt_logprobs,
+            logprob_token_ids=named,
         )
         for k in range(per_prompt):
             index = len(choices)
@@ -205,7 +211,8 @@ class ChoiceFold:
         if request.logprobs is not None:
             as_ids = bool(request.return_tokens_as_token_ids)
             offsets = choice.output.text_offsets
-            self.rows = lp.CompletionRows(request.logprobs, tokenizer, offsets, len(self.echo), as_ids=as_ids)
+            top = choice.submit.params.logprobs or 0
+            self.rows = lp.CompletionRows(top, tokenizer, offsets, len(self.echo), as_ids=as_ids)
 
     def take(self, step: Step) -> str:
         """Add a step and return its text."""

@@ -18,7 +18,14 @@ from dovetail_server.serving.common import choice_rid, new_id, report_field, sub
 from dovetail_server.serving.completions import Prompt, read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import plain_constraints
-from dovetail_server.serving.params import fit_output, same_field, sampling_params, stop_rules
+from dovetail_server.serving.params import (
+    check_token_ids,
+    fit_output,
+    num_top,
+    same_field,
+    sampling_params,
+    stop_rules,
+)
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
@@ -40,6 +47,8 @@ class Item:
     num_top: int | None
     """None: no log probabilities."""
     logprob_start: int
+    named: Sequence[int] = ()
+    """Tokens whose log probabilities it wants."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,11 +117,12 @@ def engine_params(item: Item, text: TextTools) -> SamplingParams:
     names = ("text", "max_new_tokens")
     return sampling_params(
         given.model_copy(update={"seed": seed, "min_tokens": min_tokens}),
-        text.limits,
+        text,
         max_tokens=fit_output(len(item.prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, names),
         logprobs=item.num_top,
         prompt_logprobs=item.num_top if wants_prompt else None,
         prompt_logprobs_start=item.logprob_start if wants_prompt else 0,
+        logprob_token_ids=item.named,
         use_defaults=False,
     )
 
@@ -137,6 +147,8 @@ def read_items(request: GenerateRequest, text: TextTools) -> list[Item]:
     count = len(raw)
     wants = spread(request.return_logprob, count, "return_logprob", False)
     tops = spread(request.top_logprobs_num, count, "top_logprobs_num", 0)
+    top_counts = [num_top(top, text.limits, "top_logprobs_num") or 0 for top in tops]
+    named = read_named(request.token_ids_logprob, wants, text)
     starts = spread(request.logprob_start_len, count, "logprob_start_len", -1)
     params = spread(request.sampling_params, count, "sampling_params", GenerateParams.model_validate({}))
     prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
@@ -145,11 +157,32 @@ def read_items(request: GenerateRequest, text: TextTools) -> list[Item]:
             prompt=prompts[i],
             params=params[i],
             rid=rid,
-            num_top=tops[i] if wants[i] else None,
+            num_top=top_counts[i] if wants[i] else None,
             logprob_start=starts[i],
+            named=named[i],
         )
         for i, rid in enumerate(read_rids(request.rid, count))
     ]
+
+
+def read_named(given: Any, wants: Sequence[bool], text: TextTools) -> list[Sequence[int]]:
+    """Return the tokens that each prompt names for log probabilities; one list is for all.
+
+    Raises:
+        RequestError: Nobody asked for log probabilities, or an id is outside the vocabulary.
+    """
+    if not given:
+        return [()] * len(wants)
+    several = not isinstance(given[0], int)
+    rows: list[Sequence[int]] = (
+        [row or () for row in spread(given, len(wants), "token_ids_logprob", None)] if several else [given] * len(wants)
+    )
+    for row, wanted in zip(rows, wants, strict=True):
+        if row and not wanted:
+            why = "token_ids_logprob needs return_logprob: true"
+            raise RequestError(why, param="token_ids_logprob", code="invalid_value")
+        check_token_ids(row, text.limits.vocab_size, "token_ids_logprob")
+    return rows
 
 
 def read_rids(given: str | list[str] | None, count: int) -> list[str]:
@@ -212,14 +245,17 @@ class ItemFold:
             index=msgspec.UNSET if index is None else index,
         )
 
-    def _add_logprobs(self, meta: MetaInfo, num_top: int) -> None:
+    def _add_logprobs(self, meta: MetaInfo, most: int) -> None:
         text_of_id = self.text.tokenizer.token_text if self.show_text else None
         prompt = self.choice.prompt_logprobs or []
         meta.input_token_logprobs = lp.native_rows(prompt, text_of_id)
         meta.output_token_logprobs = lp.native_rows(self.rows, text_of_id)
-        if num_top:
-            meta.input_top_logprobs = lp.native_top(prompt, num_top, text_of_id)
-            meta.output_top_logprobs = lp.native_top(self.rows, num_top, text_of_id)
+        if most:
+            meta.input_top_logprobs = lp.native_top(prompt, most, text_of_id)
+            meta.output_top_logprobs = lp.native_top(self.rows, most, text_of_id)
+        if self.item.named:
+            meta.input_token_ids_logprobs = lp.native_named(prompt, text_of_id)
+            meta.output_token_ids_logprobs = lp.native_named(self.rows, text_of_id)
 
 
 def native_finish(choice: Choice) -> NativeFinish | None:

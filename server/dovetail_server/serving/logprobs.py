@@ -30,7 +30,7 @@ def chat_logprobs(
     for row in rows:
         raw = tokenizer.token_bytes(row.token_id)
         top = []
-        for candidate in row.top[:num_top]:
+        for candidate in (*row.top[:num_top], *row.named):
             data = tokenizer.token_bytes(candidate.token_id)
             top.append(TokenAlternative(named(candidate.token_id, data, as_ids), finite(candidate.logprob), list(data)))
         result.append(TokenInfo(named(row.token_id, raw, as_ids), finite(row.logprob), list(raw), top))
@@ -95,7 +95,7 @@ class CompletionRows:
         return CompletionLogprobs(
             tokens=[self._name(row.token_id) for row in rows],
             token_logprobs=[None if row.logprob is None else finite(row.logprob) for row in rows],
-            top_logprobs=[self._top(row) for row in rows] if self.num_top else None,
+            top_logprobs=[self._top(row) for row in rows] if self.num_top or any(row.named for row in rows) else None,
             text_offset=starts,
         )
 
@@ -105,7 +105,7 @@ class CompletionRows:
     def _top(self, row: TokenLogprob) -> dict[str, float] | None:
         if row.logprob is None:
             return None
-        found = {self._name(c.token_id): finite(c.logprob) for c in reversed(row.top[: self.num_top])}
+        found = {self._name(c.token_id): finite(c.logprob) for c in reversed((*row.top[: self.num_top], *row.named))}
         found.setdefault(self._name(row.token_id), finite(row.logprob))
         return found
 
@@ -118,7 +118,7 @@ def prompt_logprobs(rows: Sequence[TokenLogprob], tokenizer: TokenizerView) -> P
             result.append(None)
             continue
         ranks = {c.token_id: i + 1 for i, c in enumerate(row.top)}
-        entry = {row.token_id: row.logprob} | {c.token_id: c.logprob for c in row.top}
+        entry = {row.token_id: row.logprob} | {c.token_id: c.logprob for c in (*row.top, *row.named)}
         result.append(
             {
                 str(i): PromptLogprob(finite(value), ranks.get(i), text(tokenizer.token_bytes(i)))
@@ -142,5 +142,15 @@ def native_top(rows: Sequence[TokenLogprob], num_top: int, text_of: TextOf | Non
         None
         if row.logprob is None
         else [(finite(c.logprob), c.token_id, text_of(c.token_id) if text_of else None) for c in row.top[:num_top]]
+        for row in rows
+    ]
+
+
+def native_named(rows: Sequence[TokenLogprob], text_of: TextOf | None) -> list[list[TokenRow] | None]:
+    """Write the tokens of each row that the request names."""
+    return [
+        None
+        if row.logprob is None
+        else [(finite(c.logprob), c.token_id, text_of(c.token_id) if text_of else None) for c in row.named]
         for row in rows
     ]

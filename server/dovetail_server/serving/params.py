@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dovetail.errors import RequestError
 from dovetail.messages import SamplingParams
@@ -12,6 +12,10 @@ from dovetail.messages.seeds import derive_seed
 from dovetail.text.stop_regex import compile_stop
 from dovetail_server import errors
 from dovetail_server.openai.common import PromptFields, SamplingFields, ServiceFields
+
+if TYPE_CHECKING:
+    from dovetail.text.tokenizer import Tokenizer
+    from dovetail_server.serving.text import TextTools
 
 MAX_BIAS = 100.0
 SEED_MASK = (1 << 63) - 1
@@ -25,6 +29,8 @@ class Limits:
     vocab_size: int
     context_len: int
     max_prompt_bytes: int
+    max_logprobs: int = 20
+    """Most likely tokens that a request may ask for; -1: all."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,6 +54,31 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
     if bad is not None:
         text = f"{param} holds token id {bad}, but this model's ids go from 0 to {vocab_size - 1}"
         raise RequestError(text, param=param, code="invalid_token_id")
+
+
+def num_top(wanted: int | None, limits: Limits, param: str) -> int | None:
+    """Return how many of the most likely tokens a request gets; -1 asks for all.
+
+    Raises:
+        RequestError: More than the server gives.
+    """
+    most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
+    if wanted is None or 0 <= wanted <= most:
+        return wanted
+    if limits.max_logprobs == -1:
+        return most
+    given = "-1, which is all" if wanted == -1 else str(wanted)
+    text = f"{param} may be up to {most} (given: {given}); the server's --max-logprobs allows more, or with -1 all"
+    raise RequestError(text, param=param, code="invalid_value")
+
+
+def word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each word, as it is written at the beginning of a word and within one."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(ids for ids in found if ids)
 
 
 def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> None:
@@ -99,28 +130,31 @@ def same_field(request: Any, name: str, alias: str) -> Any:
 
 def sampling_params(
     request: SamplingFields,
-    limits: Limits,
+    text: TextTools,
     *,
     max_tokens: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     prompt_logprobs_start: int = 0,
+    logprob_token_ids: Sequence[int] = (),
     use_defaults: bool = True,
 ) -> SamplingParams:
     """Build what the engine gets, seed still as given.
 
     Args:
         request: Checked by its schema already.
-        limits: The model's.
+        text: The server's tokenizer and limits.
         max_tokens: As resolved against the context.
         logprobs: See `SamplingParams`.
         prompt_logprobs: See `SamplingParams`.
         prompt_logprobs_start: See `SamplingParams`.
+        logprob_token_ids: Checked.
         use_defaults: Take what is left out from the model's generation config.
 
     Raises:
         RequestError: A token id outside the vocabulary, or `min_tokens` above `max_tokens`.
     """
+    limits = text.limits
     chosen = {name: getattr(request, name) for name in DEFAULTABLE}
     defaults = limits.defaults if use_defaults else {}
     values = {k: v if v is not None else defaults[k] for k, v in chosen.items() if v is not None or k in defaults}
@@ -130,10 +164,11 @@ def sampling_params(
         values["top_k"] = -1
     stop_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_ids, limits.vocab_size, "stop_token_ids")
+    check_token_ids(request.allowed_token_ids or (), limits.vocab_size, "allowed_token_ids")
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
-        text = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
-        raise RequestError(text, param="min_tokens", code="invalid_value")
+        why = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
+        raise RequestError(why, param="min_tokens", code="invalid_value")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -146,6 +181,9 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_logprobs_start=prompt_logprobs_start,
+        logprob_token_ids=tuple(logprob_token_ids),
+        allowed_token_ids=tuple(dict.fromkeys(request.allowed_token_ids or ())),
+        bad_words=word_ids(request.bad_words or (), text.tokenizer),
         **values,
     )
 
@@ -202,6 +240,20 @@ def truncated(ids: list[int], request: PromptFields, max_tokens: int | None, lim
     room = limits.context_len - max(max_tokens or 1, 1)
     most = max(1, min(room, len(ids) if wanted < 0 else wanted))
     return ids[:most] if request.truncation_side == "right" else ids[-most:]
+
+
+def named_ids(request: PromptFields, has_logprobs: bool, limits: Limits) -> Sequence[int]:
+    """Return the tokens that a request names for log probabilities.
+
+    Raises:
+        RequestError: It asks for no log probabilities, or an id is outside the vocabulary.
+    """
+    ids = request.logprob_token_ids or ()
+    if ids and not has_logprobs:
+        text = "logprob_token_ids needs logprobs"
+        raise RequestError(text, param="logprob_token_ids", code="invalid_value")
+    check_token_ids(ids, limits.vocab_size, "logprob_token_ids")
+    return ids
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

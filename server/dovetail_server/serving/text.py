@@ -83,6 +83,7 @@ class TextTools:
             vocab_size=info.vocab_size,
             context_len=context_len,
             max_prompt_bytes=settings.max_prompt_bytes or default_bytes,
+            max_logprobs=settings.max_logprobs,
             defaults=defaults | settings.preferred_sampling_params,
         )
         self._template_defaults = settings.default_chat_template_kwargs

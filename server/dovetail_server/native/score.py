@@ -1,0 +1,39 @@
+"""`/v1/score`: request and reply, as SGLang has them for models that generate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+
+from dovetail_server.openai.common import Name, RequestModel, Text, TokenId, Usage
+
+MANY_IDS = Field(max_length=1 << 24)
+MANY = Field(min_length=1, max_length=4096)
+Labels = Annotated[list[TokenId], Field(min_length=1, max_length=4096)]
+
+
+class ScoreRequest(RequestModel):
+    """A query, and items each of which goes on with it. Texts, or token ids throughout."""
+
+    model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    query: Text | Annotated[list[TokenId], MANY_IDS]
+    items: Text | Annotated[list[Text], MANY] | Annotated[list[Annotated[list[TokenId], MANY_IDS]], MANY]
+    label_token_ids: Labels | Annotated[list[Labels], MANY] = Field(
+        description="Tokens that may follow: the same for all items, or a list for each."
+    )
+    apply_softmax: bool | None = Field(None, description="Scores of an item add up to 1.")
+    temperature: float | None = Field(None, gt=0, le=100, description="Divides before the softmax.")
+    return_token_logprobs: bool | None = Field(None, description="Also give the log probabilities themselves.")
+    item_first: bool | None = Field(None, description="The item comes before the query.")
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/score`: for each item a number per label."""
+
+    object: Literal["scoring"] = "scoring"
+    scores: list[list[float]]
+    token_logprobs: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
+    model: str
+    usage: Usage

@@ -1,0 +1,31 @@
+"""`/v1/score`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.body import json_body
+from dovetail_server.native.score import ScoreRequest, Scores
+from dovetail_server.openapi import json_route
+from dovetail_server.serving import score
+from dovetail_server.serving.sse import while_connected
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter(tags=["native"])
+
+
+@json_route(router, "/v1/score", body=ScoreRequest, reply=Scores)
+async def score_items(
+    request: Request,
+    body: Annotated[ScoreRequest, Depends(json_body(ScoreRequest))],
+    state: Annotated[ServerState, Depends(get_ready_state)],
+) -> Response:
+    """Tell how likely each of some tokens is to follow a query and an item."""
+    model = state.check_model(body.model)
+    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model))
+    return Response(await while_connected(request, score.reply(job)), media_type="application/json")

@@ -1,0 +1,133 @@
+"""`/v1/score`: how likely each label is to follow each item, in one step of the model per item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail.messages import SamplingParams, TokenLogprob
+from dovetail.text.stream import OutputStream
+from dovetail_server import errors
+from dovetail_server.native.score import ScoreRequest, Scores
+from dovetail_server.openai.common import Usage
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, submit_of, usage_of
+from dovetail_server.serving.generation import Choice, Generation
+from dovetail_server.serving.logprobs import finite
+from dovetail_server.serving.params import check_token_ids
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
+    from dovetail_server.state import ServerState
+
+Part = str | Sequence[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreJob:
+    """A prepared request."""
+
+    request: ScoreRequest
+    model: str
+    generation: Generation
+
+
+def prepare(state: ServerState, request: ScoreRequest, model: str) -> ScoreJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    if request.temperature is not None and not request.apply_softmax:
+        raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
+    text = state.text
+    items: list[Any] = [request.items] if isinstance(request.items, str) else list(request.items)
+    if isinstance(items[0], str) != isinstance(request.query, str):
+        why = "query and items must both be text, or both token ids"
+        raise RequestError(why, param="items", code="invalid_value")
+    labels = read_labels(request, len(items), text)
+    rid = new_id("score")
+    choices = []
+    for at, item in enumerate(items):
+        ids = join_parts(request, item, f"items[{at}]", text)
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
+        )
+        submit = submit_of(choice_rid(rid, at, len(items)), ids, params, 0, 0, "")
+        choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
+    return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
+
+
+def read_labels(request: ScoreRequest, count: int, text: TextTools) -> list[list[int]]:
+    """Return the labels of each item.
+
+    Raises:
+        RequestError: Lists that are not one per item, or an id outside the vocabulary.
+    """
+    given: list[Any] = list(request.label_token_ids)
+    rows = [given] * count if isinstance(given[0], int) else given
+    if len(rows) != count:
+        why = f"label_token_ids has {len(rows)} lists, but there are {count} items"
+        raise RequestError(why, param="label_token_ids", code="invalid_value")
+    for row in rows:
+        check_token_ids(row, text.limits.vocab_size, "label_token_ids")
+    return rows
+
+
+def join_parts(request: ScoreRequest, item: Part, param: str, text: TextTools) -> list[int]:
+    """Return an item's prompt; what stands first has the tokenizer's special tokens.
+
+    Raises:
+        RequestError: Nothing is in it, it does not fit the context, or an id is outside the vocabulary.
+    """
+    parts = [("query", request.query), (param, item)]
+    ids: list[int] = []
+    for place, (name, part) in enumerate(parts[::-1] if request.item_first else parts):
+        if isinstance(part, str):
+            ids += text.encode(part, name, add_special_tokens=place == 0)
+        else:
+            check_token_ids(part, text.limits.vocab_size, name)
+            ids += part
+    if not ids:
+        raise RequestError(f"query and {param} are empty", param=param, code="invalid_value")
+    if len(ids) >= text.limits.context_len:
+        raise errors.prompt_too_long(len(ids), text.limits.context_len, param)
+    return ids
+
+
+async def reply(job: ScoreJob) -> bytes:
+    """Run and return the scores."""
+    rows: dict[int, TokenLogprob] = {}
+    async for steps in job.generation.steps(whole=True):
+        for step in steps:
+            if step.is_last:
+                check_not_aborted(step.choice)
+            for row in step.logprobs:
+                rows[step.choice.index] = row
+    found = [[item.logprob for item in rows[choice.index].named] for choice in job.generation.choices]
+    request, usage = job.request, usage_of(job.generation.choices)
+    scores = [softmax(row, request.temperature or 1.0) for row in found] if request.apply_softmax else None
+    return msgspec.json.encode(
+        Scores(
+            scores=scores if scores is not None else [[math.exp(value) for value in row] for row in found],
+            token_logprobs=[[finite(value) for value in row] for row in found]
+            if request.return_token_logprobs
+            else msgspec.UNSET,
+            model=job.model,
+            usage=Usage.of(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens, 0),
+        )
+    )
+
+
+def softmax(row: Sequence[float], temperature: float) -> list[float]:
+    """Return weights that add up to 1; labels that cannot follow get 0."""
+    best = max(row)
+    if best == -math.inf:
+        return [1 / len(row)] * len(row)
+    weights = [math.exp((value - best) / temperature) for value in row]
+    total = sum(weights)
+    return [weight / total for weight in weights]
