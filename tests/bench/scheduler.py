@@ -72,6 +72,7 @@ class Bench:
         self.scheduler.launching(plan)
         self.scheduler.launched(plan)
         self.scheduler.landed(plan)
+        self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             request.sample.num_output += 1
             request.take(1)

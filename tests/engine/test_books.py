@@ -55,7 +55,7 @@ class Books:
         self.contents: dict[int, dict[int, int]] = {}
         pool.scrub = self.scrub
 
-    def scrub(self, pages: list[int]) -> None:
+    def scrub(self, group: int, pages: list[int]) -> None:
         """Zero pages."""
         self.spoilt.difference_update(pages)
         for page in pages:
@@ -92,11 +92,11 @@ class Books:
         size = self.world.pages.page_size
         found = set()
         for request, start, stop in spans:
-            is_bad = request is culprit or not self.spoilt.isdisjoint(request.pages[: -(-start // size)])
+            is_bad = request is culprit or not self.spoilt.isdisjoint(request.pages[0][: -(-start // size)])
             self.compute(request, start, stop)
             if is_bad:
                 found.add(request)
-                self.spoilt.update(request.pages[start // size : -(-stop // size)])
+                self.spoilt.update(request.pages[0][start // size : -(-stop // size)])
         if culprit is not None:
             self.num_broken += 1
         self.broken[plan.number] = found
@@ -107,7 +107,7 @@ class Books:
         for place in range(stop):
             token = request.ids[place] if place < len(request.ids) else 1  # what will be sampled
             seen = hash((seen, token))
-            content = self.contents.setdefault(request.pages[place // size], {})
+            content = self.contents.setdefault(request.pages[0][place // size], {})
             if place >= start:
                 content[place % size] = seen
             else:
@@ -136,13 +136,13 @@ class Books:
     def check(self) -> None:
         """Every page has one owner; what nobody has to read any more, or was read and found broken, is clean."""
         pages, running = self.world.pages, self.world.scheduler.running
-        held = [page for r in running for page in r.pages[r.num_tree_pages :]]
-        cached = [page for node in pages.tree.nodes() for page in node.pages]
+        held = [page for r in running for page in r.pages[0][r.num_tree_pages :]]
+        cached = [page for node in pages.tree.nodes() for page in node.pages[0]]
         owners = Counter([*held, *cached, *pages.allocator.free_pages])
         assert set(owners) == set(range(1, pages.allocator.num_pages + 1))
         assert max(owners.values()) == 1
         pages.check(running)
-        assert pages.tree.num_locked == len({page for r in running for page in r.pages[: r.num_tree_pages]})
+        assert pages.tree.num_locked == len({page for r in running for page in r.pages[0][: r.num_tree_pages]})
         if not self.world.flying:
             assert not self.spoilt, "a page of a step that was read is still spoilt"
 

@@ -49,7 +49,7 @@ def end(world: Any, victims: list[Request]) -> None:
 
 def holder(world: Any) -> Request:
     """A running request with pages of its own."""
-    found: Request = next(r for r in world.scheduler.running if len(r.pages) > r.num_tree_pages)
+    found: Request = next(r for r in world.scheduler.running if len(r.pages[0]) > r.num_tree_pages)
     return found
 
 
@@ -67,19 +67,19 @@ def free_twice(world: Any) -> None:
 
 def free_while_held(world: Any) -> None:
     """A page is in use and in the free list."""
-    world.pages.allocator.free([holder(world).pages[-1]])
+    world.pages.allocator.free([holder(world).pages[0][-1]])
 
 
 def hold_twice(world: Any) -> None:
     """Two requests own one page."""
-    one, other = [r for r in world.scheduler.running if len(r.pages) > r.num_tree_pages][:2]
-    one.pages[-1] = other.pages[-1]
+    one, other = [r for r in world.scheduler.running if len(r.pages[0]) > r.num_tree_pages][:2]
+    one.pages[0][-1] = other.pages[0][-1]
 
 
 def cache_what_is_held(world: Any) -> None:
     """The tree and a request own one page."""
     node = next(node for node in world.pages.tree.nodes() if node.num_locks == 0)
-    node.pages[0] = holder(world).pages[-1]
+    node.pages[0][0] = holder(world).pages[0][-1]
 
 
 def lock_for_nobody(world: Any) -> None:
@@ -192,10 +192,10 @@ def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytes
     world = loaded()
     hold_twice(world)
     world.pages.allocator.allocate(1)  # what the lost page's count would show
-    innocent = [list(r.pages) for r in world.scheduler.running]
+    innocent = [list(r.pages[0]) for r in world.scheduler.running]
     victims = PageWatch(world.pages).look(world.scheduler.running)
     assert len(victims) == 2
-    kept = [list(r.pages) for r in world.scheduler.running if r not in victims]
+    kept = [list(r.pages[0]) for r in world.scheduler.running if r not in victims]
     assert all(pages in innocent for pages in kept)
     end(world, victims)
     world.drain()

@@ -36,7 +36,7 @@ def arrivals(policy: str, waiting: Sequence[Request], tree: RadixTree) -> list[i
 def test_the_built_ins_order_as_their_names_say() -> None:
     """Priority always comes first; then arrival, what is cached, or what may be generated."""
     tree = RadixTree(page_size=2)
-    tree.insert(array("i", [3, 3]), [1])
+    tree.insert(array("i", [3, 3]), [[1]])
     waiting = [request(4, priority=1), request(1, max_tokens=5), request(2, max_tokens=9), request(3, max_tokens=7)]
     assert arrivals("fcfs", waiting, tree) == [4, 1, 2, 3]
     assert arrivals("priority", waiting, tree) == [4, 1, 2, 3]

@@ -114,7 +114,7 @@ def test_a_line_that_waits_for_one_prefix_is_matched_in_bounds() -> None:
 def test_lpm_matches_a_few_a_step_and_only_what_changed() -> None:
     """Of 100 requests a bounded number is matched in a step; once all are, none until pages come or go."""
     tree = RadixTree(4)
-    tree.insert([9] * 40, list(range(1, 11)))
+    tree.insert([9] * 40, [list(range(1, 11))])
     waiting = [make(i, [9] * (i % 50) + [1] * 9) for i in range(1, 101)]
     counted = 0
     count = tree.count
@@ -222,9 +222,9 @@ def test_counting_finds_what_matching_finds_and_changes_nothing(seed: int) -> No
     """`count` says how long a match would be, without splitting a node."""
     rng, tree = random.Random(seed), RadixTree(3)
     for first in range(1, 100, 10):
-        tree.insert([rng.randrange(2) for _ in range(24)], range(first, first + 8))
+        tree.insert([rng.randrange(2) for _ in range(24)], [range(first, first + 8)])
     before = [node.pages for node in tree.nodes()]
     asked = [array("i", [rng.randrange(2) for _ in range(rng.randrange(26))]) for _ in range(20)]
     counts = [tree.count(ids) for ids in asked]
     assert [node.pages for node in tree.nodes()] == before
-    assert counts == [len(tree.match(ids)[0]) for ids in asked]
+    assert counts == [len(tree.match(ids)[0][0]) for ids in asked]

@@ -82,6 +82,7 @@ class World:
 
     def _settle(self, plan: StepPlan) -> None:
         self.scheduler.landed(plan)
+        self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             if request.finish is None:
                 request.take(1)

@@ -124,7 +124,7 @@ def test_a_grammar_that_comes_late_changes_nothing_but_the_time(
     assert found["g"] == want
     assert all(len(found[f"f{i}"]) == 12 for i in range(company))
     assert core.pages.num_used == 0
-    assert core.pages.tree.num_pages == core.pages.tree.num_evictable
+    assert core.pages.tree.num_pages() == core.pages.tree.num_evictable
 
 
 def test_a_grammar_that_is_refused_late_ends_its_request_alone(

@@ -23,7 +23,7 @@ def page(*key: Any) -> int:
 def request(name: str, *parts: tuple[str, int]) -> Any:
     """A request whose pages are those of its parts, `(prefix, pages)`; a part's pages are the same in every request."""
     pages = [page(part, i) for part, num in parts for i in range(num)]
-    return Mock(pages=pages, computed_len=len(pages) * SIZE - 1, name=name)
+    return Mock(pages=[pages], computed_len=len(pages) * SIZE - 1, name=name)
 
 
 def family(prefix: str, num: int, pages: int = 128, own: int = 8) -> list[Any]:
@@ -42,7 +42,7 @@ def saved(found: list[Any] | None, group: int) -> list[int]:
     """Pages that each group saves."""
     assert found is not None
     rows = [found[i : i + group] for i in range(0, len(found), group)]
-    return [saved_pages([common_pages(a.pages, b.pages) for a, b in pairwise(row)]) for row in rows]
+    return [saved_pages([common_pages(a.pages[0], b.pages[0]) for a, b in pairwise(row)]) for row in rows]
 
 
 def test_the_best_run_of_a_group_is_found() -> None:
@@ -103,7 +103,7 @@ def test_a_longer_prefix_within_a_shorter_one_is_found() -> None:
         (family("a", 8, pages=64, own=200), False),
         (family("a", 8) + family("b", 100, pages=0, own=10), True),
         (family("a", 8) + family("b", 100, pages=0, own=40), False),
-        ([Mock(pages=[], computed_len=0)] * 3, False),
+        ([Mock(pages=[[]], computed_len=0)] * 3, False),
     ],
 )
 def test_it_must_pay(requests: list[Any], pays: bool) -> None:
@@ -121,14 +121,14 @@ def test_it_looks_again_only_when_the_batch_is_another(monkeypatch: pytest.Monke
     first = prefixes.order(requests)
     assert first is not None
     for r in requests:
-        r.pages.append(page("new", id(r)))
+        r.pages[0].append(page("new", id(r)))
     assert prefixes.order(list(requests)) == first
     assert find.call_count == 1
     [other] = family("z", 1)
     changed = [*requests[:-1], other]
     assert other in (prefixes.order(changed) or [])
     assert find.call_count == 2
-    requests[0].pages = [-5, *requests[0].pages]
+    requests[0].pages = [[-5, *requests[0].pages[0]]]
     prefixes.order(changed)
     assert find.call_count == 3
     assert prefixes.order(requests[:3]) == prefixes.order(requests[:3])

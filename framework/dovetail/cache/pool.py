@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.contracts.cache import CacheGroup
+from dovetail.contracts.cache import FULL, CacheGroup, Reach
 
 NULL_PAGE = 0
 """Nobody's page: it pads page tables, and is zero whenever a step begins."""
@@ -59,9 +59,11 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate as many pages for each group, its null page included."""
+        """Allocate as many pages for each group, its null page included; they share page ids."""
         self.page_size = page_size
         self.num_pages = num_pages
+        self.sizes = (num_pages,)
+        self.reaches: tuple[Reach, ...] = (FULL,)
         self.pools = [PagedKVPool(group, num_pages, page_size, dtype, device) for group in groups]
         self._of_layer = {index: pool for group, pool in zip(groups, self.pools, strict=True) for index in group.layers}
 
@@ -74,7 +76,7 @@ class KVCache:
         """Return layer `index`: `[num_pages, 2, P, Hk, D]`."""
         return self._of_layer[index].layer(index)
 
-    def scrub(self, pages: list[int]) -> None:
+    def scrub(self, group: int, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite, before anyone else reads them."""
         for pool in self.pools:
             pool.scrub(pages)

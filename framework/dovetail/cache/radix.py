@@ -1,8 +1,9 @@
-"""The prefix cache: a radix tree over token ids whose edges are whole pages.
+"""The prefix cache: a radix tree over token ids whose edges are whole pages, of every cache group.
 
-A node owns the pages of its key. A request locks the path to the node it matched, so that nothing on it can be
-evicted; unlocked leaves are evicted least recently used first. Only full pages are ever shared, so a shared page is
-never written again.
+A node owns the pages of its key, of each group those that are cached: a group whose layers see everything has all of
+them, the others have holes (`cache/partial.py`). A request locks the path to the node it matched, so that nothing on it
+can be removed; unlocked leaves are evicted least recently used first. Only full pages are ever shared, so a shared page
+is never written again.
 
 Idea: SGLang's RadixAttention, arXiv:2312.07104.
 """
@@ -13,137 +14,158 @@ import heapq
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One edge of the tree. `key` holds `len(pages) * page_size` token ids."""
-
-    key: array[int]
-    pages: list[int]
-    parent: Node | None
-    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
-    num_locks: int = 0
-    last_use: int = 0
-    is_queued: bool = False
-    """Has its entry in the queue of leaves."""
+from dovetail.cache.node import Node, Pages
+from dovetail.cache.partial import PartialGroup
+from dovetail.contracts.cache import FULL, Full, Reach
 
 
 class RadixTree:
     """Maps prefixes of token ids to pages. One root per salt: different salts never share.
 
-    Counters are in pages: `num_evictable` can be evicted now, `num_locked` is held by running requests. `version` rises
-    whenever pages come or go.
+    Pages of a prefix are a list for each group, as long as the prefix has pages; 0 stands for one that is not cached.
+
+    Attributes:
+        num_evictable: Pages of a key, and so of each `Full` group, that can be evicted now.
+        num_locked: Those on the paths of running requests.
+        version: Rises whenever pages come or go.
+        partial: What is kept of the groups that are not `Full`, by group.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, reaches: Sequence[Reach] = (FULL,)) -> None:
         self.page_size = page_size
+        self.num_groups = len(reaches)
         self.num_evictable = 0
         self.num_locked = 0
         self.version = 0
+        self.partial = {
+            g: PartialGroup(g, reach, page_size) for g, reach in enumerate(reaches) if not isinstance(reach, Full)
+        }
+        self._full = [g for g, reach in enumerate(reaches) if isinstance(reach, Full)]
         self._roots: dict[str, Node] = {}  # those that have children
         self._salts: dict[Node, str] = {}  # of these roots
         self._clock = itertools.count(1)
         self._leaves: list[tuple[int, int, Node]] = []  # lazy heap of (last_use, tie-break, node), one entry a node
         self._tie = itertools.count()
 
-    @property
-    def num_pages(self) -> int:
-        """All pages that the tree owns."""
-        return self.num_evictable + self.num_locked
+    def num_pages(self, group: int = 0) -> int:
+        """All pages of a group that the tree owns."""
+        partial = self.partial.get(group)
+        return self.num_evictable + self.num_locked if partial is None else partial.num_pages
 
-    def match(self, ids: Sequence[int], salt: str = "") -> tuple[list[int], Node]:
-        """Find the longest cached prefix of `ids`.
+    def num_free_to_go(self, group: int = 0) -> int:
+        """Pages of a group that can be evicted now."""
+        partial = self.partial.get(group)
+        return self.num_evictable if partial is None else partial.num_pages - partial.num_pinned
+
+    def match(self, ids: Sequence[int], salt: str = "") -> tuple[Pages, Node]:
+        """Find the longest cached prefix of `ids` that a request can go on from.
 
         Returns:
-            The pages of the prefix, and the node where it ends (a root for none), to be locked by the caller
-            before anything else touches the tree.
+            The pages of the prefix that it will see, and the node where it ends (a root for none), to be locked by the
+            caller before anything else touches the tree.
         """
-        node, pages = self._roots.get(salt) or Node(array("i"), [], None), []
-        now, pos, size = next(self._clock), 0, self.page_size
-        while pos + size <= len(ids):
-            child = node.children.get(tuple(ids[pos : pos + size]))
-            if child is None:
-                break
-            shared = self._shared_pages(child, ids, pos)
-            if shared < len(child.pages):
-                child = self._split(child, shared)
-            child.last_use = now
-            pages += child.pages
-            pos += shared * size
-            node = child
+        path, num = self._walk(ids, salt)
+        if self.partial:
+            num = self._reachable(path, num)
+        node = self._ending_at(path, num, salt)
+        now = next(self._clock)
+        pages: Pages = [[] for _ in range(self.num_groups)]
+        for at in path:
+            at.last_use = now
+            for g in self._full:
+                pages[g] += at.pages[g]
+        for g, partial in self.partial.items():
+            first = partial.first(num)
+            pages[g] = [0] * first + partial.pages(node, first)
+            partial.claim(node)
         return pages, node
 
     def count(self, ids: Sequence[int], salt: str = "") -> int:
         """Return how many pages `match` would find; nothing is changed, not even what was used last."""
-        node, num, size = self._roots.get(salt), 0, self.page_size
-        while node is not None and (num + 1) * size <= len(ids):
-            pos = num * size
-            node = node.children.get(tuple(ids[pos : pos + size]))
-            if node is not None:
-                shared = self._shared_pages(node, ids, pos)
-                num += shared
-                if shared < len(node.pages):
-                    break
-        return num
+        path, num = self._walk(ids, salt)
+        return self._reachable(path, num) if self.partial else num
 
-    def insert(self, ids: Sequence[int], pages: Sequence[int], salt: str = "") -> tuple[list[int], Node]:
-        """Add a prefix of `len(pages)` full pages; the tree becomes the owner of those it did not have.
+    def insert(self, ids: Sequence[int], pages: Sequence[Sequence[int]], salt: str = "") -> tuple[Pages, Node]:
+        """Add a prefix of full pages; the tree becomes the owner of those it did not have.
 
         Args:
-            ids: At least `len(pages) * page_size` token ids.
-            pages: Page ids holding their keys and values.
+            ids: At least as many token ids as the pages hold.
+            pages: Of each group the pages with what it keeps of them, as many for each; 0 where the caller has none.
             salt: Which root.
 
         Returns:
-            The tree's own pages for the whole prefix, and its last node. Where the tree's page differs from the
-            caller's, the caller still owns its own and should free it.
+            The tree's own pages where the caller has one, and the node of the prefix. Where the tree's page differs
+            from the caller's, the caller still owns its own and should free it.
         """
-        end = len(pages) * self.page_size
-        have, node = self.match(ids[:end], salt)
-        if len(have) < len(pages):
-            if not have:
+        num, size = len(pages[0]), self.page_size
+        path, have = self._walk(ids[: num * size], salt)
+        node = self._ending_at(path, have, salt)
+        now = next(self._clock)
+        for at in path:
+            at.last_use = now
+        if have < num:
+            if not path:
                 self._roots[salt], self._salts[node] = node, salt
-            key = array("i", ids[len(have) * self.page_size : end])
-            fresh = Node(key, list(pages[len(have) :]), node, last_use=next(self._clock))
-            node.children[tuple(key[: self.page_size])] = fresh
-            self.num_evictable += len(fresh.pages)
+            key = array("i", ids[have * size : num * size])
+            node = Node(key, [list(own[have:]) for own in pages], node, end=num, last_use=now)
+            if node.parent is not None:
+                node.parent.children[tuple(key[:size])] = node
+            path.append(node)
+            self.num_evictable += num - have
             self.version += 1
-            self._push(fresh)
-            have = have + fresh.pages
-            node = fresh
-        return have, node
+            self._push(node)
+        found: Pages = [[] for _ in range(self.num_groups)]
+        for at in path:
+            for g in self._full:
+                found[g] += at.pages[g]
+        for g, partial in self.partial.items():
+            found[g], is_changed = partial.take(path, have, pages[g])
+            self.version += is_changed
+        return found, node
 
-    def lock(self, node: Node) -> None:
-        """Protect the path from `node` to the root from eviction."""
+    def lock(self, node: Node, firsts: Sequence[int] = ()) -> None:
+        """Protect the path from `node` to the root, and of each group in `partial` its pages from `firsts` on.
+
+        These are cached, for who locks them has matched or inserted them.
+        """
         at: Node | None = node
         while at is not None and at.parent is not None:
             if at.num_locks == 0:
-                self.num_evictable -= len(at.pages)
-                self.num_locked += len(at.pages)
+                self.num_evictable -= len(at.pages[0])
+                self.num_locked += len(at.pages[0])
             at.num_locks += 1
             at = at.parent
+        for partial, first in zip(self.partial.values(), firsts, strict=bool(firsts)):
+            partial.pin(node, first, node.end)
 
-    def unlock(self, node: Node) -> None:
-        """Undo one `lock` of the same node."""
+    def unlock(self, node: Node, firsts: Sequence[int] = ()) -> None:
+        """Undo one `lock` of the same node, whose pages are pinned from `firsts` on by now."""
+        for partial, first in zip(self.partial.values(), firsts, strict=bool(firsts)):
+            partial.unpin(node, first, node.end)
         at: Node | None = node
         while at is not None and at.parent is not None:
             at.num_locks -= 1
             if at.num_locks == 0:
-                self.num_evictable += len(at.pages)
-                self.num_locked -= len(at.pages)
+                self.num_evictable += len(at.pages[0])
+                self.num_locked -= len(at.pages[0])
                 self._push(at)
             at = at.parent
+        if not self._full:
+            self._prune(node)
 
-    def evict(self, num_pages: int) -> list[int]:
-        """Remove unlocked leaves, least recently used first, until `num_pages` pages are gone or none is left.
+    def evict(self, need: Sequence[int]) -> Pages:
+        """Remove what nobody uses until `need` pages of each group are gone, or nothing more can go.
+
+        Of `Full` groups unlocked leaves go, least recently used first, with what other groups have for them.
 
         Returns:
-            The pages, now the caller's. May be a few more or fewer than asked for.
+            The pages of each group, now the caller's. May be a few more or fewer than asked for.
         """
-        gone: list[int] = []
-        while len(gone) < num_pages and self._leaves:
+        gone: Pages = [[] for _ in range(self.num_groups)]
+        most = max((need[g] for g in self._full), default=0)
+        num = 0
+        while num < most and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
             node.is_queued = False
             parent = node.parent
@@ -152,73 +174,139 @@ class RadixTree:
             if stamp != node.last_use:
                 self._push(node)
                 continue
-            gone += node.pages
-            self._detach(node)
+            num += len(node.pages[0])
+            self._remove(node, gone)
             self._push(parent)
+        for g, partial in self.partial.items():
+            if len(gone[g]) < need[g]:
+                pages, emptied = partial.evict(need[g] - len(gone[g]))
+                gone[g] += pages
+                self.version += bool(pages)
+                for node in () if self._full else emptied:
+                    self._prune(node)
         return gone
 
-    def cut(self, pages: Set[int]) -> list[int]:
-        """Remove every node that holds one of `pages`, with all below it, locked or not.
+    def cut(self, pages: Sequence[Set[int]]) -> Pages:
+        """Remove every node that holds one of `pages` of each group, with all below it, locked or not.
 
         Returns:
             Their pages, now the caller's.
         """
-        gone: list[int] = []
-        for node in [node for node in self.nodes() if not pages.isdisjoint(node.pages)]:
-            stack = [node] if node.parent is not None else []  # else it went with one above
-            while stack:
-                at = stack.pop()
-                stack += at.children.values()
-                gone += at.pages
-                self._detach(at)
-                at.children = {}
-        if gone:
+        gone: Pages = [[] for _ in range(self.num_groups)]
+        held = [
+            node for node in self.nodes() if any(not s.isdisjoint(p) for s, p in zip(pages, node.pages, strict=True))
+        ]
+        for top in held:
+            above = top.parent
+            if above is None:
+                continue  # it went with one above
+            for node in reversed(list(self._subtree(top))):
+                self._remove(node, gone)
+            if not self._full:
+                self._prune(above)
+        if held:
             self._queue_leaves()
         return gone
 
-    def clear(self) -> list[int]:
+    def clear(self) -> Pages:
         """Evict everything that is not locked."""
-        return self.evict(self.num_evictable)
+        return self.evict([self.num_free_to_go(g) for g in range(self.num_groups)])
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node but the roots, parents first."""
-        stack = [child for root in self._roots.values() for child in root.children.values()]
+        for root in list(self._roots.values()):
+            for child in root.children.values():
+                yield from self._subtree(child)
+
+    def path(self, node: Node) -> list[Node]:
+        """Return the nodes from below the root to `node`; none if it is not in the tree any more."""
+        nodes: list[Node] = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            nodes.append(at)
+            at = at.parent
+        return nodes[::-1]
+
+    def relock(self, ends: Iterable[tuple[Node, Sequence[int]]]) -> None:
+        """Count locks, pins and pages anew, with one lock for each of `ends` (node, firsts): for repairs."""
+        self.num_evictable = self.num_locked = 0
+        nodes = list(self.nodes())
+        for node in nodes:
+            node.num_locks = 0
+            self.num_evictable += len(node.pages[0])
+        self._queue_leaves()
+        for partial in self.partial.values():
+            partial.recount(nodes)
+        for node, firsts in ends:
+            self.lock(node, firsts)
+
+    def _walk(self, ids: Sequence[int], salt: str) -> tuple[list[Node], int]:
+        """Follow `ids` from the root: the nodes that agree, the last one perhaps in part, and how many pages do."""
+        node, path, num, size = self._roots.get(salt), [], 0, self.page_size
+        while node is not None and (num + 1) * size <= len(ids):
+            pos = num * size
+            node = node.children.get(tuple(ids[pos : pos + size]))
+            if node is not None:
+                path.append(node)
+                num += self._shared_pages(node, ids, pos)
+                if num < node.end:
+                    break
+        return path, num
+
+    def _reachable(self, path: list[Node], num: int) -> int:
+        """Return the largest number of pages, at most `num`, behind which every group has what is seen from there."""
+        while num:
+            while path and path[-1].end - len(path[-1].pages[0]) >= num:
+                path.pop()
+            hole = max(partial.last_hole(path[-1], num) for partial in self.partial.values())
+            if hole < 0:
+                break
+            num = hole
+        return num
+
+    def _ending_at(self, path: list[Node], num: int, salt: str) -> Node:
+        """Shorten `path` to so many pages, by splitting its last node where they end inside it; return that node."""
+        while path and path[-1].end - len(path[-1].pages[0]) >= num:
+            path.pop()
+        if not path:
+            return self._roots.get(salt) or Node(array("i"), [[] for _ in range(self.num_groups)], None)
+        if num < path[-1].end:
+            path[-1] = self._split(path[-1], num)
+        return path[-1]
+
+    def _subtree(self, top: Node) -> Iterator[Node]:
+        """Yield a node and all below it, parents first."""
+        stack = [top]
         while stack:
             node = stack.pop()
             yield node
             stack += node.children.values()
 
-    def path(self, node: Node) -> list[int]:
-        """Return the pages from the root to the end of `node`; empty if it is not in the tree any more."""
-        pages: list[list[int]] = []
-        at: Node | None = node
-        while at is not None and at.parent is not None:
-            pages.append(at.pages)
-            at = at.parent
-        return [page for part in reversed(pages) for page in part]
-
-    def relock(self, ends: Iterable[Node]) -> None:
-        """Count locks and pages anew, with one lock on the path to each of `ends`: for repairs."""
-        self.num_evictable = self.num_locked = 0
-        for node in self.nodes():
-            node.num_locks = 0
-            self.num_evictable += len(node.pages)
-        self._queue_leaves()
-        for node in ends:
-            self.lock(node)
-
-    def _detach(self, node: Node) -> None:
-        """Take a node out, and its root with the last child; `node` has a parent."""
+    def _remove(self, node: Node, gone: Pages) -> None:
+        """Take a leaf out, and its root with the last child; add its pages to `gone`."""
+        for g, own in enumerate(node.pages):
+            partial = self.partial.get(g)
+            gone[g] += own if partial is None else partial.forget(node)
         if node.num_locks:
-            self.num_locked -= len(node.pages)
+            self.num_locked -= len(node.pages[0])
         else:
-            self.num_evictable -= len(node.pages)
+            self.num_evictable -= len(node.pages[0])
         self.version += 1
         parent, node.parent = node.parent, None
         if parent is not None:
             parent.children.pop(tuple(node.key[: self.page_size]), None)
             if not parent.children and parent in self._salts:
                 del self._roots[self._salts.pop(parent)]
+
+    def _prune(self, node: Node) -> None:
+        """Take out a leaf that nothing is cached for, and so on upwards: without `Full` groups nobody else does."""
+        at: Node | None = node
+        while at is not None and not (at.children or at.num_locks or any(map(any, at.pages))):
+            parent = at.parent
+            if parent is None:
+                return
+            self._remove(at, [[] for _ in at.pages])
+            at = parent
 
     def _queue_leaves(self) -> None:
         """Make the queue of leaves anew: entries of nodes that are gone would stay in it."""
@@ -228,29 +316,44 @@ class RadixTree:
             self._push(node)
 
     def _push(self, node: Node) -> None:
-        if not node.is_queued and node.parent is not None and not node.children and node.num_locks == 0:
+        is_leaf = node.parent is not None and not node.children and node.num_locks == 0
+        if is_leaf and self._full and not node.is_queued:
             node.is_queued = True
             heapq.heappush(self._leaves, (node.last_use, next(self._tie), node))
 
     def _shared_pages(self, child: Node, ids: Sequence[int], pos: int) -> int:
         """Count how many leading pages of `child.key` equal `ids[pos:]`; at least the first does."""
-        size, shared = self.page_size, 1
-        limit = min(len(child.pages), (len(ids) - pos) // size)
-        while shared < limit:
-            at = shared * size
-            if array("i", ids[pos + at : pos + at + size]) != child.key[at : at + size]:
-                break
-            shared += 1
-        return shared
+        size = self.page_size
+        limit = min(len(child.pages[0]), (len(ids) - pos) // size)
+        theirs = array("i", ids[pos : pos + limit * size])
+        if theirs == child.key:
+            return limit
+        low, high = 1, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if theirs[low * size : middle * size] == child.key[low * size : middle * size]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
-    def _split(self, node: Node, num_pages: int) -> Node:
-        """Cut `node` after `num_pages` pages; return the new upper part. Locks stay with both."""
-        at = num_pages * self.page_size
-        parent = node.parent
+    def _split(self, node: Node, end: int) -> Node:
+        """Cut `node` where `end` pages end; return the new upper part. Locks stay with both."""
+        num = end - (node.end - len(node.pages[0]))
+        at, parent = num * self.page_size, node.parent
         if parent is None:
             raise ValueError("the root cannot be split")
-        upper = Node(node.key[:at], node.pages[:num_pages], parent, num_locks=node.num_locks, last_use=node.last_use)
+        upper = Node(
+            node.key[:at],
+            [own[:num] for own in node.pages],
+            parent,
+            end=end,
+            num_locks=node.num_locks,
+            last_use=node.last_use,
+        )
         upper.children[tuple(node.key[at : at + self.page_size])] = node
         parent.children[tuple(node.key[: self.page_size])] = upper
-        node.key, node.pages, node.parent = node.key[at:], node.pages[num_pages:], upper
+        node.key, node.pages, node.parent = node.key[at:], [own[num:] for own in node.pages], upper
+        for partial in self.partial.values():
+            partial.split(node, upper)
         return upper

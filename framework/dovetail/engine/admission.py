@@ -63,6 +63,7 @@ class Admission:
         """
         wanted = 0 if request.undecided and request.num_pending == 1 else request.num_pending
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
+        num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             chunk = Chunk(request, request.computed_len, num, samples=num == request.num_pending)
             self._plan.chunks.append(chunk)

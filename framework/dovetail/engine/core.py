@@ -95,7 +95,7 @@ class EngineCore:
             device=str(runner.device),
             vocab_size=runner.config.vocab_size,
             context_len=runner.context_len,
-            max_total_tokens=(runner.pool.num_pages - 1) * runner.pool.page_size,
+            max_total_tokens=(runner.pool.sizes[0] - 1) * runner.pool.page_size,
             max_running_requests=self.settings.max_running_requests,
             page_size=runner.pool.page_size,
             attention_backend=runner.attention_name,
@@ -229,6 +229,7 @@ class EngineCore:
             return self._recover(step.plan, failure_of(error, self.runner.device))
         self.recovery.worked(step.plan)
         deltas = self._end_broken(step.plan, result.broken) if result.broken else []
+        self.scheduler.counted(step.plan)
         for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
             # Else it ended while this step was under way, or what it computed is void.
             if request.finish is None and step.plan.number > request.void_step:
@@ -321,7 +322,7 @@ class EngineCore:
             num_running=len(self.scheduler.running),
             num_queued=len(self.scheduler.waiting),
             num_used_tokens=self.pages.num_used * size,
-            num_cached_tokens=self.pages.tree.num_evictable * size,
+            num_cached_tokens=self.pages.tree.num_free_to_go() * size,
             max_total_tokens=self.pages.allocator.num_pages * size,
             gen_throughput=self.report.throughput,
             num_repaired_pages=self.watch.num_repaired_pages,

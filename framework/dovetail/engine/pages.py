@@ -1,18 +1,23 @@
-"""Who owns which page: the book that keeps allocator, radix tree, requests and device rows in agreement.
+"""Who owns which page: the book that keeps allocators, radix tree, requests and device rows in agreement.
 
-At any time: free + owned by the tree + owned by running requests == all pages.
+At any time, for each cache group: free + owned by the tree + owned by running requests == all pages. Whatever needs
+pages of several groups gets all of them or none.
+
+The lists of a request's pages are as long for each group, but that groups which do not see everything get pages with
+each chunk, and have 0 for those that were given back as nothing that is still to come sees them.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.cache.allocator import PageAllocator
+from dovetail.cache.node import Pages
 from dovetail.cache.pool import KVCache
 from dovetail.cache.radix import RadixTree
 from dovetail.engine.request import Request
@@ -37,26 +42,31 @@ class Repair:
 
 
 class PageBook:
-    """Page ownership of all requests. With `use_tree` off, nothing is shared."""
+    """Page ownership of all requests. With `use_tree` off, nothing is shared.
+
+    `allocator` is that of the first group, whose layers see farthest, and so stands for tokens.
+    """
 
     def __init__(self, pool: KVCache, state: DeviceState, *, use_tree: bool) -> None:
         self.page_size = pool.page_size
-        self.tree = RadixTree(pool.page_size)
-        self.allocator = PageAllocator(pool.num_pages)
+        self.tree = RadixTree(pool.page_size, pool.reaches)
+        self.allocators = [PageAllocator(num) for num in pool.sizes]
+        self.allocator = self.allocators[0]
+        self.num_held = [0 for _ in self.allocators]
+        self._full = [g for g in range(len(self.allocators)) if g not in self.tree.partial]
         self._pool = pool
         self._state = state
         self._use_tree = use_tree
-        self._num_held = 0
 
     @property
     def num_available(self) -> int:
-        """Pages that are free or can be made free now."""
-        return self.allocator.num_free + self.tree.num_evictable
+        """Pages of the first group that are free or can be made free now."""
+        return self.allocator.num_free + self.tree.num_free_to_go()
 
     @property
     def num_used(self) -> int:
-        """Pages in the hands of running requests, shared ones counted once."""
-        return self._num_held + self.tree.num_locked
+        """Pages of the first group in the hands of running requests, shared ones counted once."""
+        return self.num_held[0] + self.tree.num_pages() - self.tree.num_free_to_go()
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
@@ -69,116 +79,173 @@ class PageBook:
         limit = len(request.ids) - 1
         if request.prompt_logprobs is not None:
             limit = min(limit, request.params.prompt_logprobs_start)
-        pages, node = self.tree.match(request.ids[:limit], request.cache_salt)
-        self.tree.lock(node)
-        request.node, request.pages, request.num_tree_pages = node, pages, len(pages)
+        request.pages, node = self.tree.match(request.ids[:limit], request.cache_salt)
+        request.firsts = [partial.first(node.end) for partial in self.tree.partial.values()]
+        self.tree.lock(node, request.firsts)
+        request.node, request.num_tree_pages = node, node.end
 
     def unmatch(self, request: Request) -> None:
         """Undo `match`: the request goes on waiting."""
         if request.node is not None:
-            self.tree.unlock(request.node)
-        request.node, request.pages, request.num_tree_pages = None, [], 0
+            self.tree.unlock(request.node, request.firsts)
+        self._forget(request)
 
     def admit(self, request: Request) -> None:
-        """Give a matched request its row and the pages for its known tokens. There is room: the caller checked."""
-        num = self.pages_for(len(request.ids)) - request.num_tree_pages
+        """Give a matched request its row and the pages for its known tokens. There is room: the caller checked.
+
+        Of groups that do not see everything it gets them with each chunk (`provide`).
+        """
         request.row = self._state.take_row()
-        request.pages = request.pages + self._take(num)
+        if request.node is None:
+            request.pages = [[] for _ in self.allocators]
+            request.firsts = [0 for _ in self.tree.partial]
+        num = self.pages_for(len(request.ids)) - request.num_tree_pages
+        need = [num if g in self._full else 0 for g in range(len(self.allocators))]
+        self.make_room(need)
+        for g in self._full:
+            request.pages[g] = request.pages[g] + self._take(g, num)
         request.computed_len = request.num_tree_pages * self.page_size
         request.on_device = False
         if request.cached_len < 0:
             request.cached_len = request.computed_len
         if request.prompt_logprobs is not None and request.num_output == 0:
             request.prompt_logprobs = []
-        self._state.set_pages(request.row, 0, request.pages)
+        for g, own in enumerate(request.pages):
+            self._state.set_pages(request.row, 0, own, g)
+
+    def provide(self, request: Request, num_tokens: int) -> int:
+        """Add the pages that a request's next chunk of `num_tokens` needs; returns how many tokens there is room for.
+
+        Only groups that do not see everything may lack some: all others have what its known tokens need.
+        """
+        if not self.tree.partial:
+            return num_tokens
+        start = request.computed_len
+        for g in self.tree.partial:
+            room = self.allocators[g].num_free + self.tree.num_free_to_go(g)
+            num_tokens = min(num_tokens, (len(request.pages[g]) + room) * self.page_size - start)
+        if num_tokens > 0:
+            self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), list(self.tree.partial))
+        return max(0, num_tokens)
 
     def needs_page(self, request: Request) -> bool:
-        """Whether the next token of a decoding request starts a new page."""
-        return request.computed_len >= len(request.pages) * self.page_size
+        """Whether the next token of a decoding request starts a new page, of all groups."""
+        return request.computed_len >= len(request.pages[0]) * self.page_size
 
-    def make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` are free; False if they cannot be."""
-        short = num_pages - self.allocator.num_free
-        if short > 0:
-            self.allocator.free(self.tree.evict(short))
-        return self.allocator.num_free >= num_pages
+    def make_room(self, need: Sequence[int]) -> bool:
+        """Evict until `need` pages of each group are free; False if they cannot be."""
+        short = [num - allocator.num_free for num, allocator in zip(need, self.allocators, strict=True)]
+        if max(short) > 0:
+            for allocator, gone in zip(self.allocators, self.tree.evict(short), strict=True):
+                allocator.free(gone)
+        return all(allocator.num_free >= num for num, allocator in zip(need, self.allocators, strict=True))
+
+    def make_room_to_grow(self, num_requests: int) -> bool:
+        """Evict until so many decoding requests can `grow`; False if they cannot."""
+        return self.make_room([num_requests for _ in self.allocators])
 
     def grow(self, request: Request) -> None:
-        """Add one page to a decoding request. There is room: the caller made it."""
-        request.pages += self._take(1)
-        self._state.set_pages(request.row, len(request.pages) - 1, request.pages[-1:])
+        """Add one page of each group to a decoding request. There is room: the caller made it."""
+        for g, own in enumerate(request.pages):
+            own += self._take(g, 1)
+            self._state.set_pages(request.row, len(own) - 1, own[-1:], g)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
-        num = self.pages_for(len(request.ids) + num_tokens) - len(request.pages)
-        if num > 0 and not self.make_room(num):
-            return False
-        for _ in range(num):
-            self.grow(request)
-        return True
+        num = self.pages_for(len(request.ids) + num_tokens)
+        return self._extend(request, [num] * len(self.allocators), self._full)
 
     def share(self, request: Request) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:
             self._insert(request)
-            self._state.set_pages(request.row, 0, request.pages[: request.num_tree_pages])
+            for g, own in enumerate(request.pages):
+                self._state.set_pages(request.row, 0, own[: request.num_tree_pages], g)
+
+    def slide(self, request: Request, num_known: int) -> None:
+        """Give back what nobody sees any more who goes on from a request's first `num_known` tokens, or later."""
+        num = min(num_known, request.computed_len) // self.page_size
+        for i, (g, partial) in enumerate(self.tree.partial.items()):
+            first, own = request.firsts[i], request.pages[g]
+            last = min(partial.first(num), len(own))
+            if last <= first:
+                continue
+            border = min(max(first, request.num_tree_pages), last)
+            if request.node is not None:
+                partial.unpin(request.node, first, border)
+            self._give_back(g, own[border:last])
+            own[first:last] = [0] * (last - first)
+            request.firsts[i] = last
+            self._state.set_pages(request.row, first, own[first:last], g)
 
     def release(self, request: Request) -> None:
         """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared."""
         if self._use_tree and request.node is not None:
             self._insert(request)
-        own = request.pages[request.num_tree_pages :]
-        self.allocator.free(own)
-        self._num_held -= len(own)
+        for g, own in enumerate(request.pages):
+            self._give_back(g, [page for page in own[request.num_tree_pages :] if page])
         if request.node is not None:
-            self.tree.unlock(request.node)
+            self.tree.unlock(request.node, request.firsts)
         self._state.release_row(request.row)
-        request.row, request.node, request.pages, request.num_tree_pages = -1, None, [], 0
+        request.row = -1
+        self._forget(request)
         request.computed_len, request.on_device = 0, False
 
-    def cut(self, pages: set[int]) -> None:
+    def cut(self, pages: Sequence[Set[int]]) -> None:
         """Forget what the tree has of `pages` and beyond, and zero it and them: what they hold may not be finite.
 
         No running request reads them any more. After steps that were launched, the device zeroes them.
         """
-        gone = self.tree.cut(pages)
-        self.allocator.free(gone)
-        self._pool.scrub([*pages.union(gone)])
+        for g, (bad, gone) in enumerate(zip(pages, self.tree.cut(pages), strict=True)):
+            self.allocators[g].free(gone)
+            self._pool.scrub(g, [*{*bad, *gone}])
 
     def flush(self) -> int:
-        """Forget every cached prefix that nobody uses; returns how many pages that freed."""
+        """Forget every cached prefix that nobody uses; returns how many pages of the first group that freed."""
         gone = self.tree.clear()
-        self.allocator.free(gone)
-        return len(gone)
+        for allocator, pages in zip(self.allocators, gone, strict=True):
+            allocator.free(pages)
+        return len(gone[0])
 
-    def check(self, running: list[Request]) -> None:
+    def held(self, running: Sequence[Request], group: int) -> Iterator[int]:
+        """Yield the pages of a group that requests own, not the tree."""
+        own = (r.pages[group][r.num_tree_pages :] for r in running)
+        return (page for page in itertools.chain.from_iterable(own) if page)
+
+    def check(self, running: Sequence[Request]) -> None:
         """Verify the book.
 
         Raises:
             RuntimeError: Pages were lost or doubled; the message has the counts.
         """
-        held = [page for r in running for page in r.pages[r.num_tree_pages :]]
-        total = self.allocator.num_free + self.tree.num_pages + len(held)
-        if total != self.allocator.num_pages or len(held) != self._num_held or len(set(held)) != len(held):
-            raise RuntimeError(
-                f"page accounting: {self.allocator.num_free} free + {self.tree.num_pages} cached + {len(held)} held "
-                f"(book says {self._num_held}) is not {self.allocator.num_pages}"
-            )
+        for g, allocator in enumerate(self.allocators):
+            held, cached = list(self.held(running, g)), self.tree.num_pages(g)
+            total = allocator.num_free + cached + len(held)
+            if total != allocator.num_pages or len(held) != self.num_held[g] or len(set(held)) != len(held):
+                raise RuntimeError(
+                    f"page accounting of group {g}: {allocator.num_free} free + {cached} cached + {len(held)} held "
+                    f"(book says {self.num_held[g]}) is not {allocator.num_pages}"
+                )
 
     def is_sound(self, running: Sequence[Request]) -> bool:
         """Whether the counts agree: cheap, and enough to notice a page that was lost or taken twice."""
-        held = sum(len(r.pages) - r.num_tree_pages for r in running)
-        counted = self.allocator.num_free + self.tree.num_pages + held == self.allocator.num_pages
-        return counted and held == self._num_held and bool(running or not self.tree.num_locked)
+        for g, allocator in enumerate(self.allocators):
+            num = sum(1 for _ in self.held(running, g)) if g in self.tree.partial else self._num_own(running, g)
+            if num != self.num_held[g] or allocator.num_free + self.tree.num_pages(g) + num != allocator.num_pages:
+                return False
+        return bool(running or not self.tree.num_locked)
 
     def is_exact(self, running: Sequence[Request]) -> bool:
         """Whether every page has exactly one owner: some milliseconds per 100,000 pages."""
-        held = (r.pages[r.num_tree_pages :] for r in running)
-        owned = itertools.chain(self.allocator.free_pages, *(node.pages for node in self.tree.nodes()), *held)
-        pages = np.fromiter(owned, dtype=np.int64)
-        if pages.size and (pages.min() < 1 or pages.max() > self.allocator.num_pages):
-            return False
-        return bool((np.bincount(pages, minlength=self.allocator.num_pages + 1)[1:] == 1).all())
+        for g, allocator in enumerate(self.allocators):
+            cached = (page for node in self.tree.nodes() for page in node.pages[g] if page)
+            owned = itertools.chain(allocator.free_pages, cached, self.held(running, g))
+            pages = np.fromiter(owned, dtype=np.int64)
+            if pages.size and (pages.min() < 1 or pages.max() > allocator.num_pages):
+                return False
+            if not (np.bincount(pages, minlength=allocator.num_pages + 1)[1:] == 1).all():
+                return False
+        return True
 
     def repair(self, running: Sequence[Request]) -> Repair:
         """Look at every page, and make the book right: one owner for each.
@@ -187,35 +254,74 @@ class PageBook:
         forgotten, and requests that had it lose all their pages, for its contents may be another's. The caller ends
         them; nobody else is touched.
         """
-        free, cached = list(self.allocator.free_pages), [page for node in self.tree.nodes() for page in node.pages]
-        held = [page for r in running for page in r.pages[r.num_tree_pages :]]
-        owned = Counter(cached + held)
-        all_pages = range(1, self.allocator.num_pages + 1)
-        shared = {page for page, num in owned.items() if num > 1 or page not in all_pages}
-        victims = [r for r in running if not shared.isdisjoint(r.pages) or self._is_astray(r)]
-        cached_by_requests = {page for r in running for page in r.pages[: r.num_tree_pages]}
-        num_stuck = max(0, self.tree.num_locked - len(cached_by_requests))
-        lost = set(all_pages) - owned.keys() - set(free)
-        doubled = shared | (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
+        num_lost, num_doubled, shared = 0, 0, []
+        for g, allocator in enumerate(self.allocators):
+            free = list(allocator.free_pages)
+            cached = [page for node in self.tree.nodes() for page in node.pages[g] if page]
+            owned = Counter([*cached, *self.held(running, g)])
+            all_pages = range(1, allocator.num_pages + 1)
+            shared.append({page for page, num in owned.items() if num > 1 or page not in all_pages})
+            num_lost += len(set(all_pages) - owned.keys() - set(free))
+            freed = (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
+            num_doubled += len(shared[g] | freed)
+        victims = [r for r in running if has_any(r.pages, shared) or self._is_astray(r)]
+        cached_by_requests = {id(node) for r in running if r.node is not None for node in self.tree.path(r.node)}
+        locked = sum(len(node.pages[0]) for node in self.tree.nodes() if id(node) in cached_by_requests)
+        num_stuck = max(0, self.tree.num_locked - locked)
         for request in victims:
-            request.pages, request.num_tree_pages, request.node, request.computed_len = [], 0, None, 0
+            self._forget(request)
+            request.pages, request.computed_len = [[] for _ in self.allocators], 0
         self.tree.cut(shared)
-        self.tree.relock(r.node for r in running if r.node is not None)
-        held = [page for r in running for page in r.pages[r.num_tree_pages :]]
-        self._num_held = len(held)
-        self.allocator.reset(set(all_pages) - {p for node in self.tree.nodes() for p in node.pages} - set(held))
-        return Repair(len(lost), len(doubled), num_stuck, victims)
+        self.tree.relock((r.node, r.firsts) for r in running if r.node is not None)
+        for g, allocator in enumerate(self.allocators):
+            held = list(self.held(running, g))
+            cached = [page for node in self.tree.nodes() for page in node.pages[g] if page]
+            self.num_held[g] = len(held)
+            allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
+        return Repair(num_lost, num_doubled, num_stuck, victims)
 
     def _is_astray(self, request: Request) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""
         path = [] if request.node is None else self.tree.path(request.node)
-        return path != request.pages[: request.num_tree_pages]
+        for g, own in enumerate(request.pages):
+            cached = [page for node in path for page in node.pages[g]]
+            mine = own[: request.num_tree_pages]
+            if len(cached) != len(mine) or any(
+                page and page != found for page, found in zip(mine, cached, strict=True)
+            ):
+                return True
+        return False
 
-    def _take(self, num: int) -> list[int]:
-        self.make_room(num)
-        pages = self.allocator.allocate(num)
-        self._num_held += num
+    def _num_own(self, running: Sequence[Request], group: int) -> int:
+        """Pages of a group that sees everything which requests own."""
+        return sum(len(r.pages[group]) - r.num_tree_pages for r in running)
+
+    def _forget(self, request: Request) -> None:
+        request.node, request.pages, request.firsts, request.num_tree_pages = None, [], [], 0
+
+    def _extend(self, request: Request, wanted: Sequence[int], groups: Sequence[int]) -> bool:
+        """Give a request's row `wanted` pages of each of `groups`, or of none if there is no room."""
+        need = [0 for _ in self.allocators]
+        for g in groups:
+            need[g] = max(0, wanted[g] - len(request.pages[g]))
+        if any(need) and not self.make_room(need):
+            return False
+        for g in groups:
+            own = request.pages[g]
+            if need[g]:
+                own += self._take(g, need[g])
+                self._state.set_pages(request.row, len(own) - need[g], own[-need[g] :], g)
+        return True
+
+    def _take(self, group: int, num: int) -> list[int]:
+        pages = self.allocators[group].allocate(num)
+        self.num_held[group] += num
         return pages
+
+    def _give_back(self, group: int, pages: Sequence[int]) -> None:
+        """Free what a request owned."""
+        self.allocators[group].free(pages)
+        self.num_held[group] -= len(pages)
 
     def _insert(self, request: Request) -> None:
         """Move the request's computed full pages to the tree; its doubles of pages the tree had are freed."""
@@ -223,11 +329,19 @@ class PageBook:
         num_full = min(request.computed_len, len(request.ids)) // self.page_size
         if num_full <= request.num_tree_pages or request.node is None:
             return
-        pages, node = self.tree.insert(request.ids, request.pages[:num_full], request.cache_salt)
-        self.tree.lock(node)
-        self.tree.unlock(request.node)
-        fresh = range(request.num_tree_pages, num_full)
-        self.allocator.free([request.pages[i] for i in fresh if request.pages[i] != pages[i]])
-        self._num_held -= len(fresh)
-        request.pages = pages + request.pages[num_full:]  # a new list: the old one tells what a step in flight wrote
+        mine: Pages = [own[:num_full] for own in request.pages]
+        pages, node = self.tree.insert(request.ids, mine, request.cache_salt)
+        self.tree.lock(node, request.firsts)
+        self.tree.unlock(request.node, request.firsts)
+        for g, (own, found) in enumerate(zip(mine, pages, strict=True)):
+            fresh = [i for i in range(request.num_tree_pages, num_full) if own[i]]
+            self.num_held[g] -= len(fresh)
+            self.allocators[g].free([own[i] for i in fresh if own[i] != found[i]])
+        # New lists: the old ones tell what a step in flight wrote.
+        request.pages = [found + own[num_full:] for found, own in zip(pages, request.pages, strict=True)]
         request.node, request.num_tree_pages = node, num_full
+
+
+def has_any(pages: Pages, wanted: Sequence[Set[int]]) -> bool:
+    """Whether any group's pages are among those wanted."""
+    return any(not bad.isdisjoint(own) for own, bad in zip(pages, wanted, strict=True))

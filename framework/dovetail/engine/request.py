@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dovetail.cache.radix import Node
+from dovetail.cache.node import Node, Pages
 from dovetail.messages import Finish, SamplingParams, Submit, TokenLogprob
 from dovetail.runtime.sampler import SampleRow
 
@@ -24,7 +24,9 @@ class Request:
         ids: Prompt and output so far.
         arrival: Sequence number of its submission; a retracted request keeps it.
         row: Device row, -1 while waiting.
-        pages: Pages in order of position; the first `num_tree_pages` belong to the radix tree, the rest to it.
+        pages: Of each cache group the pages in order of position, 0 for those that were given back; the first
+            `num_tree_pages` belong to the radix tree, the rest to it.
+        firsts: Of each group that does not see everything, its first page that is still there.
         node: Node of the tree whose path it has locked.
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
         in_flight: Launched steps that it is part of and whose outcome has not been read.
@@ -53,7 +55,8 @@ class Request:
     arrival: int
     max_tokens: int
     row: int = -1
-    pages: list[int] = field(default_factory=list)
+    pages: Pages = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
     num_tree_pages: int = 0
     node: Node | None = None
     computed_len: int = 0
@@ -162,7 +165,7 @@ class StepPlan:
     num_new_requests: int = 0
     num_cached_tokens: int = 0
     number: int = 0
-    writes: list[tuple[Request, list[int], int]] = field(default_factory=list)
+    writes: list[tuple[Request, Pages, int]] = field(default_factory=list)
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.engine.admission import Admission
 from dovetail.engine.background import Background, is_background
-from dovetail.engine.pages import PageBook
+from dovetail.engine.pages import PageBook, has_any
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Request, StepPlan
@@ -133,6 +133,14 @@ class Scheduler:
         for request in plan.requests:
             request.in_flight -= 1
 
+    def counted(self, plan: StepPlan) -> None:
+        """What a step computed is known to be good: give back pages that nobody will see behind it."""
+        if self.pages.tree.partial:
+            num_new = {chunk.request: chunk.num_new for chunk in plan.chunks}
+            for request, _, start in plan.writes:
+                if request.row >= 0 and plan.number > request.void_step:
+                    self.pages.slide(request, start + num_new.get(request, 1))
+
     def cut(self, plan: StepPlan, broken: list[Request]) -> None:
         """Undo what a step wrote for `broken` requests, and what later steps made of it: it does not count.
 
@@ -153,23 +161,24 @@ class Scheduler:
         request.void_step = self.num_launched
         self._put_back(request)
 
-    def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[set[int], list[Request]]:
-        """Find the pages that are not to be used, and the requests that have some."""
-        poisoned: set[int] = set()
+    def _spread(self, plan: StepPlan, broken: list[Request]) -> tuple[list[set[int]], list[Request]]:
+        """Find the pages of each group that are not to be used, and the requests that have some."""
+        poisoned: list[set[int]] = [set() for _ in self.pages.allocators]
         victims = dict.fromkeys(broken)
         size = self.pages.page_size
         for step in [plan, *(step for step in self._flying if step.number > plan.number)]:
             kept = []
             for write in step.writes:
                 request, pages, start = write
-                if request in victims or (step is not plan and not poisoned.isdisjoint(pages)):
+                if request in victims or (step is not plan and has_any(pages, poisoned)):
                     victims[request] = None
-                    poisoned.update(pages[start // size :])
+                    for bad, own in zip(poisoned, pages, strict=True):
+                        bad.update(page for page in own[start // size :] if page)
                 else:
                     kept.append(write)
             step.writes = kept
         for request in self.running:
-            if not poisoned.isdisjoint(request.pages):
+            if has_any(request.pages, poisoned):
                 victims[request] = None
         return poisoned, list(victims)
 
@@ -227,7 +236,7 @@ class Scheduler:
             ready = [r for r in self.running if r.on_device and not r.is_sampled_out]
             decode = [r for r in ready if id(r) not in paused] if paused else ready
             growing = [r for r in decode if self.pages.needs_page(r)]
-            if self.pages.make_room(len(growing)):
+            if self.pages.make_room_to_grow(len(growing)):
                 break
             retracted.append(self.retract([*ready, *self._background_prompts()]))
         for request in growing:

@@ -83,7 +83,7 @@ def prepare(plan: StepPlan, state: DeviceState, attention: AttentionBackend, pag
 def _places(plan: StepPlan, page_size: int) -> tuple[Ints, Ints]:
     """Absolute position and KV slot of every new token."""
     positions = [np.fromiter((r.computed_len for r in plan.decode), np.int64, len(plan.decode))]
-    pages = np.fromiter((r.pages[r.computed_len // page_size] for r in plan.decode), np.int64, len(plan.decode))
+    pages = np.fromiter((r.pages[0][r.computed_len // page_size] for r in plan.decode), np.int64, len(plan.decode))
     slots = [pages * page_size + positions[0] % page_size]
     for chunk in plan.chunks:
         places, own = places_of(chunk, page_size)
@@ -96,7 +96,7 @@ def places_of(chunk: Chunk, page_size: int) -> tuple[Ints, Ints]:
     """Return absolute position and KV slot of every token of a chunk."""
     stop, first = chunk.start + chunk.num_new, chunk.start // page_size
     places = np.arange(chunk.start, stop)
-    pages = np.array(chunk.request.pages[first : (stop - 1) // page_size + 1], dtype=np.int64)
+    pages = np.array(chunk.request.pages[0][first : (stop - 1) // page_size + 1], dtype=np.int64)
     return places, pages[places // page_size - first] * page_size + places % page_size
 
 

@@ -39,7 +39,7 @@ class PrefixOrder:
         The answer stays while the requests are the same and keep their pages: those only grow at their end. A request
         that was retracted comes back with another list of pages.
         """
-        pages = [request.pages for request in requests]
+        pages = [request.pages[0] for request in requests]
         if pages != self._pages:  # lists that are the same object are not looked into
             self._pages, self._order = pages, self._find(requests, pages)
         return None if self._order is None else [requests[i] for i in self._order]
