@@ -21,6 +21,7 @@ import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
+from dovetail.forks import GoneError, control_of, receive, send, serve_forks
 from dovetail.grammar.memory import address_space, resident_bytes
 from dovetail.grammar.trial import try_out
 from dovetail.grammar.vocabulary import unpack
@@ -31,9 +32,6 @@ from dovetail.grammar.wire import (
     ChildJob,
     ChildReply,
     ChildStart,
-    GoneError,
-    receive,
-    send,
     spec_of,
 )
 from dovetail.messages import GrammarStep
@@ -54,38 +52,23 @@ FIRST = {
 
 def main(argv: list[str]) -> int:
     """Load, then fork for every socket that comes, until the inherited one closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
-    control = socket.socket(fileno=int(argv[0]))
+    control = control_of(argv)
     try:
         start = msgspec.msgpack.decode(receive(control), type=ChildStart)
-        compiler = Judge() if start.plan is None else Compiler(start, start.plan)
-        send(control, ChildReply())
-        while True:
-            _, fds, _, _ = socket.recv_fds(control, 1, 1)
-            if not fds:
-                return 0
-            with socket.socket(fileno=fds[0]) as channel:
-                if os.fork() == 0:
-                    control.close()
-                    _serve(channel, compiler)
-    except (GoneError, OSError):
+    except GoneError:
         return 0
+    worker = Judge() if start.plan is None else Compiler(start, start.plan)
+    return serve_forks(control, lambda channel: _serve(channel, worker))
 
 
 def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
-    """A copy's part: one job. Does not return. A timer of the system ends it at the limit, in native code too."""
-    status = 1
-    try:
-        os.nice(NICE)
-        job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
-        worker.prepare(job)
-        send(channel, ChildBegun(pid=os.getpid()))
-        signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
-        send(channel, worker.work(job))
-        status = 0
-    finally:
-        os._exit(status)
+    """A copy's part: one job. A timer of the system ends it at the limit, in native code too."""
+    os.nice(NICE)
+    job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
+    worker.prepare(job)
+    send(channel, ChildBegun(pid=os.getpid()))
+    signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
+    send(channel, worker.work(job))
 
 
 class Judge:

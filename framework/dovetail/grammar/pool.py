@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import msgspec
 
-from dovetail.grammar.wire import ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, GoneError, receive, send
+from dovetail.forks import START_TIMEOUT_S, ForkServer, ForkStartError, GoneError, kill_process, receive, send
+from dovetail.grammar.wire import ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart
 
-START_TIMEOUT_S = 60.0
 GRACE_S = 1.0
 """After a job's time limit, which its process keeps itself; a process that is still there then is killed."""
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 
 class ChildTimeoutError(Exception):
@@ -27,59 +22,6 @@ class ChildTimeoutError(Exception):
 
 class ChildDiedError(Exception):
     """The job's process died, or could not be started."""
-
-
-class Template:
-    """The process that forks one for each job, and the socket to it."""
-
-    def __init__(self, start: ChildStart) -> None:
-        """Start the process and wait until it has loaded.
-
-        Raises:
-            ChildDiedError: It could not start.
-        """
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dovetail.grammar.child", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD},
-            )
-        self._control.settimeout(START_TIMEOUT_S)
-        try:
-            send(self._control, start)
-            receive(self._control)
-        except (TimeoutError, GoneError) as error:
-            self.kill()
-            raise ChildDiedError(f"it did not start (exit code {self._process.returncode}): {error}") from None
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    def fork(self) -> socket.socket:
-        """Start a process for one job; returns the socket to it.
-
-        Raises:
-            GoneError: The template is gone.
-        """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise GoneError(str(error)) from None
-        return ours
-
-    def kill(self) -> None:
-        """End it now and reap it. Processes that it forked go on."""
-        self._control.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
 
 
 class ChildPool:
@@ -91,7 +33,7 @@ class ChildPool:
         self._slots = threading.Semaphore(max_jobs)
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        self._template: Template | None = None
+        self._template: ForkServer | None = None
         self._working: set[int] = set()
         self._closed = False
 
@@ -144,7 +86,7 @@ class ChildPool:
         if template is not None:
             template.kill()
         for pid in working:
-            _kill(pid)
+            kill_process(pid)
 
     def _follow(self, channel: socket.socket, job: ChildJob | ChildCheck) -> ChildReply:
         """Send a job to the process that waits for it, and wait for the reply.
@@ -164,7 +106,7 @@ class ChildPool:
             return msgspec.msgpack.decode(receive(channel), type=ChildReply)
         except TimeoutError:
             if pid:
-                _kill(pid)
+                kill_process(pid)
             raise ChildTimeoutError from None
         except (GoneError, msgspec.MsgspecError) as error:
             if not pid:
@@ -176,17 +118,20 @@ class ChildPool:
             with self._lock:
                 self._working.discard(pid)
 
-    def _discard(self, template: Template) -> None:
+    def _discard(self, template: ForkServer) -> None:
         """Have the next job start another template."""
         template.kill()
         with self._lock:
             if self._template is template:
                 self._template = None
 
-    def _get_template(self) -> Template:
+    def _get_template(self) -> ForkServer:
         with self._starting:
             if self._template is None:
-                made = Template(self._start)
+                try:
+                    made = ForkServer("dovetail.grammar.child", self._start)
+                except ForkStartError as error:
+                    raise ChildDiedError(str(error)) from None
                 with self._lock:
                     if not self._closed:
                         self._template = made
@@ -194,8 +139,3 @@ class ChildPool:
                 made.kill()
                 raise ChildDiedError("the pool was closed")
             return self._template
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -1,19 +1,16 @@
-"""What travels between the engine and a compile process: msgpack structs in length-prefixed frames, never pickle."""
+"""What travels between the engine and a compile process; see `dovetail.forks`."""
 
 from __future__ import annotations
-
-import socket
 
 import msgspec
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.engine.wire import HEADER, MAX_FRAME
 from dovetail.messages import GrammarStep
 from dovetail.plugins import PluginPlan
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First message to a template process; it answers with a `ChildReply` when it is ready.
+    """First message to a template process.
 
     Without a `plan` it judges texts only. `max_bytes` is what a job may allocate beyond what was loaded.
     """
@@ -58,55 +55,6 @@ class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     code: str | None = None
     verdicts: list[bool] = []
-
-
-class GoneError(Exception):
-    """The other end of the socket is gone."""
-
-
-def send(channel: socket.socket, message: msgspec.Struct) -> None:
-    """Send one message.
-
-    Raises:
-        GoneError: Nobody reads.
-        TimeoutError: The socket's time-out passed.
-    """
-    payload = msgspec.msgpack.encode(message)
-    try:
-        channel.sendall(HEADER.pack(len(payload)) + payload)
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise GoneError(str(error)) from None
-
-
-def receive(channel: socket.socket) -> bytes:
-    """Wait for one message's payload.
-
-    Raises:
-        GoneError: The other end closed or died.
-        TimeoutError: The socket's time-out passed.
-    """
-    (length,) = HEADER.unpack(_read(channel, HEADER.size))
-    if length > MAX_FRAME:
-        raise GoneError(f"a frame of {length} bytes")
-    return _read(channel, length)
-
-
-def _read(channel: socket.socket, num_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    while num_bytes:
-        try:
-            part = channel.recv(min(num_bytes, 1 << 20))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise GoneError(str(error)) from None
-        if not part:
-            raise GoneError("the socket was closed")
-        parts.append(part)
-        num_bytes -= len(part)
-    return b"".join(parts)
 
 
 def spec_of(step: GrammarStep) -> GrammarSpec:

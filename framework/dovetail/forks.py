@@ -1,0 +1,195 @@
+"""Processes that are forked for one job each, from one that has everything loaded.
+
+Work that can take for ever, or kill whoever does it, runs in such a process: it costs that one job, and its memory goes
+back to the system. The parent starts a template with `ForkServer`; the template calls `serve_forks`, and does no work
+itself. What travels are msgpack structs in length-prefixed frames, never pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from dovetail.engine.wire import HEADER, MAX_FRAME
+
+START_TIMEOUT_S = 60.0
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+"""In the environment of a template: threads do not survive a fork."""
+NO_THREADS = {"TOKENIZERS_PARALLELISM": "false"}
+
+
+class GoneError(Exception):
+    """The other end of the socket is gone."""
+
+
+class ForkStartError(Exception):
+    """A template could not be started."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a template sends when it is ready, or cannot be."""
+
+    error: str | None = None
+
+
+class ForkServer:
+    """The process that forks one for each job, and the socket to it."""
+
+    def __init__(self, module: str, start: msgspec.Struct) -> None:
+        """Start the process and wait until it has loaded.
+
+        Args:
+            module: What runs: its `main` calls `serve_forks`.
+            start: The first message that it gets.
+
+        Raises:
+            ForkStartError: It could not start.
+        """
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ONE_THREAD, **NO_THREADS},
+            )
+        self._control.settimeout(START_TIMEOUT_S)
+        try:
+            send(self._control, start)
+            error = msgspec.msgpack.decode(receive(self._control), type=Loaded).error
+        except (TimeoutError, GoneError) as gone:
+            self.kill()
+            raise ForkStartError(f"it did not start (exit code {self._process.returncode}): {gone}") from None
+        if error is not None:
+            self.kill()
+            raise ForkStartError(error)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def fork(self) -> socket.socket:
+        """Start a process for one job; returns the socket to it.
+
+        Raises:
+            GoneError: The template is gone.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise GoneError(str(error)) from None
+        return ours
+
+    def kill(self) -> None:
+        """End it now and reap it. Processes that it forked go on."""
+        self._control.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+
+def control_of(argv: list[str]) -> socket.socket:
+    """Be a template that begins: returns the socket of its parent, from which the first message comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
+    return socket.socket(fileno=int(argv[0]))
+
+
+def serve_forks(control: socket.socket, serve: Callable[[socket.socket], None]) -> int:
+    """Be a template: say that everything is loaded, and fork for every socket that comes, until `control` closes.
+
+    Args:
+        control: The inherited socket, whose first message has been read.
+        serve: A copy's part: one job. The copy ends when it returns.
+    """
+    try:
+        send(control, Loaded())
+        while True:
+            _, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not fds:
+                return 0
+            with socket.socket(fileno=fds[0]) as channel:
+                if os.fork() == 0:
+                    control.close()
+                    _run(serve, channel)
+    except (GoneError, OSError):
+        return 0
+
+
+def _run(serve: Callable[[socket.socket], None], channel: socket.socket) -> None:
+    status = 1
+    try:
+        serve(channel)
+        status = 0
+    except (GoneError, TimeoutError):
+        pass  # nobody wants the job any more
+    finally:
+        os._exit(status)
+
+
+def send(channel: socket.socket, message: msgspec.Struct) -> None:
+    """Send one message.
+
+    Raises:
+        GoneError: Nobody reads.
+        TimeoutError: The socket's time-out passed.
+    """
+    payload = msgspec.msgpack.encode(message)
+    try:
+        channel.sendall(HEADER.pack(len(payload)) + payload)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise GoneError(str(error)) from None
+
+
+def receive(channel: socket.socket) -> bytes:
+    """Wait for one message's payload.
+
+    Raises:
+        GoneError: The other end closed or died.
+        TimeoutError: The socket's time-out passed.
+    """
+    (length,) = HEADER.unpack(receive_bytes(channel, HEADER.size))
+    if length > MAX_FRAME:
+        raise GoneError(f"a frame of {length} bytes")
+    return bytes(receive_bytes(channel, length))
+
+
+def receive_bytes(channel: socket.socket, num_bytes: int) -> bytearray:
+    """Wait for so many bytes.
+
+    Raises:
+        GoneError: The other end closed or died.
+        TimeoutError: The socket's time-out passed.
+    """
+    data = bytearray(num_bytes)
+    view, at = memoryview(data), 0
+    while at < num_bytes:
+        try:
+            num = channel.recv_into(view[at:])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise GoneError(str(error)) from None
+        if not num:
+            raise GoneError("the socket was closed")
+        at += num
+    return data
+
+
+def kill_process(pid: int) -> None:
+    """Kill a process that may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
