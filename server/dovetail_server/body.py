@@ -1,38 +1,118 @@
-"""Reading a JSON body: strict JSON, then the family's pydantic model, with errors in our words."""
+"""Where a route gets its body. Small ones are read here, in a thread if that takes a while.
+
+Large ones go as they are to a process that can be killed (`bodies/`), which gives back either the reply, or the prompts
+and what is left of the body without them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from dovetail.errors import RequestError
-from dovetail_server.density import check_density
-from dovetail_server.errors import ClientGoneError, from_validation, shortened
+from dovetail_server.auth import CALLER
+from dovetail_server.bodies.tasks import Call, Task, no_answer
+from dovetail_server.bodies.work import read_line
+from dovetail_server.errors import ClientGoneError
+from dovetail_server.reading import check_name, parse
+from dovetail_server.serving.prompts import Prompts
+from dovetail_server.serving.sse import while_connected
+
+if TYPE_CHECKING:
+    from dovetail_server.state import ServerState
 
 M = TypeVar("M", bound=BaseModel)
-BIG_BODY = 1 << 15
+IN_THREAD = 1 << 15
 """Bodies above this many bytes are parsed in a worker thread: a thousand tiny messages take 5 ms."""
+MAX_PLAIN = 1 << 20
+"""Bytes of a body that holds no prompt."""
+_PROMPTS = "prompts"
+
+
+async def raw_body(request: Request) -> bytes:
+    """Return a body as it was sent.
+
+    Raises:
+        RequestError: It is no JSON by its type.
+        ClientGoneError: The client left.
+    """
+    try:
+        raw = await request.body()
+    except ClientDisconnect:
+        raise ClientGoneError("the client left while sending its body") from None
+    check_content_type(request.headers.get("content-type", ""), raw)
+    return raw
+
+
+async def read(raw: bytes, model: type[M], *, is_line: bool = False) -> M:
+    """Read a body, or with `is_line` that of a batch's line.
+
+    Raises:
+        RequestError: See `parse`.
+    """
+
+    def work() -> M:
+        return parse(read_line(raw) if is_line else raw, model)
+
+    return await asyncio.to_thread(work) if len(raw) > IN_THREAD or is_line else work()
 
 
 def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
-    """Return a FastAPI dependency that reads the body as `model`."""
+    """Return a FastAPI dependency that reads a body without a prompt as `model`."""
 
-    async def read(request: Request) -> M:
-        try:
-            raw = await request.body()
-        except ClientDisconnect:
-            raise ClientGoneError("the client left while sending its body") from None
-        check_content_type(request.headers.get("content-type", ""), raw)
-        if len(raw) > BIG_BODY:
-            return await asyncio.to_thread(parse, raw, model)
-        return parse(raw, model)
+    async def read_plain(request: Request) -> M:
+        raw = await raw_body(request)
+        if len(raw) > MAX_PLAIN:
+            text = f"the body has {len(raw)} bytes; what this route takes fits in {MAX_PLAIN}"
+            raise RequestError(text, code="body_too_large", status=413)
+        return await read(raw, model)
 
-    return read
+    return read_plain
+
+
+def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
+    """Return a FastAPI dependency that reads a body with prompts.
+
+    Of a large one it returns what is left without them; `take_prompts` has them.
+    """
+
+    async def read_prompts(request: Request) -> M:
+        raw = await raw_body(request)
+        state: ServerState = request.app.state.server
+        if not state.bodies.takes(len(raw)):
+            return await read(raw, task.model)
+        state.check_ready()
+        outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+        request.scope["state"][_PROMPTS] = await asyncio.to_thread(outcome.read_prompts)
+        return await read(outcome.light, task.model)
+
+    return read_prompts
+
+
+def take_prompts(request: Request) -> Prompts | None:
+    """Return the prompts of a large body, once; None where they are to be made of the request.
+
+    They do not stay in the scope, which is part of a cycle: their memory would wait for the garbage collector.
+    """
+    found: Prompts | None = request.scope["state"].pop(_PROMPTS, None)
+    return found
+
+
+async def finished(request: Request, state: ServerState, task: Task[Any]) -> Response:
+    """Do what a route does with its body, and return the reply."""
+    raw = await raw_body(request)
+    if state.bodies.takes(len(raw)):
+        outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+        return Response(outcome.reply, media_type="application/json")
+    body = await read(raw, task.model)
+    check_name(body, state.served_names)
+    call = Call(text=state.text, request=body, context="", ask=no_answer)
+    return Response(await while_connected(request, asyncio.to_thread(task.run, call)), media_type="application/json")
 
 
 def check_content_type(content_type: str, raw: bytes) -> None:
@@ -44,42 +124,3 @@ def check_content_type(content_type: str, raw: bytes) -> None:
         f"content-type {kind or 'is missing'!r}: the body must be JSON; send the header content-type: application/json"
     )
     raise RequestError(text, code="unsupported_media_type", status=415)
-
-
-def parse(raw: bytes, model: type[M]) -> M:
-    """Decode and check a body.
-
-    Raises:
-        RequestError: It is not JSON, has too many values, nests too deeply, holds a NUL, or does not fit the model.
-    """
-    check_density(raw)
-    try:
-        data = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if b"u0000" in raw and (steps := find_nul(data)) is not None:
-        path = "".join(reversed(steps)).removeprefix(".")
-        raise RequestError(
-            f"{path or 'the body'} holds a NUL character, which no text may", param=path, code="invalid_value"
-        )
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise from_validation(error, data, list(model.model_fields)) from None
-
-
-def find_nul(value: Any) -> list[str] | None:
-    """Return the way to the first string with a NUL, last step first, or None. The JSON parser bounds the depth."""
-    if isinstance(value, str):
-        return [] if "\0" in value else None
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if "\0" in key:
-                return []
-            if isinstance(item, str | dict | list) and (steps := find_nul(item)) is not None:
-                return [*steps, f".{shortened(key)}"]
-    elif isinstance(value, list):
-        for at, item in enumerate(value):
-            if isinstance(item, str | dict | list) and (steps := find_nul(item)) is not None:
-                return [*steps, f"[{at}]"]
-    return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.errors import EngineError
+from dovetail.grammar.memory import return_large_blocks
 from dovetail.messages import EngineInfo
 from dovetail.plugin_settings import ENV_PREFIX, is_secret
 from dovetail.settings import EngineSettings
@@ -81,6 +82,7 @@ async def run(
     engine: EngineClient | None = None
     server: HttpServer | None = None
     forget_secrets()
+    return_large_blocks()
     try:
         hooks = ApiHooks.start(plan)
         engine = make_engine(settings, plan)
@@ -127,6 +129,7 @@ def keep_running(server: HttpServer) -> None:
     state = server.state
     state.tasks.keep("engine watcher", lambda: watch_engine(server))
     state.tasks.keep("storage opener", state.storage.resume)
+    state.tasks.start("body processes", state.bodies.warm_up())
     state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
 

@@ -192,6 +192,22 @@ class ServeSettings(PluginSettings, BaseSettings):
         description="Most bytes of the bodies of all requests that run or wait; beyond it a request gets 429.",
         json_schema_extra=flag(),
     )
+    body_processes: int = Field(
+        2,
+        ge=0,
+        le=256,
+        description="Requests of more than 64 KiB that are parsed, rendered and tokenized at a time, each in a process "
+        "that can be killed; 0 does it in the server's own.",
+        json_schema_extra=flag(),
+    )
+    body_cpu_limit: float = Field(
+        30.0,
+        ge=0.1,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds of processor time that such a process may take for one request.",
+        json_schema_extra=flag(),
+    )
     metrics_style: Literal["dovetail", "vllm", "sglang"] = Field(
         "dovetail",
         description="Whose names GET /metrics uses beside Dovetail's own, for dashboards that know them.",

@@ -16,9 +16,10 @@ from dovetail.messages import EngineInfo
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
+from dovetail_server.bodies.pool import BodyPool
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
-from dovetail_server.openai.models import DEFAULT_MODEL
+from dovetail_server.served import served_name
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.lazy import LazyStorage
 
@@ -89,6 +90,8 @@ class ServerState:
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
         """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
+        self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
+        """Reads large bodies."""
         self.storage = LazyStorage(self)
         """Files and batches, opened when first needed."""
         self._text: TextTools | None = None
@@ -96,6 +99,7 @@ class ServerState:
     def ready_with(self, text: TextTools) -> None:
         """Take requests from now on; the engine has started."""
         self._text = text
+        self.bodies.ready_with(text.worker_start(self.served_names))
         self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)
 
     @property
@@ -142,11 +146,7 @@ class ServerState:
 
         One model is served: a request that names none, or SGLang's `default`, means it.
         """
-        if name is None or (name == DEFAULT_MODEL and name not in self.served_names):
-            return self.served_names[0]
-        if name not in self.served_names:
-            raise errors.model_not_found(name, self.served_names)
-        return name
+        return served_name(name, self.served_names)
 
     def check_ready(self) -> None:
         """Raise unless a new request can be served.

@@ -18,14 +18,27 @@ from server_tiny import tokenizer, write_model
 
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
+from dovetail.plugins import PluginPlan, Registry
+from dovetail.plugins.plan import as_planned
 from dovetail.text.chat import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
+from dovetail_server.bodies.wire import TextSetup
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.lifecycle import HttpServer
 from dovetail_server.serving.text import TextTools
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
+
+
+def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> TextSetup | None:
+    """Say how another process gets the same text tools; None for parsers that only this one has."""
+    records = {record.target: record for record in Registry.scan().records}
+    targets = [f"{type(parser).__module__}:{type(parser).__qualname__}" for parser in parsers if parser is not None]
+    if not records.keys() >= set(targets):
+        return None
+    plan = PluginPlan(plugins=tuple(as_planned(records[target]) for target in targets))
+    return TextSetup(folder=str(folder), chat_template=settings.chat_template, plan=plan)
 
 
 class Harness:
@@ -39,9 +52,11 @@ class Harness:
         tools: ToolParser | None = None,
         is_ready: bool = True,
         hooks: ApiHooks | None = None,
+        context_len: int = 512,
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer(folder)
+        self.context_len = context_len
         self.listener = preflight.bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
@@ -52,7 +67,8 @@ class Harness:
         self.reset()
         self.state = ServerState(self.settings, self.engine, hooks)
         template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
-        self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools)
+        setup = setup_of(folder, self.settings, reasoning, tools)
+        self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup)
         if is_ready:
             self.make_ready()
         self.server = HttpServer(create_app(self.state), self.state)
@@ -74,6 +90,7 @@ class Harness:
             lambda submit: self.tokenizer.encode(self.text, add_special_tokens=False),
             eos=self.tokenizer.added_tokens["<|im_end|>"],
             vocab_size=self.tokenizer.vocab_size,
+            context_len=self.context_len,
         )
         if hasattr(self, "state"):
             self.state.engine = self.engine

@@ -89,7 +89,7 @@ class ScriptedEngine:
             device="cpu",
             vocab_size=self.vocab_size,
             context_len=self.context_len,
-            max_total_tokens=100_000,
+            max_total_tokens=max(100_000, self.context_len),
             max_running_requests=256,
             page_size=16,
             attention_backend="none",

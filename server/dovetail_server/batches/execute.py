@@ -14,12 +14,19 @@ from dovetail.errors import RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
-from dovetail_server.batches.validate import decode_line
-from dovetail_server.body import parse
+from dovetail_server.bodies.work import read_line
+from dovetail_server.body import read
+from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.errors import ErrorBody
+from dovetail_server.openai.responses import ResponsesRequest
+from dovetail_server.reading import parse
+from dovetail_server.serving import chat, chat_reply, completions, embeddings
 
 if TYPE_CHECKING:
     from dovetail_server.serving.generation import Generation
+    from dovetail_server.serving.prompts import Prompts
     from dovetail_server.state import ServerState
 
 Counter = Callable[[int], None]
@@ -142,48 +149,54 @@ async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Genera
 
     Raises:
         RequestError: The request cannot be served as it is.
-        ServiceError: What it refers to cannot be read now.
+        ServiceError: What it refers to cannot be read now, or the process that read the line died.
     """
+    from dovetail_server.bodies import tasks
+
     if endpoint == "/v1/responses":
         return await prepare_response(state, raw)
-    return await asyncio.to_thread(prepare_plain, state, endpoint, raw)
+    if endpoint == "/v1/embeddings":
+        raise embeddings.refusal(state, await read(raw, EmbeddingRequest, is_line=True))
+    task = tasks.CHAT if endpoint == "/v1/chat/completions" else tasks.COMPLETIONS
+    if not state.bodies.takes(len(raw)):
+        return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
+    owner = CALLER.get().owner
+    outcome = await state.bodies.run(task, raw, owner=owner, is_background=True, is_line=True)
+    return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
 
 
 async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, Reply]:
     """As `prepare`, for a response. It is stored only where the line says so: the output file has it anyway."""
-    from dovetail_server.openai.responses import ResponsesRequest
     from dovetail_server.responses.entry import begin
     from dovetail_server.serving import responses
 
-    asked = await asyncio.to_thread(lambda: parse(bytes(decode_line(raw).body), ResponsesRequest))
-    refuse_stream(asked.stream)
-    if asked.background:
-        raise errors.unsupported("background", "a batch runs in the background anyway; leave it out")
-    changes = {"priority": BACKGROUND, "store": asked.store is True}
-    job = await begin(state, asked.model_copy(update=changes), CALLER.get().owner)
+    def adjusted(asked: ResponsesRequest) -> ResponsesRequest:
+        refuse_stream(asked.stream)
+        if asked.background:
+            raise errors.unsupported("background", "a batch runs in the background anyway; leave it out")
+        return asked.model_copy(update={"priority": BACKGROUND, "store": asked.store is True})
+
+    job = await begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
     return job.chat.generation, lambda: responses.reply(job)
 
 
-def prepare_plain(state: ServerState, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
-    """As `prepare`, for what needs nothing but the line; CPU work, called in a worker thread."""
-    from dovetail_server.openai.chat import ChatRequest
-    from dovetail_server.openai.completions import CompletionRequest
-    from dovetail_server.openai.embeddings import EmbeddingRequest
-    from dovetail_server.serving import chat, chat_reply, completions, embeddings
+def job_of(
+    state: ServerState, asked: ChatRequest | CompletionRequest, prompts: Prompts | None
+) -> tuple[Generation, Reply]:
+    """Prepare what needs nothing but the line; CPU work.
 
-    body = bytes(decode_line(raw).body)
-    if endpoint == "/v1/chat/completions":
-        asked = parse(body, ChatRequest)
-        refuse_stream(asked.stream)
-        model = state.check_model(asked.model)
-        chat_job = chat.prepare(state, asked.model_copy(update={"priority": BACKGROUND}), model)
+    Args:
+        state: The server's.
+        asked: The line's request.
+        prompts: Of a large line.
+    """
+    refuse_stream(asked.stream)
+    model = state.check_model(asked.model)
+    asked = asked.model_copy(update={"priority": BACKGROUND})
+    if isinstance(asked, ChatRequest):
+        chat_job = chat.prepare(state, asked, model, prompts)
         return chat_job.generation, lambda: chat_reply.reply(chat_job)
-    if endpoint == "/v1/embeddings":
-        raise embeddings.refusal(state, parse(body, EmbeddingRequest))
-    wanted = parse(body, CompletionRequest)
-    refuse_stream(wanted.stream)
-    model = state.check_model(wanted.model)
-    job = completions.prepare(state, wanted.model_copy(update={"priority": BACKGROUND}), model)
+    job = completions.prepare(state, asked, model, prompts)
     return job.generation, lambda: completions.reply(job)
 
 

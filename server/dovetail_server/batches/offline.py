@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import ConfigError
+from dovetail_server.batches.line import decode_line
 from dovetail_server.batches.model import ENDPOINTS, same_endpoint
 from dovetail_server.batches.service import BatchService
-from dovetail_server.batches.validate import decode_line
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.openai.batches import Batch, BatchRequest
 from dovetail_server.run import load_text, make_engine
@@ -58,6 +58,7 @@ async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, targ
                 await asyncio.to_thread(write_results, service, batch, source, target)
             finally:
                 await state.storage.close()
+                state.bodies.close()
         finally:
             await engine.close()
             hooks.stop()

@@ -20,6 +20,7 @@ from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
+from dovetail_server.bodies.pool import DIED
 from dovetail_server.errors import ServiceError
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at
 from dovetail_server.storage.paths import Layout
@@ -261,7 +262,7 @@ class Runner:
             except EngineDeadError:
                 raise
             except ServiceError as error:
-                if error.status == 503:
+                if error.status == 503 and error.code != DIED:
                     raise
                 if error.status != 429:
                     faults += 1

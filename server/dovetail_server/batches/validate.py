@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import msgspec
 
+from dovetail_server.batches.line import decode_line
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
 from dovetail_server.openai.batches import BatchError
 from dovetail_server.openai.models import DEFAULT_MODEL
@@ -17,22 +18,12 @@ from dovetail_server.storage.disk import open_to_read
 MAX_CUSTOM_ID = 512
 
 
-class Line(msgspec.Struct):
-    """A line of an input file; `body` stays as it is written."""
-
-    custom_id: str
-    method: str
-    url: str
-    body: msgspec.Raw
-
-
 class ModelOnly(msgspec.Struct):
     """The part of a body that is looked at early."""
 
     model: Any = None
 
 
-decode_line = msgspec.json.Decoder(Line).decode
 decode_model = msgspec.json.Decoder(ModelOnly).decode
 
 

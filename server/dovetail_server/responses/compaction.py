@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.openai.responses import CompactRequest, ResponsesRequest
+from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.responses import CompactRequest
 from dovetail_server.responses import translate
-from dovetail_server.responses.entry import gather, open_store
-from dovetail_server.responses.items import Item, encode_reasoning, item_id, messages_of, new_response_id
+from dovetail_server.responses.items import Item, decode_items, encode_reasoning, item_id
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, response_usage
+from dovetail_server.serving.prompts import Prompts
+from dovetail_server.serving.responses import as_response, conversation_of
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
 
 if TYPE_CHECKING:
+    from dovetail_server.bodies.wire import Answer
+    from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
 
+T = TypeVar("T")
+encode = msgspec.json.encode
 MAX_SUMMARY = 2048
 """Tokens of a summary, thinking included: it takes the place of what may fill the context."""
 ASK = (
@@ -33,34 +41,52 @@ ASK = (
 )
 
 
-async def compact(state: ServerState, request: CompactRequest, owner: str) -> ro.CompactedResponse:
-    """Return what is left of a conversation.
+def read_prompt(text: TextTools, request: CompactRequest, compacted_id: str, found: Answer) -> Prompts:
+    """Make the prompt that asks for the summary; CPU work.
+
+    Args:
+        text: Tokenizer, template and parsers.
+        request: Checked by its schema.
+        compacted_id: The identifier of the reply.
+        found: What it refers to.
+
+    Returns:
+        The prompt, with the items that stay. No prompt, where there is no conversation.
 
     Raises:
         RequestError: It cannot be read, or does not fit the context.
+    """
+    talk = conversation_of(as_response(request), compacted_id, found)
+    conversation = [*talk.before, *(talk.own if request.input else ())]
+    kept = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
+    if not conversation:
+        return Prompts(prompts=[], items=encode(kept))
+    made = summary_request(talk.messages, compacted_id, lambda asked: chat.read_prompt(text, asked))
+    return Prompts(prompts=made.prompts, tail=made.tail, items=encode(kept))
+
+
+async def compact(state: ServerState, prompts: Prompts, model: str, compacted_id: str) -> ro.CompactedResponse:
+    """Return what is left of a conversation.
+
+    Raises:
         ServiceError: The server cannot do it now, or the model wrote no summary.
     """
-    model = state.check_model(request.model)
-    given = {name: getattr(request, name) for name in request.model_fields_set}
-    asked = ResponsesRequest.model_construct(**given, store=False)  # all of it was validated, which takes time
-    compacted_id = new_response_id()
-    before, items = await gather(await open_store(state, asked), asked, owner, compacted_id)
-    conversation = [*before, *(items if request.input else ())]
-    messages = messages_of(conversation, request.instructions)
     summary, usage = "", ro.NO_USAGE
-    if conversation:
-        summary, usage = await summarize(state, messages, model, compacted_id)
-    kept = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
+    if prompts.prompts:
+        summary, usage = await summarize(state, prompts, model, compacted_id)
     last: Item = {"type": "compaction", "id": item_id(compacted_id, "compaction", "o", 0)}
     last["encrypted_content"] = encode_reasoning(summary)
-    return ro.CompactedResponse(id=compacted_id, created_at=int(time.time()), output=[*kept, last], usage=usage)
+    output = [*decode_items(prompts.items), last]
+    return ro.CompactedResponse(id=compacted_id, created_at=int(time.time()), output=output, usage=usage)
 
 
-async def summarize(
-    state: ServerState, messages: Sequence[dict[str, Any]], model: str, rid: str
-) -> tuple[str, ro.ResponseUsage]:
+async def summarize(state: ServerState, prompts: Prompts, model: str, rid: str) -> tuple[str, ro.ResponseUsage]:
     """Have the model write the summary; returns it with what it took."""
-    job = await asyncio.to_thread(prepare, state, messages, model, rid)
+
+    def prepare() -> chat.ChatJob:
+        return summary_request((), rid, lambda asked: chat.prepare(state, asked, model, prompts))
+
+    job = await asyncio.to_thread(prepare)
     async for _ in job.generation.steps(whole=True):
         pass  # the choice's output holds it
     choice = job.generation.choices[0]
@@ -72,13 +98,13 @@ async def summarize(
     return summary, response_usage(choice)
 
 
-def prepare(state: ServerState, messages: Sequence[dict[str, Any]], model: str, rid: str) -> chat.ChatJob:
-    """Make the request that gives the summary; CPU work, called in a worker thread."""
+def summary_request(messages: Sequence[dict[str, Any]], rid: str, use: Callable[[ChatRequest], T]) -> T:
+    """Use the chat request that gives the summary; its length is the context's where that is less."""
     fields = {"messages": [*messages, {"role": "user", "content": ASK}], "rid": rid}
     with fields_named(translate.NAMES):
         try:
-            return chat.prepare(state, chat_request({**fields, "max_completion_tokens": MAX_SUMMARY}), model)
+            return use(chat_request({**fields, "max_completion_tokens": MAX_SUMMARY}))
         except RequestError as error:
             if error.code != OVERFLOW or error.param != "max_completion_tokens":
                 raise
-        return chat.prepare(state, chat_request(fields), model)
+        return use(chat_request(fields))

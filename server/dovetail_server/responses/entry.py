@@ -4,85 +4,208 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
-from dovetail_server.openai.responses import InputTokensRequest, ItemReference, ResponsesRequest
-from dovetail_server.responses import translate
-from dovetail_server.responses.items import Item, input_items, messages_of, new_response_id
+from dovetail_server.bodies.tasks import COMPACT, INPUT_TOKENS, RESPONSES
+from dovetail_server.bodies.wire import Answer, Question
+from dovetail_server.body import read
+from dovetail_server.openai.response_objects import CompactedResponse
+from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.responses import compaction, translate
+from dovetail_server.responses.items import new_response_id
 from dovetail_server.responses.keeper import Keeper
 from dovetail_server.responses.store import ResponseStore
-from dovetail_server.serving.responses import ResponsesJob, prepare
-from dovetail_server.serving.translate import fields_named, prompt_tokens
+from dovetail_server.serving import responses
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.prompts import Prompts
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
-MAX_REFERENCES = 1024
-"""Each is looked up in the database."""
+Adjust = Callable[[ResponsesRequest], ResponsesRequest]
 
 
-async def begin(state: ServerState, request: ResponsesRequest, owner: str) -> ResponsesJob:
-    """Check and prepare a request.
+async def begin(
+    state: ServerState,
+    raw: bytes,
+    owner: str,
+    adjust: Adjust = lambda request: request,
+    *,
+    is_line: bool = False,
+) -> responses.ResponsesJob:
+    """Read, check and prepare a request.
+
+    Args:
+        state: The server's.
+        raw: The body, or with `is_line` a line of a batch.
+        owner: Whose stored responses it may refer to.
+        adjust: Changes the request, or refuses it.
+        is_line: See `raw`.
 
     Raises:
         RequestError: It cannot be served as it is, or refers to what is not there.
         ServiceError: What it refers to, or where it must be stored, cannot be reached now.
     """
-    model = state.check_model(request.model)
-    translate.check(request)
-    store = await open_store(state, request)
-    response_id = new_response_id()
-    before, items = await gather(store, request, owner, response_id)
-    keeps = store is not None and request.store is not False and state.settings.max_stored_responses > 0
-    keeper = Keeper(store, owner) if keeps and store is not None else None
-    return await asyncio.to_thread(
-        prepare, state, request, model, response_id=response_id, items=items, before=before, keeper=keeper
+    entry = Entry(state, owner, adjust)
+    found: Answer | None = None
+    if not state.bodies.takes(len(raw)):
+        request = await read(raw, ResponsesRequest, is_line=is_line)
+        found = await entry.open(request, responses.references_of(request))
+        if not state.bodies.takes(found.num_bytes):
+            return await asyncio.to_thread(entry.job_of, found)
+    outcome = await state.bodies.run(
+        RESPONSES,
+        raw,
+        owner=owner,
+        is_line=is_line,
+        context=entry.response_id,
+        answer=entry.answer if found is None else given(found),
     )
+    return await asyncio.to_thread(lambda: entry.job(outcome.read_prompts()))
 
 
-async def count(state: ServerState, request: InputTokensRequest, owner: str) -> int:
-    """Return the tokens of a response's prompt, nothing left out.
+async def count(state: ServerState, raw: bytes, owner: str) -> bytes:
+    """Count the tokens of a response's prompt, nothing left out, and return the reply.
 
     Raises:
         RequestError: See `begin`.
         ServiceError: See `begin`.
     """
-    state.check_model(request.model)
-    fields = {name: getattr(request, name) for name in request.model_fields_set}
-    asked = ResponsesRequest.model_construct(**fields, store=False)  # all of it was validated, which takes time
-    translate.check(asked)
-    response_id = new_response_id()
-    before, items = await gather(await open_store(state, asked), asked, owner, response_id)
-
-    def run() -> int:
-        messages = messages_of([*before, *items], asked.instructions)
-        with fields_named(translate.NAMES):
-            return prompt_tokens(translate.to_chat(asked, messages, response_id), state.text)
-
-    return await asyncio.to_thread(run)
-
-
-async def gather(
-    store: ResponseStore | None, request: ResponsesRequest, owner: str, response_id: str
-) -> tuple[list[Item], list[Item]]:
-    """Return the items of the responses that a request continues, and its own, references resolved."""
-    before: list[Item] = []
-    if request.previous_response_id is not None and store is not None:
-        before = await store.chain(owner, request.previous_response_id)
-    items = await asyncio.to_thread(input_items, request.input, response_id)
-    if sum(item["type"] == "item_reference" for item in items) > MAX_REFERENCES:
-        text = f"input holds more than {MAX_REFERENCES} item references; use previous_response_id, or send the items"
-        raise RequestError(text, param="input", code="invalid_value")
-    if store is not None:
-        items = [await resolve(store, owner, item, at) for at, item in enumerate(items)]
-    return before, items
+    entry = Entry(state, owner)
+    found: Answer | None = None
+    if not state.bodies.takes(len(raw)):
+        request = await read(raw, InputTokensRequest)
+        found = await entry.open(responses.as_response(request), responses.references_of(request))
+        if not state.bodies.takes(found.num_bytes):
+            return await asyncio.to_thread(responses.count, state.text, request, entry.response_id, found)
+    outcome = await state.bodies.run(
+        INPUT_TOKENS,
+        raw,
+        owner=owner,
+        context=entry.response_id,
+        answer=entry.answer_of(InputTokensRequest) if found is None else given(found),
+    )
+    return outcome.reply or b""
 
 
-async def open_store(state: ServerState, request: ResponsesRequest) -> ResponseStore | None:
+async def compact(state: ServerState, raw: bytes, owner: str) -> CompactedResponse:
+    """Make a conversation shorter.
+
+    Raises:
+        RequestError: See `begin`; or it does not fit the context.
+        ServiceError: See `begin`; or the model wrote no summary.
+    """
+    entry = Entry(state, owner)
+    found: Answer | None = None
+    if not state.bodies.takes(len(raw)):
+        request = await read(raw, CompactRequest)
+        found = await entry.open(responses.as_response(request), responses.references_of(request))
+    if found is not None and not state.bodies.takes(found.num_bytes):
+        prompts = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
+    else:
+        outcome = await state.bodies.run(
+            COMPACT,
+            raw,
+            owner=owner,
+            context=entry.response_id,
+            answer=entry.answer_of(CompactRequest) if found is None else given(found),
+        )
+        prompts = await asyncio.to_thread(outcome.read_prompts)
+    return await compaction.compact(state, prompts, entry.model, entry.response_id)
+
+
+def given(found: Answer) -> Callable[[Question], asyncio.Future[Answer]]:
+    """Return what answers a question with what is known already."""
+
+    def answer(_: Question) -> asyncio.Future[Answer]:
+        known: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        known.set_result(found)
+        return known
+
+    return answer
+
+
+class Entry:
+    """One request on its way in."""
+
+    def __init__(self, state: ServerState, owner: str, adjust: Adjust = lambda request: request) -> None:
+        """Begin; see `begin`."""
+        self.state = state
+        self.owner = owner
+        self.response_id = new_response_id()
+        self._adjust = adjust
+        self._request = ResponsesRequest.model_construct()
+        self._store: ResponseStore | None = None
+
+    async def open(self, request: ResponsesRequest, references: list[tuple[str, int]]) -> Answer:
+        """Check the request, find the store if it is needed, and fetch what it refers to.
+
+        Raises:
+            RequestError: See `begin`.
+            ServiceError: See `begin`.
+        """
+        self._request = request = self._adjust(request)
+        self.state.check_model(request.model)
+        translate.check(request)
+        store = self._store = await open_store(self.state, request, refers=bool(references))
+        if store is None:
+            return Answer()
+        turns = []
+        if request.previous_response_id is not None:
+            turns = await store.chain(self.owner, request.previous_response_id)
+        items = {}
+        for identifier, at in references:
+            items[identifier] = msgspec.json.encode(await store.item(self.owner, identifier, f"input[{at}].id"))
+        return Answer(turns=turns, items=items)
+
+    async def answer(self, question: Question) -> Answer:
+        """As `open`, for a body that is read elsewhere."""
+        return await self.open(await read(question.light, ResponsesRequest), question.references)
+
+    def answer_of(self, model: type[InputTokensRequest | CompactRequest]) -> Callable[[Question], Awaitable[Answer]]:
+        """As `answer`, for a body that is not answered itself."""
+
+        async def answer(question: Question) -> Answer:
+            request = await read(question.light, model)
+            return await self.open(responses.as_response(request), question.references)
+
+        return answer
+
+    @property
+    def model(self) -> str:
+        """The name that the reply carries."""
+        return self.state.check_model(self._request.model)
+
+    def job_of(self, found: Answer) -> responses.ResponsesJob:
+        """Prepare a body that has been read here; CPU work."""
+        return self.job(responses.read_prompt(self.state.text, self._request, self.response_id, found))
+
+    def job(self, prompts: Prompts) -> responses.ResponsesJob:
+        """Put the job together."""
+        request, store, settings = self._request, self._store, self.state.settings
+        keeps = store is not None and request.store is not False and settings.max_stored_responses > 0
+        return responses.prepare(
+            self.state,
+            request,
+            self.model,
+            response_id=self.response_id,
+            prompts=prompts,
+            keeper=Keeper(store, self.owner) if keeps and store is not None else None,
+        )
+
+
+async def open_store(state: ServerState, request: ResponsesRequest, *, refers: bool) -> ResponseStore | None:
     """Return the store where the request needs it, or wants it.
+
+    Args:
+        state: The server's.
+        request: The request.
+        refers: Its input names stored items.
 
     Raises:
         RequestError: It asks to be stored, and this server stores nothing.
@@ -92,7 +215,6 @@ async def open_store(state: ServerState, request: ResponsesRequest) -> ResponseS
     if is_off and (request.store or request.background):
         name = "store" if request.store else "background"
         raise errors.unsupported(name, "this server stores no responses (--max-stored-responses 0)")
-    refers = not isinstance(request.input, str) and any(isinstance(item, ItemReference) for item in request.input)
     needs = bool(request.store or request.background or request.previous_response_id or refers)
     if not needs and (is_off or request.store is False):
         return None
@@ -103,13 +225,6 @@ async def open_store(state: ServerState, request: ResponsesRequest) -> ResponseS
             raise
         logger.warning("A response is not stored, for the store cannot be used: %s", error)
         return None
-
-
-async def resolve(store: ResponseStore, owner: str, item: Item, at: int) -> Item:
-    """Return an item, or the one that it refers to."""
-    if item["type"] != "item_reference":
-        return item
-    return await store.item(owner, item["id"], f"input[{at}].id")
 
 
 def not_background(response_id: str) -> RequestError:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from dovetail.errors import RequestError
 from dovetail_server.openai.responses import (
     CompactionItem,
@@ -34,6 +36,24 @@ PREFIXES = {
 SUMMARY = "Summary of the conversation so far:\n"
 """What stands before a summary where the model reads it."""
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
+
+
+decode_items = msgspec.json.Decoder(list[Item]).decode
+decode_item = msgspec.json.Decoder(Item).decode
+
+
+class Output(msgspec.Struct):
+    """The part of a stored response that others continue."""
+
+    output: list[Item]
+
+
+decode_output = msgspec.json.Decoder(Output).decode
+
+
+def turn_items(own: bytes, body: bytes) -> list[Item]:
+    """Return the items of a stored response: its own input, and its output."""
+    return [*decode_items(own), *decode_output(body).output]
 
 
 def new_response_id() -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.responses.items import Item
 from dovetail_server.responses.store import ResponseStore
 
 
@@ -17,7 +15,7 @@ class Keeper:
     store: ResponseStore
     owner: str
 
-    async def finish(self, response: ro.ResponseObject, items: Sequence[Item]) -> None:
+    async def finish(self, response: ro.ResponseObject, items: bytes) -> None:
         """Write it.
 
         Raises:

@@ -18,7 +18,7 @@ from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.batches.owners import Owner
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.responses.items import Item, response_of_item
+from dovetail_server.responses.items import Item, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.tables import responses as table
@@ -36,7 +36,6 @@ SLACK = 1.05
 Row = dict[str, Any]
 encode = msgspec.json.Encoder().encode
 decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
-decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 @dataclass(slots=True)
@@ -63,13 +62,13 @@ class ResponseStore:
         self._writer: asyncio.Task[None] | None = None
         self._missing: set[str] = set()
 
-    async def put(self, owner: str, response: ro.ResponseObject, items: Sequence[Item]) -> None:
+    async def put(self, owner: str, response: ro.ResponseObject, items: bytes) -> None:
         """Write a response, or what has become of one in the background; one that was deleted stays deleted.
 
         Raises:
             ServiceError: The database cannot be used now.
         """
-        body, own = encode(response), encode(items)
+        body = encode(response)
         is_open = response.status in OPEN
         row: Row = {
             "id": response.id,
@@ -78,9 +77,9 @@ class ResponseStore:
             "status": response.status,
             "is_background": response.background,
             "process": self.process.name if is_open else None,
-            "bytes": len(body) + len(own),
+            "bytes": len(body) + len(items),
             "body": body,
-            "items": own,
+            "items": items,
         }
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, written))
@@ -147,8 +146,8 @@ class ResponseStore:
             if (await db.execute(query)).rowcount != 1:
                 raise missing(response_id)
 
-    async def chain(self, owner: str, response_id: str) -> list[Item]:
-        """Return all items up to and including a response's output: what a response that continues it begins with.
+    async def chain(self, owner: str, response_id: str) -> list[tuple[bytes, bytes]]:
+        """Return what a response that continues this one begins with: input items and reply of each, for `turn_items`.
 
         Raises:
             RequestError: It, or one that it continues, is not there or has no output.
@@ -165,10 +164,7 @@ class ResponseStore:
             rows = list((await db.execute(query)).mappings())
         if not rows or rows[0]["previous_id"] is not None:
             raise missing(response_id if not rows else rows[0]["previous_id"], "previous_response_id")
-        items: list[Item] = []
-        for row in rows:
-            items += row_items(row)
-        return items
+        return [row_turn(row) for row in rows]
 
     async def item(self, owner: str, identifier: str, param: str) -> Item:
         """Return an item of a stored response.
@@ -182,7 +178,7 @@ class ResponseStore:
             async with self.database.read() as db:
                 query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
                 row = (await db.execute(query)).mappings().one_or_none()
-        for item in [] if row is None else row_items(row):
+        for item in [] if row is None else turn_items(*row_turn(row)):
             if item["id"] == identifier:
                 return item
         text = f"{param}: no item {identifier!r} in a stored response; send the item itself"
@@ -252,8 +248,8 @@ def is_first(row: Row) -> bool:
     return not row["is_background"] or row["status"] == "queued"
 
 
-def row_items(row: RowMapping) -> list[Item]:
-    """Return a response's own input and its output.
+def row_turn(row: RowMapping) -> tuple[bytes, bytes]:
+    """Return a response's own input and the response, both JSON.
 
     Raises:
         RequestError: It is not complete.
@@ -261,8 +257,7 @@ def row_items(row: RowMapping) -> list[Item]:
     if row["status"] not in ("completed", "incomplete"):
         text = f"the response {row['id']!r} is {row['status']}; only a complete one can be continued"
         raise RequestError(text, param="previous_response_id", code="invalid_value")
-    output = msgspec.json.decode(row["body"])["output"]
-    return [*decode_items(row["items"]), *output]
+    return bytes(row["items"]), bytes(row["body"])
 
 
 def missing(response_id: str, param: str = "response_id") -> RequestError:

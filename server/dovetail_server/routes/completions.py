@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.body import json_body
+from dovetail_server.bodies.tasks import COMPLETIONS
+from dovetail_server.body import prompt_body, take_prompts
 from dovetail_server.openai.completions import Completion, CompletionRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import completions
@@ -22,12 +23,12 @@ router = APIRouter(tags=["openai"])
 @json_route(router, "/v1/completions", body=CompletionRequest, reply=Completion, streams=True)
 async def create_completion(
     request: Request,
-    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
+    body: Annotated[CompletionRequest, Depends(prompt_body(COMPLETIONS))],
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
     """Continue one or several prompts, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: completions.prepare(state, body, model))
+    job = await prepared(request, body, lambda: completions.prepare(state, body, model, take_prompts(request)))
     if body.stream:
         return await start(request, completions.stream(job))
     return Response(await while_connected(request, completions.reply(job)), media_type="application/json")

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.body import json_body
+from dovetail_server.bodies.tasks import GENERATE
+from dovetail_server.body import prompt_body, take_prompts
 from dovetail_server.native.generate import Generated, GenerateRequest
 from dovetail_server.openapi import json_route
+from dovetail_server.reading import check_name
 from dovetail_server.serving import generate
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
@@ -22,12 +24,12 @@ router = APIRouter(tags=["native"])
 @json_route(router, "/generate", body=GenerateRequest, reply=Generated, may_list=True, streams=True)
 async def generate_text(
     request: Request,
-    body: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))],
+    body: Annotated[GenerateRequest, Depends(prompt_body(GENERATE))],
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
     """Continue a text or token ids; a batch gives a list."""
-    state.check_model(None if body.model == "unknown" else body.model)
-    job = await while_connected(request, asyncio.to_thread(generate.prepare, state, body))
+    check_name(body, state.served_names)
+    job = await while_connected(request, asyncio.to_thread(generate.prepare, state, body, take_prompts(request)))
     if body.stream:
         return await start(request, generate.stream(job))
     return Response(await while_connected(request, generate.reply(job)), media_type="application/json")

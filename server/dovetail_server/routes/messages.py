@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +15,8 @@ from dovetail_server.anthropic.schema import (
     MessagesRequest,
     TokenCount,
 )
-from dovetail_server.body import json_body
+from dovetail_server.bodies.tasks import COUNT_TOKENS, MESSAGES
+from dovetail_server.body import finished, prompt_body, take_prompts
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import messages
 from dovetail_server.serving.prepare import prepared
@@ -30,11 +29,11 @@ State = Annotated[ServerState, Depends(get_ready_state)]
 
 @json_route(router, "/v1/messages", body=MessagesRequest, reply=MessageReply, streams=True, error=AnthropicError)
 async def create_message(
-    request: Request, body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))], state: State
+    request: Request, body: Annotated[MessagesRequest, Depends(prompt_body(MESSAGES))], state: State
 ) -> Response:
     """Answer a conversation in the form of Anthropic's API, whole or as a stream."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: messages.prepare(state, body, model))
+    job = await prepared(request, body, lambda: messages.prepare(state, body, model, take_prompts(request)))
     if body.stream:
         request_id = request.scope["state"].get("request_id")
         return await start(request, messages.stream(job), lambda error: messages.last_words(error, request_id))
@@ -42,10 +41,6 @@ async def create_message(
 
 
 @json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount, error=AnthropicError)
-async def count_tokens(
-    request: Request, body: Annotated[CountTokensRequest, Depends(json_body(CountTokensRequest))], state: State
-) -> Response:
+async def count_tokens(request: Request, state: State) -> Response:
     """Count the tokens of a prompt."""
-    state.check_model(body.model)
-    num = await while_connected(request, asyncio.to_thread(messages.count, state, body))
-    return Response(msgspec.json.encode(TokenCount(num)), media_type="application/json")
+    return await finished(request, state, COUNT_TOKENS)

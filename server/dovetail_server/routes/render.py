@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail_server.anthropic.schema import AnthropicError, MessagesRequest
-from dovetail_server.body import json_body
+from dovetail_server.bodies.tasks import CHAT, COMPLETIONS, MESSAGES
+from dovetail_server.body import prompt_body, raw_body, take_prompts
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.render import Rendered
@@ -53,39 +54,41 @@ def answer(value: Rendered | list[Rendered]) -> Response:
 
 @json_route(router, "/v1/chat/completions/render", body=ChatRequest, reply=Rendered)
 async def render_chat(
-    request: Request, body: Annotated[ChatRequest, Depends(json_body(ChatRequest))], state: State
+    request: Request, body: Annotated[ChatRequest, Depends(prompt_body(CHAT))], state: State
 ) -> Response:
     """Return the token ids of a conversation."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: chat.prepare(state, body, model))
+    job = await prepared(request, body, lambda: chat.prepare(state, body, model, take_prompts(request)))
     return answer(rendered(job.generation, model, body.stream)[0])
 
 
 @json_route(router, "/v1/completions/render", body=CompletionRequest, reply=Rendered, may_list=True)
 async def render_completion(
-    request: Request, body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))], state: State
+    request: Request, body: Annotated[CompletionRequest, Depends(prompt_body(COMPLETIONS))], state: State
 ) -> Response:
     """Return the token ids of one or several prompts, as a list."""
     model = state.check_model(body.model)
-    job = await prepared(request, body, lambda: completions.prepare(state, body, model))
+    job = await prepared(request, body, lambda: completions.prepare(state, body, model, take_prompts(request)))
     return answer(rendered(job.generation, model, body.stream))
 
 
 @json_route(router, "/v1/responses/render", body=ResponsesRequest, reply=Rendered)
-async def render_response(
-    request: Request, body: Annotated[ResponsesRequest, Depends(json_body(ResponsesRequest))], state: State
-) -> Response:
+async def render_response(request: Request, state: State) -> Response:
     """Return the token ids of a response's prompt, with the responses that it continues."""
-    asked = body.model_copy(update={"store": False, "background": None})
-    job = await while_connected(request, begin(state, asked, owner_of(request)))
-    return answer(rendered(job.chat.generation, job.chat.model, body.stream)[0])
+
+    def only_looked_at(asked: ResponsesRequest) -> ResponsesRequest:
+        return asked.model_copy(update={"store": False, "background": None})
+
+    entry = begin(state, await raw_body(request), owner_of(request), only_looked_at)
+    job = await while_connected(request, entry)
+    return answer(rendered(job.chat.generation, job.chat.model, job.request.stream)[0])
 
 
 @json_route(router, "/v1/messages/render", body=MessagesRequest, reply=Rendered, error=AnthropicError)
 async def render_message(
-    request: Request, body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))], state: State
+    request: Request, body: Annotated[MessagesRequest, Depends(prompt_body(MESSAGES))], state: State
 ) -> Response:
     """Return the token ids of a conversation in the form of Anthropic's API."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model))
+    job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model, take_prompts(request)))
     return answer(rendered(job.chat.generation, model, body.stream)[0])

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
-from dovetail_server.body import json_body
+from dovetail_server.body import raw_body
 from dovetail_server.openai.response_objects import (
     CompactedResponse,
     InputTokens,
@@ -20,9 +20,9 @@ from dovetail_server.openai.response_objects import (
 from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
-from dovetail_server.responses.compaction import compact
-from dovetail_server.responses.entry import begin, count, not_background
-from dovetail_server.responses.store import OPEN, decode_items, missing
+from dovetail_server.responses.entry import begin, compact, count, not_background
+from dovetail_server.responses.items import decode_items, turn_items
+from dovetail_server.responses.store import OPEN, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
 from dovetail_server.serving.responses import last_words, reply
 from dovetail_server.serving.responses import stream as events_of
@@ -38,14 +38,11 @@ Include = Annotated[list[Includable] | None, Query(max_length=32)]
 
 
 @json_route(router, "/v1/responses", body=ResponsesRequest, reply=ResponseObject, streams=True)
-async def create_response(
-    request: Request,
-    body: Annotated[ResponsesRequest, Depends(json_body(ResponsesRequest))],
-    state: Annotated[ServerState, Depends(get_ready_state)],
-) -> Response:
+async def create_response(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
     owner = owner_of(request)
-    job = await while_connected(request, begin(state, body, owner))
+    job = await while_connected(request, begin(state, await raw_body(request), owner))
+    body = job.request
     if body.background:
         service = await state.storage.get()
         live = await service.background.start(owner, job)
@@ -58,24 +55,16 @@ async def create_response(
 
 
 @json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens)
-async def count_input_tokens(
-    request: Request,
-    body: Annotated[InputTokensRequest, Depends(json_body(InputTokensRequest))],
-    state: Annotated[ServerState, Depends(get_ready_state)],
-) -> Response:
+async def count_input_tokens(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Count the tokens of a prompt, with the responses that it continues."""
-    num = await while_connected(request, count(state, body, owner_of(request)))
-    return json_reply(InputTokens(input_tokens=num))
+    reply = await while_connected(request, count(state, await raw_body(request), owner_of(request)))
+    return Response(reply, media_type="application/json")
 
 
 @json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse)
-async def compact_conversation(
-    request: Request,
-    body: Annotated[CompactRequest, Depends(json_body(CompactRequest))],
-    state: Annotated[ServerState, Depends(get_ready_state)],
-) -> Response:
+async def compact_conversation(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Make a conversation shorter: the user's messages stay, the model sums up the rest."""
-    return json_reply(await while_connected(request, compact(state, body, owner_of(request))))
+    return json_reply(await while_connected(request, compact(state, await raw_body(request), owner_of(request))))
 
 
 async def service_of(state: ServerState, response_id: str) -> BatchService:
@@ -156,7 +145,8 @@ async def list_input_items(
     row = await service.responses.get(owner, response_id)
     items = decode_items(row["items"])
     if row["previous_id"] is not None:
-        items = [*await service.responses.chain(owner, row["previous_id"]), *items]
+        before = await service.responses.chain(owner, row["previous_id"])
+        items = [*(item for turn in before for item in turn_items(*turn)), *items]
     return json_reply(page_of(items if order == "asc" else items[::-1], after, limit))
 
 

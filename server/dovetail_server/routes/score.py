@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.body import json_body
+from dovetail_server.bodies.tasks import SCORE
+from dovetail_server.body import prompt_body, take_prompts
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import score
@@ -22,10 +23,10 @@ router = APIRouter(tags=["native"])
 @json_route(router, "/v1/score", body=ScoreRequest, reply=Scores)
 async def score_items(
     request: Request,
-    body: Annotated[ScoreRequest, Depends(json_body(ScoreRequest))],
+    body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))],
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
     """Tell how likely each of some tokens is to follow a query and an item."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model))
+    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model, take_prompts(request)))
     return Response(await while_connected(request, score.reply(job)), media_type="application/json")

@@ -27,6 +27,7 @@ from dovetail_server.serving.params import (
     stop_rules,
     truncated,
 )
+from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
@@ -56,24 +57,22 @@ class ChatJob:
         return self.generation.choices[0].submit.params.logprobs or 0
 
 
-def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
-    """Check, render and tokenize; CPU work, called in a worker thread.
+def read_prompt(text: TextTools, request: ChatRequest) -> Prompts:
+    """Check, render and tokenize a conversation.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
     refuse_unsupported(request)
-    asked, front = grammar_of(request), state.text.grammar.only(request.grammar_backend)
-    wish = tool_wish(request, state.text)
-    tools = None if wish is None else wish.tools
-    rules = stop_rules(request)
-    text = state.text
+    return _prompt(text, request, tool_wish(request, text), template_kwargs(request, text))
+
+
+def _prompt(text: TextTools, request: ChatRequest, wish: ToolWish | None, kwargs: Mapping[str, Any]) -> Prompts:
     messages = [plain_message(message) for message in request.messages]
     text.check_size(messages)
-    kwargs = template_kwargs(request, text)
     rendered = text.template.render(
         messages,
-        tools=tools,
+        tools=None if wish is None else wish.tools,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
@@ -86,21 +85,56 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         check_token_ids(request.input_ids, text.limits.vocab_size, "input_ids")
         whole = request.input_ids
         tail = text.tokenizer.decode(whole[-TAIL_TOKENS:], skip_special_tokens=False)
+    ids = truncated(whole, request, same_field(request, "max_completion_tokens", "max_tokens"), text.limits)
+    max_tokens(request, len(ids), text)
+    return Prompts(prompts=[Prompt(ids, echo_of(messages[-1]) if request.echo else "")], tail=tail)
+
+
+def max_tokens(request: ChatRequest, num_prompt: int, text: TextTools) -> int:
+    """Return how many tokens the reply may have.
+
+    Raises:
+        RequestError: Context overflow.
+    """
     wanted = same_field(request, "max_completion_tokens", "max_tokens")
-    ids = truncated(whole, request, wanted, text.limits)
+    names = ("messages", "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
+    return fit_output(num_prompt, 1 if wanted == 0 else wanted, None, text.limits, names)
+
+
+def prepare(state: ServerState, request: ChatRequest, model: str, prompts: Prompts | None = None) -> ChatJob:
+    """Check, render and tokenize; CPU work, see `serving/prepare.py`.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        prompts: Of `read_prompt`, where that has been done; the request is then without what it was made of.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    refuse_unsupported(request)
+    text = state.text
+    asked, front = grammar_of(request), text.grammar.only(request.grammar_backend)
+    wish = tool_wish(request, text)
+    tools = None if wish is None else wish.tools
+    rules = stop_rules(request)
+    kwargs = template_kwargs(request, text)
+    made = prompts or _prompt(text, request, wish, kwargs)
+    ids, tail = made.only.ids, made.tail
     budget = same_field(request, "thinking_budget", "thinking_token_budget")
     constraints = chat_constraints(asked, wish, text, front, budget=budget, template_kwargs=kwargs, tail=tail)
-    names = ("messages", "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
     params = sampling_params(
         request,
         text,
-        max_tokens=fit_output(len(ids), 1 if wanted == 0 else wanted, None, text.limits, names),
+        max_tokens=max_tokens(request, len(ids), text),
         logprobs=num_top(request.top_logprobs or 0, text.limits, "top_logprobs") if request.logprobs else None,
         prompt_logprobs=num_top(request.prompt_logprobs, text.limits, "prompt_logprobs"),
         logprob_token_ids=named_ids(request, bool(request.logprobs), text.limits),
     )
     rid = rid_of(request, "chatcmpl")
     count = request.n or 1
+    is_dropped = same_field(request, "max_completion_tokens", "max_tokens") == 0
     submits = [
         submit_of(choice_rid(rid, i, count), ids, params, i, request.priority or 0, salt_of(request), constraints)
         for i in range(count)
@@ -111,7 +145,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
             submit=submit,
             output=make_output(request, text, rules, tools, kwargs, tail),
             route=constraints.route,
-            is_dropped=wanted == 0,
+            is_dropped=is_dropped,
         )
         for i, submit in enumerate(submits)
     ]
@@ -126,7 +160,7 @@ def prepare(state: ServerState, request: ChatRequest, model: str) -> ChatJob:
         generation=generation,
         view=view,
         is_legacy=request.functions is not None,
-        echo=echo_of(messages[-1]) if request.echo else "",
+        echo=made.only.text,
     )
 
 

@@ -44,6 +44,7 @@ from dovetail_server.serving.params import (
     stop_rules,
     truncated,
 )
+from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
@@ -52,14 +53,6 @@ if TYPE_CHECKING:
 
 encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt's ids, and its text where that is echoed."""
-
-    ids: list[int]
-    text: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +72,40 @@ class CompletionJob:
         return self.generation.state
 
 
-def prepare(state: ServerState, request: CompletionRequest, model: str) -> CompletionJob:
+def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
+    """Check and tokenize.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    check(request)
+    special = request.add_special_tokens is not False
+    prompts = every_prompt(request.prompt, text, has_echo=bool(request.echo), special=special)
+    if request.truncate_prompt_tokens:
+        prompts = [cut(prompt, request, text) for prompt in prompts]
+    for prompt in prompts:
+        max_tokens(request, len(prompt.ids), text)
+    return Prompts(prompts=prompts)
+
+
+def max_tokens(request: CompletionRequest, num_prompt: int, text: TextTools) -> int:
+    """Return how many tokens a choice may have.
+
+    Raises:
+        RequestError: Context overflow.
+    """
+    wanted = 1 if request.max_tokens == 0 else request.max_tokens
+    return fit_output(num_prompt, wanted, DEFAULT_MAX_TOKENS, text.limits, ("prompt", "max_tokens"))
+
+
+def prepare(state: ServerState, request: CompletionRequest, model: str, made: Prompts | None = None) -> CompletionJob:
     """Check and tokenize; CPU work, see `serving/prepare.py`.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        made: By `read_prompts`, where that has been done; the request is then without its prompts.
 
     Raises:
         RequestError: The request cannot be served as it is.
@@ -89,11 +114,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     text = state.text
     constraints = plain_constraints(request, text)
     rules = stop_rules(request)
-    prompts = read_prompts(
-        request.prompt, text, has_echo=bool(request.echo), special=request.add_special_tokens is not False
-    )
-    if request.truncate_prompt_tokens:
-        prompts = [cut(prompt, request, text) for prompt in prompts]
+    prompts = (made or read_prompts(text, request)).prompts
     per_prompt = request.best_of or request.n or 1
     is_scoring = request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
@@ -104,11 +125,10 @@ def prepare(state: ServerState, request: CompletionRequest, model: str) -> Compl
     rid = rid_of(request, "cmpl")
     choices: list[Choice] = []
     for p, prompt in enumerate(prompts):
-        wanted = 1 if is_scoring else request.max_tokens
         params = sampling_params(
             request,
             text,
-            max_tokens=fit_output(len(prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, ("prompt", "max_tokens")),
+            max_tokens=max_tokens(request, len(prompt.ids), text),
             logprobs=logprobs if logprobs is not None else 0 if needs_scores else None,
             prompt_logprobs=logprobs if echoes else prompt_logprobs,
             logprob_token_ids=named,
@@ -155,7 +175,7 @@ def cut(prompt: Prompt, request: CompletionRequest, text: TextTools) -> Prompt:
     return prompt if len(ids) == len(prompt.ids) else Prompt(ids, text.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def read_prompts(prompt: Any, text: TextTools, *, has_echo: bool, special: bool = True) -> list[Prompt]:
+def every_prompt(prompt: Any, text: TextTools, *, has_echo: bool, special: bool = True) -> list[Prompt]:
     """Return every prompt, whichever of the four forms was sent.
 
     Raises:

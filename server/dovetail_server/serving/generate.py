@@ -15,7 +15,7 @@ from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
-from dovetail_server.serving.completions import Prompt, read_prompt
+from dovetail_server.serving.completions import read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import plain_constraints
 from dovetail_server.serving.params import (
@@ -26,6 +26,7 @@ from dovetail_server.serving.params import (
     sampling_params,
     stop_rules,
 )
+from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
@@ -61,14 +62,38 @@ class GenerateJob:
     """One prompt, one choice, not sent as a batch: the reply is an object, not a list."""
 
 
-def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
+def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
+    """Check and tokenize.
+
+    Raises:
+        RequestError: No prompt or two, or one that leaves no room in the context.
+    """
+    if (request.text is None) == (request.input_ids is None):
+        raise RequestError("send one of text and input_ids", param="text", code="invalid_value")
+    param = "text" if request.text is not None else "input_ids"
+    given: Any = request.text if request.text is not None else request.input_ids
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    raw = [given] if is_one else given
+    prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
+    for prompt in prompts:
+        fit_output(len(prompt.ids), None, DEFAULT_MAX_TOKENS, text.limits, ("text", "max_new_tokens"))
+    return Prompts(prompts=prompts, is_batch=not is_one)
+
+
+def prepare(state: ServerState, request: GenerateRequest, made: Prompts | None = None) -> GenerateJob:
     """Check and tokenize; CPU work, see `serving/prepare.py`.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        made: By `read_prompts`, where that has been done; the request is then without its prompts.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
     text = state.text
-    items = read_items(request, text)
+    made = made or read_prompts(text, request)
+    items = read_items(request, made.prompts, text)
     choices: list[Choice] = []
     folds: list[ItemFold] = []
     for p, item in enumerate(items):
@@ -99,9 +124,8 @@ def prepare(state: ServerState, request: GenerateRequest) -> GenerateJob:
             choices.append(choice)
             show_text = bool(request.return_text_in_logprobs)
             folds.append(ItemFold(choice=choice, item=item, text=text, show_text=show_text))
-    is_batch = isinstance(request.text, list) or isinstance((request.input_ids or [0])[0], list)
     generation = Generation(state=state, request_id=items[0].rid, choices=choices)
-    return GenerateJob(generation=generation, folds=folds, is_single=not is_batch and len(choices) == 1)
+    return GenerateJob(generation=generation, folds=folds, is_single=not made.is_batch and len(choices) == 1)
 
 
 def engine_params(item: Item, text: TextTools) -> SamplingParams:
@@ -132,26 +156,19 @@ def wanted_tokens(given: GenerateParams) -> int | None:
     return same_field(given, "max_new_tokens", "max_tokens")  # type: ignore[no-any-return]
 
 
-def read_items(request: GenerateRequest, text: TextTools) -> list[Item]:
+def read_items(request: GenerateRequest, prompts: Sequence[Prompt], text: TextTools) -> list[Item]:
     """Return the prompts with their options, lists spread over the batch.
 
     Raises:
-        RequestError: No prompt or two, or a list whose length is not the batch's.
+        RequestError: A list whose length is not the batch's.
     """
-    if (request.text is None) == (request.input_ids is None):
-        raise RequestError("send one of text and input_ids", param="text", code="invalid_value")
-    param = "text" if request.text is not None else "input_ids"
-    given: Any = request.text if request.text is not None else request.input_ids
-    is_one = isinstance(given, str) or isinstance(given[0], int)
-    raw = [given] if is_one else given
-    count = len(raw)
+    count = len(prompts)
     wants = spread(request.return_logprob, count, "return_logprob", False)
     tops = spread(request.top_logprobs_num, count, "top_logprobs_num", 0)
     top_counts = [num_top(top, text.limits, "top_logprobs_num") or 0 for top in tops]
     named = read_named(request.token_ids_logprob, wants, text)
     starts = spread(request.logprob_start_len, count, "logprob_start_len", -1)
     params = spread(request.sampling_params, count, "sampling_params", GenerateParams.model_validate({}))
-    prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
     return [
         Item(
             prompt=prompts[i],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,17 +22,22 @@ from dovetail_server.anthropic.schema import (
     MessageUsage,
     StopReason,
     ThinkingTokens,
+    TokenCount,
 )
+from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, report_field, usage_of
 from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import Chunks
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named, prompt_tokens
 from dovetail_server.storage.paths import new_id
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
 
+T = TypeVar("T")
 U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode
 
@@ -79,42 +84,71 @@ class MessagesJob:
         return "tool_use" if reason == "tool_calls" else "end_turn", None
 
 
-def prepare(state: ServerState, request: MessagesRequest, model: str) -> MessagesJob:
-    """Check, translate, render and tokenize; CPU work, called in a worker thread.
+def read_prompt(text: TextTools, request: MessagesRequest) -> Prompts:
+    """Check, translate, render and tokenize a conversation.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    translate.check_generation(request)
+    return _clamped(text, request, new_id("msg_"), lambda asked: chat.read_prompt(text, asked))[0]
+
+
+def _clamped(
+    text: TextTools, request: MessagesRequest, message_id: str, use: Callable[[ChatRequest], T]
+) -> tuple[T, bool]:
+    """Use the chat request that gives a message; where the context ends before `max_tokens`, one up to its end.
+
+    Returns:
+        What `use` made of it, and whether the context ends before.
+    """
+
+    def attempt(*, fills_context: bool) -> T:
+        with fields_named(translate.NAMES):
+            can_think = text.reasoning is not None
+            return use(translate.to_chat(request, message_id, can_think=can_think, fills_context=fills_context))
+
+    try:
+        return attempt(fills_context=False), False
+    except RequestError as error:
+        if error.code != OVERFLOW or error.param != "max_tokens":
+            raise
+        return attempt(fills_context=True), True
+
+
+def prepare(state: ServerState, request: MessagesRequest, model: str, prompts: Prompts | None = None) -> MessagesJob:
+    """Check, translate, render and tokenize; CPU work, see `serving/prepare.py`.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        prompts: Of `read_prompt`, where that has been done; the request is then without what it was made of.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
     translate.check_generation(request)
     message_id = new_id("msg_")
-    can_think = state.text.reasoning is not None
-
-    def attempt(*, fills_context: bool) -> chat.ChatJob:
-        with fields_named(translate.NAMES):
-            asked = translate.to_chat(request, message_id, can_think=can_think, fills_context=fills_context)
-            return chat.prepare(state, asked, model)
-
-    is_clamped = False
-    try:
-        job = attempt(fills_context=False)
-    except RequestError as error:
-        if error.code != OVERFLOW or error.param != "max_tokens":
-            raise
-        job, is_clamped = attempt(fills_context=True), True
+    job, is_clamped = _clamped(
+        state.text, request, message_id, lambda asked: chat.prepare(state, asked, model, prompts)
+    )
     omits = request.thinking is not None and request.thinking.display == "omitted"
     return MessagesJob(message_id=message_id, chat=job, is_clamped=is_clamped, omits=omits)
 
 
-def count(state: ServerState, request: CountTokensRequest) -> int:
-    """Return the tokens of a prompt as `prepare` would make it; one beyond the context is counted, too.
+def count(text: TextTools, request: CountTokensRequest) -> bytes:
+    """Count the tokens of a prompt as `prepare` would make it, and return the reply; CPU work.
+
+    One beyond the context is counted, too.
 
     Raises:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
     translate.check(request)
     with fields_named(translate.NAMES):
-        fields = translate.prompt_fields(request, can_think=state.text.reasoning is not None)
-        return prompt_tokens(chat_request(fields), state.text)
+        fields = translate.prompt_fields(request, can_think=text.reasoning is not None)
+        return encode(TokenCount(prompt_tokens(chat_request(fields), text)))
 
 
 async def reply(job: MessagesJob) -> bytes:

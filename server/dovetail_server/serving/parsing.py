@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
@@ -25,20 +27,20 @@ from dovetail_server.native.parsing import (
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
+
+encode = msgspec.json.encode
 
 
-def separate_reasoning(state: ServerState, request: SeparateReasoningRequest) -> SeparatedReasoning:
-    """Split an output into reasoning and content; CPU work, called in a worker thread.
+def separate_reasoning(text: TextTools, request: SeparateReasoningRequest) -> bytes:
+    """Split an output into reasoning and content, and return the reply; CPU work.
 
     Raises:
         RequestError: There is no such parser.
     """
     check_text(request.text, param="text")
-    text: TextTools = state.text
     parser: ReasoningParser | None = text.reasoning
     if request.reasoning_parser is not None:
-        parser = built_in(state, "reasoning_parser", request.reasoning_parser)
+        parser = built_in(text, "reasoning_parser", request.reasoning_parser)
     if parser is None:
         why = "the server uses no reasoning parser; name one in reasoning_parser"
         raise errors.unsupported("reasoning_parser", why)
@@ -47,19 +49,19 @@ def separate_reasoning(state: ServerState, request: SeparateReasoningRequest) ->
         check_text(request.prompt_tail, param="prompt_tail")
         machine.prime(request.prompt_tail)
     reply = parse_full(machine, text=request.text)
-    return SeparatedReasoning(reply.reasoning or "", reply.content or "")
+    return encode(SeparatedReasoning(reply.reasoning or "", reply.content or ""))
 
 
-def parse_calls(state: ServerState, request: ParseFunctionCallRequest) -> ParsedCalls:
-    """Find the tool calls of an output; CPU work, called in a worker thread.
+def parse_calls(text: TextTools, request: ParseFunctionCallRequest) -> bytes:
+    """Find the tool calls of an output, and return the reply; CPU work.
 
     Raises:
         RequestError: There is no such parser.
     """
     check_text(request.text, param="text")
-    parser: ToolParser | None = state.text.tools
+    parser: ToolParser | None = text.tools
     if request.tool_call_parser is not None:
-        parser = built_in(state, "tool_parser", request.tool_call_parser)
+        parser = built_in(text, "tool_parser", request.tool_call_parser)
     if parser is None:
         why = "the server uses no tool-call parser; name one in tool_call_parser"
         raise errors.unsupported("tool_call_parser", why)
@@ -67,16 +69,16 @@ def parse_calls(state: ServerState, request: ParseFunctionCallRequest) -> Parsed
     places = {tool["function"]["name"]: place for place, tool in enumerate(tools)}
     reply = parse_full(make_parser(parser.extend(FormatSpec(), tools)), text=request.text)
     calls = [ParsedCall(places.get(call.name, -1), call.name, call.arguments) for call in reply.tool_calls]
-    return ParsedCalls(reply.content or "", calls)
+    return encode(ParsedCalls(reply.content or "", calls))
 
 
-def built_in(state: ServerState, kind: str, name: str) -> Any:
+def built_in(text: TextTools, kind: str, name: str) -> Any:
     """Return a built-in parser by name. A request never makes the server import anybody else's code.
 
     Raises:
         RequestError: There is none of this name.
     """
-    registry = state.registry or _installed()
+    registry = installed()
     param = {"reasoning_parser": "reasoning_parser", "tool_parser": "tool_call_parser"}[kind]
     try:
         record = registry.resolve(kind, name)
@@ -89,9 +91,10 @@ def built_in(state: ServerState, kind: str, name: str) -> Any:
         )
     parser = import_planned(as_planned(record))()
     bind = bound_reasoning if kind == "reasoning_parser" else bound_tools
-    return bind(parser, state.text.template)
+    return bind(parser, text.template)
 
 
-@lru_cache(maxsize=1)
-def _installed() -> Registry:
+@cache
+def installed() -> Registry:
+    """Return what is installed."""
     return Registry.scan()

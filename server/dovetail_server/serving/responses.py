@@ -15,22 +15,33 @@ from msgspec.structs import replace
 from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.openai.responses import ResponsesRequest
+from dovetail_server.openai.responses import (
+    CompactRequest,
+    InputTokensRequest,
+    ItemReference,
+    ResponsePrompt,
+    ResponsesRequest,
+)
 from dovetail_server.responses import translate
 from dovetail_server.responses.builder import OutputBuilder
-from dovetail_server.responses.items import Item, messages_of
+from dovetail_server.responses.items import Item, decode_item, input_items, messages_of, turn_items
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, report_field, response_usage
 from dovetail_server.serving.generation import Choice
+from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import Chunks
-from dovetail_server.serving.translate import OVERFLOW, fields_named
+from dovetail_server.serving.translate import OVERFLOW, fields_named, prompt_tokens
 
 if TYPE_CHECKING:
+    from dovetail_server.bodies.wire import Answer
     from dovetail_server.responses.keeper import Keeper
+    from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 encode = msgspec.json.Encoder().encode
+MAX_REFERENCES = 1024
+"""Each is looked up in the database."""
 Events = AsyncGenerator[Sequence[ro.StreamEvent], None]
 ENDS: dict[str, type[ro.LifeEvent]] = {
     "completed": ro.Completed,
@@ -47,14 +58,14 @@ class ResponsesJob:
     Attributes:
         chat: The job that generates.
         head: The response before it began.
-        items: The request's own input.
+        items: The request's own input as it is stored, JSON.
         keeper: Keeps the response when it has ended, or None.
     """
 
     request: ResponsesRequest
     chat: chat.ChatJob
     head: ro.ResponseObject
-    items: list[Item]
+    items: bytes
     keeper: Keeper | None = None
 
     @property
@@ -74,43 +85,117 @@ class ResponsesJob:
         )
 
 
+def references_of(request: ResponsePrompt | CompactRequest) -> list[tuple[str, int]]:
+    """Return the identifiers of stored items that a request's input refers to, each with its place.
+
+    Raises:
+        RequestError: They are too many to look up.
+    """
+    given = request.input
+    found = [(item.id, at) for at, item in enumerate(given) if isinstance(item, ItemReference)] if given else []
+    if len(found) > MAX_REFERENCES:
+        text = f"input holds more than {MAX_REFERENCES} item references; use previous_response_id, or send the items"
+        raise RequestError(text, param="input", code="invalid_value")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a request is about: the items before it, its own, and the messages of all."""
+
+    before: list[Item]
+    own: list[Item]
+    messages: list[dict[str, Any]]
+
+
+def conversation_of(request: ResponsePrompt, response_id: str, found: Answer) -> Conversation:
+    """Return a request's conversation, references resolved."""
+    own = input_items(request.input or "", response_id)
+    own = [decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item for item in own]
+    before = [item for turn in found.turns for item in turn_items(*turn)]
+    return Conversation(before=before, own=own, messages=messages_of([*before, *own], request.instructions))
+
+
+def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, found: Answer) -> Prompts:
+    """Check, translate, render and tokenize a conversation; CPU work.
+
+    Args:
+        text: Tokenizer, template and parsers.
+        request: Checked by its schema.
+        response_id: The response's.
+        found: What it refers to.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    translate.check(request)
+    talk = conversation_of(request, response_id, found)
+
+    def attempt(part: Sequence[dict[str, Any]]) -> Prompts:
+        with fields_named(translate.NAMES):
+            return chat.read_prompt(text, translate.to_chat(request, part, response_id))
+
+    made = fit(attempt, talk.messages) if request.truncation == "auto" else attempt(talk.messages)
+    return Prompts(prompts=made.prompts, tail=made.tail, items=encode(talk.own))
+
+
+def count(text: TextTools, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:
+    """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
+
+    Args:
+        text: See `read_prompt`.
+        request: See `read_prompt`.
+        response_id: See `read_prompt`.
+        found: See `read_prompt`.
+
+    Raises:
+        RequestError: The prompt cannot be made, or is too big to look at.
+    """
+    asked = as_response(request)
+    translate.check(asked)
+    messages = conversation_of(asked, response_id, found).messages
+    with fields_named(translate.NAMES):
+        num = prompt_tokens(translate.to_chat(asked, messages, response_id), text)
+    return encode(ro.InputTokens(input_tokens=num))
+
+
+def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesRequest:
+    """Return the request that would be answered; all of it has been validated, which takes time."""
+    fields = {name: getattr(request, name) for name in request.model_fields_set}
+    return ResponsesRequest.model_construct(**fields, store=False)
+
+
 def prepare(
     state: ServerState,
     request: ResponsesRequest,
     model: str,
     *,
     response_id: str,
-    items: list[Item],
-    before: Sequence[Item] = (),
+    prompts: Prompts,
     keeper: Keeper | None = None,
 ) -> ResponsesJob:
-    """Check, translate, render and tokenize; CPU work, called in a worker thread.
+    """Put a job together.
 
     Args:
         state: The server's.
-        request: Checked by its schema and `translate.check`.
+        request: Checked by its schema and `translate.check`; its input is not looked at any more.
         model: The name that the reply carries.
         response_id: The response's.
-        items: The request's input, references resolved.
-        before: The items of the responses that this one continues.
+        prompts: Of `read_prompt`.
         keeper: See `ResponsesJob`.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    messages = messages_of([*before, *items], request.instructions)
-
-    def attempt(part: Sequence[dict[str, Any]]) -> chat.ChatJob:
-        with fields_named(translate.NAMES):
-            return chat.prepare(state, translate.to_chat(request, part, response_id), model)
-
-    job = fit(attempt, messages) if request.truncation == "auto" else attempt(messages)
+    with fields_named(translate.NAMES):
+        asked = translate.to_chat(request, [{"role": "user", "content": ""}], response_id)
+        job = chat.prepare(state, asked, model, prompts)
     params = job.generation.choices[0].submit.params
     head = translate.echo(request, response_id, model, params, stores=keeper is not None)
-    return ResponsesJob(request=request, chat=job, head=head, items=items, keeper=keeper)
+    return ResponsesJob(request=request, chat=job, head=head, items=prompts.items, keeper=keeper)
 
 
-def fit(attempt: Callable[[Sequence[dict[str, Any]]], chat.ChatJob], messages: list[dict[str, Any]]) -> chat.ChatJob:
+def fit(attempt: Callable[[Sequence[dict[str, Any]]], Prompts], messages: list[dict[str, Any]]) -> Prompts:
     """Leave out as few of the oldest turns as let the rest fit the context.
 
     A turn begins with a user's message; system messages before the first one stay.
@@ -126,7 +211,7 @@ def fit(attempt: Callable[[Sequence[dict[str, Any]]], chat.ChatJob], messages: l
             raise
     kept = messages[: starts[0]]
     low, high = 1, len(starts) - 1
-    best: chat.ChatJob | None = None
+    best: Prompts | None = None
     while low < high:
         middle = (low + high) // 2
         try:

@@ -19,12 +19,15 @@ from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.logprobs import finite
 from dovetail_server.serving.params import check_token_ids
+from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
 
 Part = str | Sequence[int]
+MAX_IDS = 1 << 24
+"""The query's tokens are repeated before each item."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,28 +39,57 @@ class ScoreJob:
     generation: Generation
 
 
-def prepare(state: ServerState, request: ScoreRequest, model: str) -> ScoreJob:
-    """Check and tokenize; CPU work, called in a worker thread.
+def read_prompts(text: TextTools, request: ScoreRequest) -> Prompts:
+    """Check and tokenize.
 
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    if request.temperature is not None and not request.apply_softmax:
-        raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
-    text = state.text
+    check(request)
     items: list[Any] = [request.items] if isinstance(request.items, str) else list(request.items)
     if isinstance(items[0], str) != isinstance(request.query, str):
         why = "query and items must both be text, or both token ids"
         raise RequestError(why, param="items", code="invalid_value")
-    labels = read_labels(request, len(items), text)
+    query = part_ids(request.query, "query", text, is_first=not request.item_first)
+    if len(query) * len(items) > MAX_IDS:
+        why = f"query has {len(query)} tokens and stands before each of {len(items)} items; together at most {MAX_IDS}"
+        raise RequestError(f"{why} are allowed: send several requests", param="items", code="invalid_value")
+    return Prompts(prompts=[prompt_of(request, query, item, f"items[{at}]", text) for at, item in enumerate(items)])
+
+
+def check(request: ScoreRequest) -> None:
+    """Refuse fields that do not fit together.
+
+    Raises:
+        RequestError: Naming the field.
+    """
+    if request.temperature is not None and not request.apply_softmax:
+        raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
+
+
+def prepare(state: ServerState, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
+    """Check and tokenize; CPU work, called in a worker thread.
+
+    Args:
+        state: The server's.
+        request: Checked by its schema.
+        model: The name that the reply carries.
+        made: By `read_prompts`, where that has been done; the request is then without its texts.
+
+    Raises:
+        RequestError: The request cannot be served as it is.
+    """
+    check(request)
+    text = state.text
+    prompts = (made or read_prompts(text, request)).prompts
+    labels = read_labels(request, len(prompts), text)
     rid = new_id("score")
     choices = []
-    for at, item in enumerate(items):
-        ids = join_parts(request, item, f"items[{at}]", text)
+    for at, prompt in enumerate(prompts):
         params = SamplingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
         )
-        submit = submit_of(choice_rid(rid, at, len(items)), ids, params, 0, 0, "")
+        submit = submit_of(choice_rid(rid, at, len(prompts)), prompt.ids, params, 0, 0, "")
         choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
     return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
 
@@ -78,25 +110,31 @@ def read_labels(request: ScoreRequest, count: int, text: TextTools) -> list[list
     return rows
 
 
-def join_parts(request: ScoreRequest, item: Part, param: str, text: TextTools) -> list[int]:
-    """Return an item's prompt; what stands first has the tokenizer's special tokens.
+def part_ids(part: Part, name: str, text: TextTools, *, is_first: bool) -> list[int]:
+    """Return the ids of a part; what stands first has the tokenizer's special tokens.
 
     Raises:
-        RequestError: Nothing is in it, it does not fit the context, or an id is outside the vocabulary.
+        RequestError: It is too big to look at, or an id is outside the vocabulary.
     """
-    parts = [("query", request.query), (param, item)]
-    ids: list[int] = []
-    for place, (name, part) in enumerate(parts[::-1] if request.item_first else parts):
-        if isinstance(part, str):
-            ids += text.encode(part, name, add_special_tokens=place == 0)
-        else:
-            check_token_ids(part, text.limits.vocab_size, name)
-            ids += part
+    if isinstance(part, str):
+        return text.encode(part, name, add_special_tokens=is_first)
+    check_token_ids(part, text.limits.vocab_size, name)
+    return list(part)
+
+
+def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, text: TextTools) -> Prompt:
+    """Return an item's prompt.
+
+    Raises:
+        RequestError: Nothing is in it, it does not fit the context, or see `part_ids`.
+    """
+    own = part_ids(item, param, text, is_first=bool(request.item_first))
+    ids = own + query if request.item_first else query + own
     if not ids:
         raise RequestError(f"query and {param} are empty", param=param, code="invalid_value")
     if len(ids) >= text.limits.context_len:
         raise errors.prompt_too_long(len(ids), text.limits.context_len, param)
-    return ids
+    return Prompt(ids)
 
 
 async def reply(job: ScoreJob) -> bytes:

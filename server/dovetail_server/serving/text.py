@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.front import GrammarFront
@@ -15,11 +17,13 @@ from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.tokenizer import Tokenizer
 from dovetail_server import errors
+from dovetail_server.bodies.wire import TextSetup, WorkerStart
 from dovetail_server.serving.params import Limits
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
 
+PARSERS = ("reasoning_parser", "tool_parser")
 BYTES_PER_TOKEN = 32
 """No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
 MIN_PROMPT_BYTES = 1 << 16
@@ -37,8 +41,19 @@ class TextTools:
         tools: ToolParser | None = None,
         tools_name: str = "",
         plugins: LoadedPlugins | None = None,
+        setup: TextSetup | None = None,
     ) -> None:
-        """Keep the parts; `bound_to` adds the limits, and the grammar backends, once the engine is known."""
+        """Keep the parts; `bound_to` adds the limits, and the grammar backends, once the engine is known.
+
+        Args:
+            tokenizer: The model's.
+            template: The chat template.
+            reasoning: Parser in use.
+            tools: Parser in use.
+            tools_name: The name of `tools`, for errors.
+            plugins: With the grammar backends.
+            setup: How another process gets the same; None if it cannot.
+        """
         self.tokenizer = tokenizer
         self.template = template
         self.reasoning = reasoning
@@ -46,6 +61,7 @@ class TextTools:
         self.tools_name = tools_name
         self.grammar = GrammarFront({})
         self._plugins = plugins
+        self._setup = setup
         self._template_defaults: Mapping[str, Any] = {}
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
@@ -59,20 +75,45 @@ class TextTools:
             ConfigError: The tokenizer, the template or a parser cannot be used.
         """
         plugins = load(plan, "api")
-        reasoning = [planned.name for planned in plan.of_kind("reasoning_parser")]
-        tools = [planned.name for planned in plan.of_kind("tool_parser")]
-        tokenizer = Tokenizer.load(Path(settings.tokenizer_path or settings.model_path or ""))
-        template = ChatTemplate.load(tokenizer, settings.chat_template)
-        made = cls(
+        parsers = tuple(planned for planned in plan.plugins if planned.kind in PARSERS)
+        made = cls._of(
+            TextSetup(
+                folder=settings.tokenizer_path or settings.model_path or "",
+                chat_template=settings.chat_template,
+                plan=msgspec.structs.replace(plan, plugins=parsers),
+            ),
+            plugins,
+        )
+        made.plugin_states = plugins.states()
+        return made
+
+    @classmethod
+    def of_worker(cls, start: WorkerStart) -> TextTools:
+        """Load what another process has, but for grammars.
+
+        Raises:
+            ConfigError: See `load`.
+        """
+        made = cls._of(start.setup, load(start.setup.plan, "api"))
+        made.limits = start.limits
+        made._template_defaults = start.template_defaults
+        return made
+
+    @classmethod
+    def _of(cls, setup: TextSetup, plugins: LoadedPlugins) -> TextTools:
+        reasoning = [planned.name for planned in setup.plan.of_kind("reasoning_parser")]
+        tools = [planned.name for planned in setup.plan.of_kind("tool_parser")]
+        tokenizer = Tokenizer.load(Path(setup.folder))
+        template = ChatTemplate.load(tokenizer, setup.chat_template)
+        return cls(
             tokenizer,
             template,
             reasoning=bound_reasoning(plugins.get("reasoning_parser", reasoning[0])(), template) if reasoning else None,
             tools=bound_tools(plugins.get("tool_parser", tools[0])(), template) if tools else None,
             tools_name=tools[0] if tools else "",
             plugins=plugins,
+            setup=setup,
         )
-        made.plugin_states = plugins.states()
-        return made
 
     def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
         """Set the limits of the started engine and return self."""
@@ -96,6 +137,17 @@ class TextTools:
                 compact=settings.compact_json,
             )
         return self
+
+    def worker_start(self, served: Sequence[str]) -> WorkerStart | None:
+        """Return what a process that reads bodies starts with; None if it cannot have the same."""
+        if self._setup is None:
+            return None
+        return WorkerStart(
+            setup=self._setup,
+            limits=self.limits,
+            template_defaults=dict(self._template_defaults),
+            served=list(served),
+        )
 
     def template_kwargs(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the chat template's variables: the server's, over them what a request says of thinking and gives."""

@@ -1,0 +1,1 @@
+"""Large bodies: parsed, checked, rendered and tokenized by processes that can be killed."""

@@ -1,0 +1,103 @@
+"""A process that reads large bodies: `python -m dovetail_server.bodies.child FD`. Started by `BodyPool`.
+
+It loads tokenizer, template and parsers, and reads none itself: for each socket that it is sent it forks a copy, which
+takes one job. Whatever a body does to a copy (time, memory, a crash in native code) costs that one request.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+
+import msgspec
+
+from dovetail.errors import DovetailError
+from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
+from dovetail.grammar.memory import address_space
+from dovetail_server.bodies.wire import Answer, Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.bodies.work import do
+from dovetail_server.serving.parsing import installed
+from dovetail_server.serving.text import TextTools
+
+NICE = 5
+"""Large bodies yield to the engine: they must not delay anybody's tokens."""
+MEMORY_BYTES = 512 << 20
+MEMORY_FACTOR = 48
+"""A job may have so much, and of its body so many times. A token takes a tokenizer a hundred bytes."""
+GRACE_S = 2.0
+
+
+class OutOfTimeError(BaseException):
+    """The job's processor time is over. No `Exception`: nobody may take it for an error of a template."""
+
+
+def main(argv: list[str]) -> int:
+    """Load, then fork for every socket that comes, until the inherited one closes."""
+    control = control_of(argv)
+    try:
+        start = msgspec.msgpack.decode(receive(control), type=WorkerStart)
+        try:
+            worker = Worker(start)
+        except DovetailError as error:
+            send(control, Loaded(str(error)))
+            return 1
+    except GoneError:
+        return 0
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a copy ends with its job, and a round over all that it makes takes longer than the rest
+    return serve_forks(control, worker.serve)
+
+
+class Worker:
+    """What copies find loaded."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        """Load."""
+        self._text = TextTools.of_worker(start)
+        self._served = start.served
+        installed()
+
+    def serve(self, channel: socket.socket) -> None:
+        """Do one job. It ends by itself when its time is over, in native code too."""
+        os.nice(NICE)
+        job = msgspec.msgpack.decode(receive(channel), type=Job)
+        raw = bytes(receive_bytes(channel, job.num_bytes))
+        send(channel, Begun(pid=os.getpid()))
+        set_limits(job)
+
+        def ask(question: Question) -> Answer:
+            send(channel, question)
+            return msgspec.msgpack.decode(receive(channel), type=Answer)
+
+        try:
+            outcome = do(job, raw, self._text, self._served, ask)
+        except OutOfTimeError:
+            outcome = Outcome(refusal=too_costly("time"))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send(channel, outcome)
+
+
+def set_limits(job: Job) -> None:
+    """Bound what this process takes from now on."""
+    memory = address_space() + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    cpu_s = int(time.process_time() + job.cpu_s + GRACE_S) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGPROF, _out_of_time)
+    signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+
+
+def _out_of_time(number: int, frame: FrameType | None) -> None:
+    raise OutOfTimeError
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

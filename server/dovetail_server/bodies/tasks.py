@@ -1,0 +1,173 @@
+"""What is done with large bodies, by name: the same functions that serve small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from dovetail.errors import RequestError
+from dovetail_server.anthropic.schema import CountTokensRequest, MessagesRequest
+from dovetail_server.bodies.wire import Answer
+from dovetail_server.native.generate import GenerateRequest
+from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
+from dovetail_server.native.score import ScoreRequest
+from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
+from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from dovetail_server.responses import compaction
+from dovetail_server.serving import chat, completions, generate, messages, parsing, responses, score, tokens
+from dovetail_server.serving.prompts import Prompts
+from dovetail_server.serving.text import TextTools
+
+M = TypeVar("M", bound=BaseModel)
+NOBODY: list[dict[str, Any]] = [{"role": "user", "content": ""}]
+DROPPED = object()
+MAX_BESIDE = 1 << 22
+"""Bytes of what stands beside a prompt, such as tools and schemas: the server's own process reads it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[M]):
+    """One body, read.
+
+    Attributes:
+        text: Tokenizer, template and parsers.
+        request: The body, checked by its schema.
+        context: As the job's.
+        ask: Gets what a response refers to, given the references in its input.
+    """
+
+    text: TextTools
+    request: M
+    context: str
+    ask: Callable[[list[tuple[str, int]]], Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Generic[M]):
+    """Something that takes time and memory in proportion to a body.
+
+    Attributes:
+        name: Its name.
+        model: The body's schema.
+        run: Returns prompts, or a whole reply.
+        prompt_fields: Fields that prompts are made of, with what stands in their place afterwards.
+    """
+
+    name: str
+    model: type[M]
+    run: Callable[[Call[M]], Prompts | bytes]
+    prompt_fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def light(self, data: Mapping[str, Any]) -> bytes:
+        """Return a body without what prompts are made of.
+
+        Raises:
+            RequestError: What is left is large, too.
+        """
+        rest = {name: value for name, value in data.items() if name not in self.prompt_fields}
+        places = {name: value for name, value in self.prompt_fields.items() if value is not DROPPED}
+        light = msgspec.json.encode({**rest, **places})
+        if len(light) > MAX_BESIDE:
+            text = f"the fields beside the prompt have {len(light)} bytes; at most {MAX_BESIDE} are allowed"
+            raise RequestError(text, code="body_too_large", status=413)
+        return light
+
+
+def no_answer(references: list[tuple[str, int]]) -> Answer:
+    """Refuse to be asked: for tasks that refer to nothing."""
+    raise RuntimeError("this task refers to nothing")
+
+
+def _respond(call: Call[ResponsesRequest]) -> Prompts:
+    references = responses.references_of(call.request)
+    return responses.read_prompt(call.text, call.request, call.context, call.ask(references))
+
+
+def _count_response(call: Call[InputTokensRequest]) -> bytes:
+    references = responses.references_of(call.request)
+    return responses.count(call.text, call.request, call.context, call.ask(references))
+
+
+CHAT = Task(
+    name="chat",
+    model=ChatRequest,
+    run=lambda call: chat.read_prompt(call.text, call.request),
+    prompt_fields={"messages": NOBODY, "documents": DROPPED, "input_ids": DROPPED},
+)
+COMPLETIONS = Task(
+    name="completions",
+    model=CompletionRequest,
+    run=lambda call: completions.read_prompts(call.text, call.request),
+    prompt_fields={"prompt": ""},
+)
+GENERATE = Task(
+    name="generate",
+    model=GenerateRequest,
+    run=lambda call: generate.read_prompts(call.text, call.request),
+    prompt_fields={"text": "", "input_ids": DROPPED},
+)
+MESSAGES = Task(
+    name="messages",
+    model=MessagesRequest,
+    run=lambda call: messages.read_prompt(call.text, call.request),
+    prompt_fields={"messages": NOBODY, "system": DROPPED},
+)
+RESPONSES = Task(name="responses", model=ResponsesRequest, run=_respond, prompt_fields={"input": ""})
+COUNT_TOKENS = Task(
+    name="count_tokens",
+    model=CountTokensRequest,
+    run=lambda call: messages.count(call.text, call.request),
+)
+INPUT_TOKENS = Task(name="input_tokens", model=InputTokensRequest, run=_count_response, prompt_fields={"input": ""})
+COMPACT = Task(
+    name="compact",
+    model=CompactRequest,
+    run=lambda call: compaction.read_prompt(
+        call.text, call.request, call.context, call.ask(responses.references_of(call.request))
+    ),
+    prompt_fields={"input": DROPPED},
+)
+SCORE = Task(
+    name="score",
+    model=ScoreRequest,
+    run=lambda call: score.read_prompts(call.text, call.request),
+    prompt_fields={"query": "", "items": ""},
+)
+TOKENIZE = Task(name="tokenize", model=TokenizeRequest, run=lambda call: tokens.tokenized(call.text, call.request))
+DETOKENIZE = Task(
+    name="detokenize", model=DetokenizeRequest, run=lambda call: tokens.detokenized(call.text, call.request)
+)
+SEPARATE_REASONING = Task(
+    name="separate_reasoning",
+    model=SeparateReasoningRequest,
+    run=lambda call: parsing.separate_reasoning(call.text, call.request),
+)
+PARSE_CALLS = Task(
+    name="parse_calls",
+    model=ParseFunctionCallRequest,
+    run=lambda call: parsing.parse_calls(call.text, call.request),
+)
+TASKS: dict[str, Task[Any]] = {
+    task.name: task
+    for task in (
+        CHAT,
+        COMPLETIONS,
+        GENERATE,
+        MESSAGES,
+        RESPONSES,
+        COUNT_TOKENS,
+        INPUT_TOKENS,
+        COMPACT,
+        SCORE,
+        TOKENIZE,
+        DETOKENIZE,
+        SEPARATE_REASONING,
+        PARSE_CALLS,
+    )
+}

@@ -1,0 +1,141 @@
+"""What travels between the server and the processes that read large bodies; see `dovetail.forks`."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import msgspec
+
+from dovetail.plugins import PluginPlan
+from dovetail_server.serving.params import Limits
+from dovetail_server.serving.prompts import Prompt, Prompts
+
+ID = "i"
+"""Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
+
+
+class TextSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Where tokenizer, template and parsers come from.
+
+    Attributes:
+        folder: The tokenizer's.
+        chat_template: As `--chat-template`.
+        plan: The parsers of the plugin plan.
+    """
+
+    folder: str
+    chat_template: str | None = None
+    plan: PluginPlan = PluginPlan()
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """First message to a template process: what a prompt depends on beside its request."""
+
+    setup: TextSetup
+    limits: Limits
+    template_defaults: dict[str, Any]
+    served: list[str]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Read one body, which follows this message.
+
+    Attributes:
+        task: What for; a key of `TASKS`.
+        num_bytes: The body's size.
+        is_line: It is a line of a batch, with the body in it.
+        cpu_s: Processor time that it may take.
+        context: What the task needs beside the body, such as the identifier of a response.
+    """
+
+    task: str
+    num_bytes: int
+    is_line: bool
+    cpu_s: float
+    context: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A `RequestError`."""
+
+    message: str
+    param: str | None
+    code: str | None
+    status: int
+
+
+def too_costly(what: str) -> Refusal:
+    """Word the refusal of a body that takes too much."""
+    text = f"reading this request takes too much {what}; make it smaller"
+    return Refusal(message=text, param=None, code="body_too_costly", status=400)
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A process has taken its job."""
+
+    pid: int
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a response refers to is asked for.
+
+    Attributes:
+        light: The body without its input.
+        references: Identifiers of stored items in the input, each with its place.
+    """
+
+    light: bytes
+    references: list[tuple[str, int]]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response refers to, as JSON.
+
+    Attributes:
+        turns: Input items and reply of each response that it continues.
+        items: Stored items by their identifiers.
+    """
+
+    turns: list[tuple[bytes, bytes]] = []
+    items: dict[str, bytes] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return sum(len(own) + len(body) for own, body in self.turns) + sum(map(len, self.items.values()))
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What became of a job: a refusal, a fault of ours, a whole reply, or prompts with the rest of the request.
+
+    Attributes:
+        refusal: Why the request cannot be served.
+        fault: A traceback.
+        reply: The reply's body.
+        light: The request's body without what the prompts were made of.
+        prompts: Ids, packed, and text of each.
+        tail: See `Prompts`, as the others.
+        is_batch: See `Prompts`.
+        items: See `Prompts`.
+    """
+
+    refusal: Refusal | None = None
+    fault: str | None = None
+    reply: bytes | None = None
+    light: bytes = b""
+    prompts: list[tuple[bytes, str]] = []
+    tail: str = ""
+    is_batch: bool = False
+    items: bytes = b""
+
+    @classmethod
+    def of(cls, found: Prompts, light: bytes) -> Outcome:
+        """Pack prompts."""
+        packed = [(array.array(ID, prompt.ids).tobytes(), prompt.text) for prompt in found.prompts]
+        return cls(light=light, prompts=packed, tail=found.tail, is_batch=found.is_batch, items=found.items)
+
+    def read_prompts(self) -> Prompts:
+        """Unpack them; takes a while for many."""
+        prompts = [Prompt(array.array(ID, ids).tolist(), text) for ids, text in self.prompts]
+        return Prompts(prompts=prompts, tail=self.tail, is_batch=self.is_batch, items=self.items)

@@ -1,0 +1,56 @@
+"""One job: a body is parsed, checked, and made into prompts or a reply."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import RequestError
+from dovetail_server.batches.line import decode_line
+from dovetail_server.bodies.tasks import TASKS, Call
+from dovetail_server.bodies.wire import Answer, Job, Outcome, Question, Refusal, too_costly
+from dovetail_server.reading import check_name, decoded, validated
+from dovetail_server.serving.text import TextTools
+
+
+def read_line(raw: bytes) -> bytes:
+    """Return the body in a batch's line.
+
+    Raises:
+        RequestError: It is not what it was when the batch was created.
+    """
+    try:
+        return bytes(decode_line(raw).body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
+
+
+def do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Callable[[Question], Answer]) -> Outcome:
+    """Do a job; whatever goes wrong is in the outcome."""
+    try:
+        return _do(job, raw, text, served, ask)
+    except RequestError as error:
+        refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
+        return Outcome(refusal=refusal)
+    except MemoryError:
+        return Outcome(refusal=too_costly("memory"))
+    except Exception:
+        return Outcome(fault=traceback.format_exc())
+
+
+def _do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Callable[[Question], Answer]) -> Outcome:
+    task = TASKS[job.task]
+    data: Any = decoded(read_line(raw) if job.is_line else raw)
+    request = validated(data, task.model)
+    check_name(request, served)
+    light = task.light(data) if task.prompt_fields else b""
+    del data
+
+    def ask_for(references: list[tuple[str, int]]) -> Answer:
+        return ask(Question(light=light, references=references))
+
+    made = task.run(Call(text=text, request=request, context=job.context, ask=ask_for))
+    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, light)

@@ -1,0 +1,85 @@
+"""From the bytes of a body to a checked request: strict JSON, then the family's pydantic model, errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from dovetail.errors import RequestError
+from dovetail_server.density import check_density
+from dovetail_server.errors import from_validation, shortened
+from dovetail_server.served import served_name
+
+M = TypeVar("M", bound=BaseModel)
+ANY_MODEL = "unknown"
+"""What gateways name where a native request needs no model."""
+
+
+def parse(raw: bytes, model: type[M]) -> M:
+    """Decode and check a body.
+
+    Raises:
+        RequestError: It is not JSON, has too many values, nests too deeply, holds a NUL, or does not fit the model.
+    """
+    return validated(decoded(raw), model)
+
+
+def decoded(raw: bytes) -> Any:
+    """Decode a body.
+
+    Raises:
+        RequestError: It is not JSON, has too many values, nests too deeply, or holds a NUL.
+    """
+    check_density(raw)
+    try:
+        data = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if b"u0000" in raw and (steps := find_nul(data)) is not None:
+        path = "".join(reversed(steps)).removeprefix(".")
+        raise RequestError(
+            f"{path or 'the body'} holds a NUL character, which no text may", param=path, code="invalid_value"
+        )
+    return data
+
+
+def validated(data: Any, model: type[M]) -> M:
+    """Check a decoded body.
+
+    Raises:
+        RequestError: It does not fit the model.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise from_validation(error, data, list(model.model_fields)) from None
+
+
+def check_name(request: BaseModel, served: Sequence[str]) -> None:
+    """Check the model that a request names, if it has such a field.
+
+    Raises:
+        RequestError: It is not served.
+    """
+    name = getattr(request, "model", None)
+    served_name(None if name == ANY_MODEL else name, served)
+
+
+def find_nul(value: Any) -> list[str] | None:
+    """Return the way to the first string with a NUL, last step first, or None. The JSON parser bounds the depth."""
+    if isinstance(value, str):
+        return [] if "\0" in value else None
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if "\0" in key:
+                return []
+            if isinstance(item, str | dict | list) and (steps := find_nul(item)) is not None:
+                return [*steps, f".{shortened(key)}"]
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            if isinstance(item, str | dict | list) and (steps := find_nul(item)) is not None:
+                return [*steps, f"[{at}]"]
+    return None

@@ -1,0 +1,383 @@
+"""Large bodies are read by processes of their own: what they do to one of them costs one request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from server_tiny import TEMPLATE, write_model
+
+from conftest import Harness
+from dovetail.grammar.memory import resident_bytes, return_large_blocks
+from dovetail_server.bodies import tasks
+from dovetail_server.bodies.pool import LARGE
+from dovetail_server.bodies.turns import Turns
+from dovetail_server.bodies.wire import Job
+from dovetail_server.bodies.work import do
+
+JSON = {"content-type": "application/json"}
+CHAT = "/v1/chat/completions"
+PAD = "x" * (LARGE + 1000)
+SLOW = '{%- for m in messages %}{% if m.content[:4] == "slow" %}{% for a in range(90000) %}{% for b in range(90000) %}'
+SLOW += "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    """A server with a long context, and a template that never ends where a message begins with "slow"."""
+    from dovetail_parsers.reasoning.qwen3 import Qwen3
+    from dovetail_parsers.tools.hermes import Hermes
+
+    folder = write_model(tmp_path_factory.mktemp("tiny"))
+    (folder / "chat_template.jinja").write_text(SLOW + TEMPLATE)
+    harness = Harness(folder, reasoning=Qwen3(), tools=Hermes(), context_len=1 << 20, max_prompt_bytes=1 << 24)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def fresh(server: Harness) -> Harness:
+    server.reset()
+    return server
+
+
+def say(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, say("$")),
+    (CHAT, say("$", n=2, seed=3, logprobs=True, top_logprobs=2, stop=["lo"])),
+    (CHAT, say("$", stream=True, stream_options={"include_usage": True})),
+    (CHAT, say("$", max_tokens=0, return_token_ids=True)),
+    (CHAT, say("hi", tools=[{"type": "function", "function": {"name": "f", "description": "$"}}])),
+    (CHAT, say("hi", input_ids="$ids", return_token_ids=True)),
+    (CHAT, say("hi", documents=[{"text": "$"}])),
+    (CHAT, say("hi", unknown="$")),
+    (CHAT, say("$", model="another")),
+    (CHAT, say("$", top_logprobs=2)),
+    (CHAT, say("$", max_tokens=1 << 20)),
+    (CHAT, {"model": "tiny", "messages": [{"role": "assistant", "content": "$"}], "continue_final_message": True}),
+    ("/v1/chat/completions/render", say("$")),
+    ("/v1/completions", {"model": "tiny", "prompt": "$", "echo": True, "logprobs": 1, "max_tokens": 3}),
+    ("/v1/completions", {"model": "tiny", "prompt": ["$", "b"], "n": 2, "stream": True}),
+    ("/v1/completions", {"model": "tiny", "prompt": "$ids", "truncate_prompt_tokens": 5, "return_token_ids": True}),
+    ("/v1/completions", {"model": "tiny", "prompt": "$ids", "echo": True}),
+    ("/v1/completions", {"model": "tiny", "prompt": ["$", 5]}),
+    ("/v1/completions/render", {"model": "tiny", "prompt": ["$", "b"]}),
+    ("/generate", {"text": "$", "sampling_params": {"max_new_tokens": 3}}),
+    ("/generate", {"text": ["$"], "return_logprob": True, "logprob_start_len": 0}),
+    ("/generate", {"model": "unknown", "input_ids": ["$ids", [5]], "stream": True}),
+    ("/generate", {"text": "$", "input_ids": [5]}),
+    ("/v1/messages", say("$", max_tokens=9, system="Be brief.")),
+    ("/v1/messages", say("$", max_tokens=1 << 20, stream=True)),
+    ("/v1/messages", say("$", max_tokens=0)),
+    ("/v1/messages/count_tokens", say("$", system="Be brief.")),
+    ("/v1/messages/render", say("$", max_tokens=9)),
+    ("/v1/responses", {"model": "tiny", "input": "$", "store": False}),
+    ("/v1/responses", {"model": "tiny", "input": "$", "store": False, "stream": True}),
+    ("/v1/responses", {"model": "tiny", "input": say("$")["messages"], "truncation": "auto", "store": False}),
+    ("/v1/responses", {"model": "tiny", "input": "$", "previous_response_id": "resp_none"}),
+    ("/v1/responses/input_tokens", {"model": "tiny", "input": "$", "instructions": "Be brief."}),
+    ("/v1/responses/compact", {"model": "tiny", "input": say("$")["messages"]}),
+    ("/v1/score", {"model": "tiny", "query": "$", "items": ["a", "b"], "label_token_ids": [65, 66]}),
+    ("/v1/score", {"model": "tiny", "query": "$ids", "items": ["$ids"], "label_token_ids": [65], "item_first": True}),
+    (CHAT, {"model": "tiny", "messages": [{"role": "assistant", "content": "$"}], "echo": True}),
+    ("/v1/responses/render", {"model": "tiny", "input": "$"}),
+    ("/tokenize", {"model": "tiny", "prompt": "$"}),
+    ("/tokenize", {"model": "tiny", "messages": say("$")["messages"], "return_token_strs": True}),
+    ("/tokenize", {"model": "another", "prompt": "$"}),
+    ("/detokenize", {"model": "tiny", "tokens": "$ids"}),
+    ("/separate_reasoning", {"text": "<think>$</think>b"}),
+    ("/separate_reasoning", {"text": "$", "reasoning_parser": "deepseek-r1"}),
+    ("/parse_function_call", {"text": '<tool_call>{"name":"f","arguments":{"a":"$"}}</tool_call>'}),
+]
+
+
+def filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item) for item in value]
+    if value == "$ids":
+        return [65] * LARGE
+    return value.replace("$", PAD) if isinstance(value, str) else value
+
+
+VOLATILE = ("id", "item_id", "created", "created_at", "request_id", "completed_at", "e2e_latency")
+
+
+def plain(text: str) -> Any:
+    """Return what a reply says, without what differs every time."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items() if key not in VOLATILE}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    found = []
+    for line in text.splitlines():
+        line = line.removeprefix("data: ")
+        try:
+            found.append(walk(json.loads(line)))
+        except ValueError:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("at", range(len(BODIES)), ids=lambda at: f"{at}-{BODIES[at][0]}")
+def test_a_large_body_gets_the_reply_of_a_small_one(at: int, fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it, the reply is the same: whole, streamed, counted, rendered or refused."""
+    path, body = BODIES[at]
+    body = filled(body)
+    there = fresh.post(path, body)
+    submitted = [submit.prompt_ids for submit in fresh.engine.submits]
+    fresh.reset()
+    monkeypatch.setattr(fresh.state.bodies, "takes", lambda num_bytes: False)
+    here = fresh.post(path, body)
+    assert there.status_code == here.status_code
+    assert there.status_code in (200, 400, 404), there.text[:500]
+    assert submitted == [submit.prompt_ids for submit in fresh.engine.submits]
+    assert plain(there.text) == plain(here.text)
+    assert fresh.state.bodies.template_pid is not None
+
+
+def pids(harness: Harness) -> set[int]:
+    """Wait for processes that read bodies, and return them."""
+    harness.eventually(lambda: bool(harness.state.bodies.pids))
+    return set(harness.state.bodies.pids)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture
+def patient(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """A server whose processes may take their time."""
+    monkeypatch.setattr(fresh.state.bodies, "_cpu_s", 600.0)
+    return fresh
+
+
+def test_the_death_of_a_process_is_one_request_s(patient: Harness) -> None:
+    """Killed by whatever, it costs the request that it read, which is told so; others are served by the next ones."""
+    with ThreadPoolExecutor(2) as threads:
+        doomed = threads.submit(patient.post, CHAT, say("slow" + PAD))
+        [pid] = pids(patient)
+        assert patient.post(CHAT, say(PAD)).status_code == 200
+        assert patient.post(CHAT, say("hi")).status_code == 200
+        os.kill(pid, signal.SIGKILL)
+        reply = doomed.result(60)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
+    assert "process that reads large requests died" in reply.json()["error"]["message"]
+    assert reply.headers["retry-after"]
+    assert patient.post(CHAT, say(PAD)).status_code == 200
+    assert not patient.state.bodies.pids
+
+
+def test_the_process_that_forks_the_others_may_die(fresh: Harness) -> None:
+    """The next body starts another."""
+    assert fresh.post(CHAT, say(PAD)).status_code == 200
+    before = fresh.state.bodies.template_pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    assert fresh.post(CHAT, say(PAD)).status_code == 200
+    assert fresh.state.bodies.template_pid not in (None, before)
+
+
+def test_a_template_without_end_is_ended(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that takes more processor time than it may is refused, and its process is gone."""
+    monkeypatch.setattr(fresh.state.bodies, "_cpu_s", 0.3)
+    with ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(fresh.post, CHAT, say("slow" + PAD))
+        [pid] = pids(fresh)
+        found = reply.result(60)
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "body_too_costly")
+    fresh.eventually(lambda: is_gone(pid))
+
+
+def test_a_client_that_leaves_takes_the_process_along(patient: Harness) -> None:
+    """Nobody computes for nobody."""
+    with pytest.raises(requests.exceptions.ReadTimeout):
+        requests.post(patient.base + CHAT, json=say("slow" + PAD), timeout=1)
+    patient.eventually(lambda: not patient.state.bodies.pids)
+    assert not patient.engine.submits
+
+
+def test_many_large_bodies_wait_for_their_turn(fresh: Harness) -> None:
+    """Sixteen at once: two are read at a time, all are answered, and the memory that they took goes back."""
+    body = json.dumps(say("x" * (1 << 19))).encode() + b" " * (4 << 20)
+    most = waiting = 0
+
+    def watch(stop: threading.Event) -> None:
+        nonlocal most, waiting
+        while not stop.wait(0.001):
+            most = max(most, len(fresh.state.bodies.pids))
+            waiting = max(waiting, fresh.state.bodies.num_waiting)
+
+    def send() -> int:
+        return requests.post(fresh.base + CHAT, data=body, headers=JSON, timeout=120).status_code
+
+    def send_all() -> int:
+        with ThreadPoolExecutor(16) as threads:
+            assert [each.result() for each in [threads.submit(send) for _ in range(16)]] == [200] * 16
+        fresh.eventually(lambda: fresh.state.num_held_bytes == 0)
+        fresh.engine.submits.clear()
+        return resident_bytes()
+
+    return_large_blocks()
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch, args=(stop,))
+    watcher.start()
+    before = send_all()
+    stop.set()
+    watcher.join()
+    assert most == 2
+    assert waiting > 2
+    assert send_all() - before < 4 * len(body)
+
+
+def test_what_waits_is_bounded(make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies beyond `--max-queued-bytes` are told to come again; those that wait are served."""
+    harness = make_harness(context_len=1 << 20, max_queued_bytes=5 * len(PAD), body_processes=1)
+    held, taken = threading.Event(), harness.state.bodies.takes
+    harness.post(CHAT, say(PAD))
+
+    async def hold(*args: Any, run: Any = harness.state.bodies.run, **options: Any) -> Any:
+        while not held.is_set():
+            await asyncio.sleep(0.01)
+        return await run(*args, **options)
+
+    monkeypatch.setattr(harness.state.bodies, "run", hold)
+    assert taken(len(PAD))
+    with ThreadPoolExecutor(9) as threads:
+        replies = [threads.submit(harness.post, CHAT, say(PAD)) for _ in range(9)]
+        harness.eventually(lambda: sum(reply.done() for reply in replies) >= 5)
+        held.set()
+        found = Counter(reply.result(60).status_code for reply in replies)
+    assert found.keys() == {200, 429}
+    assert found[200] == 4
+
+
+def test_without_processes_the_server_reads_them_itself(make_harness: Callable[..., Harness]) -> None:
+    """`--body-processes 0`."""
+    harness = make_harness(context_len=1 << 20, body_processes=0)
+    assert harness.post(CHAT, say(PAD)).status_code == 200
+    assert harness.state.bodies.template_pid is None
+
+
+def test_what_stands_beside_the_prompt_is_bounded(fresh: Harness) -> None:
+    """The server's own process reads it again."""
+    reply = fresh.post(CHAT, say("hi", chat_template_kwargs={"a": "x" * (5 << 20)}))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_what_holds_no_prompt_is_small(fresh: Harness) -> None:
+    """Routes without prompts take no large bodies."""
+    reply = fresh.post("/v1/batches", {"input_file_id": "x" * (2 << 20)})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug")])
+def test_what_a_task_raises_is_its_request_s(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little memory is a refusal, anything else a fault with its traceback."""
+
+    def fail(call: Any) -> bytes:
+        raise error
+
+    task = dataclasses.replace(tasks.TOKENIZE, run=fail)
+    monkeypatch.setitem(tasks.TASKS, "tokenize", task)
+    job = Job(task="tokenize", num_bytes=2, is_line=False, cpu_s=1)
+    outcome = do(job, b"{}", None, ["tiny"], tasks.no_answer)  # type: ignore[arg-type]
+    if isinstance(error, MemoryError):
+        assert outcome.refusal is not None
+        assert outcome.refusal.code == "body_too_costly"
+    else:
+        assert "a bug" in (outcome.fault or "")
+
+
+def order_of(wishes: list[tuple[str, bool]], most: int) -> list[str]:
+    """Return in which order wishes of owners, some of them in the background, are fulfilled."""
+    told: list[str] = []
+
+    async def wish(turns: Turns, owner: str, is_background: bool) -> None:
+        async with turns.turn(owner, is_background=is_background):
+            told.append(owner)
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        turns = Turns(most)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(wish(turns, *each) for each in wishes))
+        assert turns.num_waiting == 0
+
+    asyncio.run(main())
+    return told
+
+
+def test_turns_are_taken_owner_by_owner() -> None:
+    """However many wait of one, the next is another's; background work goes last."""
+    wishes = [("a", False)] * 4 + [("b", False), ("c", True), ("c", True), ("d", False)]
+    assert order_of(wishes, 1) == ["a", "a", "b", "d", "a", "a", "c", "c"]
+
+
+def test_background_work_leaves_a_place_free() -> None:
+    """Of two places it takes one; of one, that."""
+
+    async def main() -> None:
+        turns, release = Turns(2), asyncio.Event()
+
+        async def hold(is_background: bool) -> None:
+            async with turns.turn("a", is_background=is_background):
+                await release.wait()
+
+        tasks = [asyncio.create_task(hold(True)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert turns.num_waiting == 2
+        tasks.append(asyncio.create_task(hold(False)))
+        await asyncio.sleep(0)
+        assert turns.num_waiting == 2
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert turns.num_waiting == 1
+        release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_as_his_turn_comes_gives_it_on() -> None:
+    """Cancelled between the call and the turn, nothing is lost."""
+
+    async def main() -> None:
+        turns = Turns(1)
+        first = turns.turn("a", is_background=False)
+        await first.__aenter__()
+
+        async def one() -> None:
+            async with turns.turn("b", is_background=False):
+                pass
+
+        task = asyncio.create_task(one())
+        await asyncio.sleep(0)
+        await first.__aexit__(None, None, None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(10), turns.turn("c", is_background=False):
+            pass
+
+    asyncio.run(main())
