@@ -24,8 +24,15 @@ HOSTILE: dict[str, Any] = {
     "long": line("long", messages=[{"role": "user", "content": PAD}]),
     "nested": line("nested", chat_template_kwargs={"a": json.loads("[" * 150 + "]" * 150), "b": PAD}),
     "beside": line("beside", chat_template_kwargs={"a": "x" * (5 << 20)}),
-    "deadly": line("deadly", messages=[{"role": "user", "content": "deadly" + PAD}]),
+    "deadly": line("deadly", messages=[{"role": "user", "content": "deadly " * (1 << 18)}]),
 }
+
+
+@pytest.fixture
+def harness(make_harness: Callable[..., Any], tmp_path: Path) -> Any:
+    """A server that tokenizes prompts of megabytes, which takes long enough to be killed at it."""
+    folder = tmp_path / "storage"
+    return make_harness(file_storage_path=folder, min_free_disk_bytes=0, max_prompt_bytes=1 << 24)
 
 
 @pytest.fixture
