@@ -110,7 +110,7 @@ class Conversation:
 
 def conversation_of(request: ResponsePrompt, response_id: str, found: Answer) -> Conversation:
     """Return a request's conversation, references resolved."""
-    own = input_items(request.input or "", response_id)
+    own = input_items("" if request.input is None else request.input, response_id)
     own = [decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item for item in own]
     before = [item for turn in found.turns for item in turn_items(*turn)]
     return Conversation(before=before, own=own, messages=messages_of([*before, *own], request.instructions))
