@@ -89,6 +89,8 @@ LATER = [
     "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|channel>", "<channel|>", "<|tool_call>",
     "<tool_call|>", '<|"|>', "<|tools_prefix|>", "<|tools_suffix|>", "]<]minimax[>[", "<|tool_call_start|>", "<|tool_call_end|>",
     "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>",
+    "<|eom|>", "<|eot|>", "<|message_model|>", "<|end_message|>", "<|content_thinking|>", "<|content_text|>",
+    "<|content_invoke_tool_json|>", "<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<ifm|tool_call>", "</ifm|tool_call>",
 ]  # fmt: skip
 """Special tokens of formats whose calls are those of the parsers' samples."""
 MAX_HEAD = 64

@@ -27,7 +27,7 @@ from dovetail.testing.vocabularies import byte_fallback, byte_level
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.output import Folded, make_parser, parse_full
 from dovetail.text.tokenizer import Tokenizer
-from dovetail_parsers.harmony import MESSAGES, MESSAGES_AND_CALLS, HarmonyParser, Mark
+from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
 
 FULL = FormatSpec(
     reasoning=Markers("<think>", "</think>", ended_by_tools=True),
@@ -78,12 +78,12 @@ ANSWER = GrammarSpec(kind=Kind.REGEX, source="[A-F]{2}[0-9]{2}")
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """With the markers of both families."""
-    return byte_level(("<think>", "</think>", "<tool_call>", "</tool_call>", *(mark.value for mark in Mark)))
+    return byte_level(("<think>", "</think>", "<tool_call>", "</tool_call>", *MARKS))
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    ends = (*tokenizer.eos_token_ids, *(tokenizer.added_tokens[m.value] for m in (Mark.RETURN, Mark.CALL)))
+    ends = (*tokenizer.eos_token_ids, *(tokenizer.added_tokens[m] for m in ("<|return|>", "<|call|>")))
     return make_vocabulary(tokenizer, tokenizer.vocab_size, ends)
 
 
@@ -189,7 +189,7 @@ class Walk:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, backend: GrammarBackend) -> None:
         self.tokenizer, self.vocabulary, self.backend = tokenizer, vocabulary, backend
         self.sets = TokenSets(vocabulary)
-        marks = {mark.value for mark in Mark} | {"<think>", "</think>"}
+        marks = {MARKS} | {"<think>", "</think>"}
         self.marks = {i for text, i in tokenizer.added_tokens.items() if text in marks}
 
     def constraint(self, spec: FormatSpec, tail: str, grammar: GrammarSpec | None, **use: Any) -> Constraint:

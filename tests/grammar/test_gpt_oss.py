@@ -13,7 +13,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.testing.vocabularies import write_tokenizer
 from dovetail.text.tokenizer import Tokenizer
-from dovetail_parsers.harmony import Mark
+from dovetail_parsers.harmony import MARKS
 from dovetail_server.bench.grammar_folder import CONFIG
 
 ASK = [{"role": "user", "content": "Which city?"}]
@@ -29,9 +29,9 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = write_tokenizer(tmp_path_factory.mktemp("harmony"), added=[mark.value for mark in Mark])
+    folder = write_tokenizer(tmp_path_factory.mktemp("harmony"), added=[*MARKS])
     tokenizer = Tokenizer.load(folder)
-    ends = [tokenizer.added_tokens[mark.value] for mark in (Mark.RETURN, Mark.CALL)]
+    ends = [tokenizer.added_tokens[mark] for mark in ("<|return|>", "<|call|>")]
     config = {**CONFIG, "vocab_size": tokenizer.vocab_size, "eos_token_id": ends}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with LLM(

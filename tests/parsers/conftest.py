@@ -44,9 +44,18 @@ LATER = [
 ]
 LATER += ["<|action_start|>", "<|plugin|>", "<|action_end|>", "<|tool_call_start|>", "<|tool_call_end|>"]
 LATER += ["<|function_call|>", "<|message_sep|>", "<|role_sep|>"]
+LATER += ["<|eom|>", "<|eot|>", "<|message_model|>", "<|end_message|>", "<|content_model_end_sampling|>"]
+LATER += [f"<|content_{name}|>" for name in ("thinking", "text", "invoke_tool_json", "invoke_tool_text")]
+LATER += ["<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>"]
 SPECIAL = [*KIMI_K3, *SOLAR, *COHERE, *GEMMA, *STEP, *LATER, *HARMONY, *DEEPSEEK, *KIMI, *MISTRAL, *LLAMA, "｜DSML｜"]
 ADDED = [
     "｜GCML｜",
+    "\n</rfl:parameter>",
+    *(
+        f"<{end}ifm|{name}>"
+        for end in ("", "/")
+        for name in ("think", "tool_calls", "tool_call", "arg_key", "arg_value")
+    ),
     "]<]minimax[>[",
     "<think>",
     "</think>",

@@ -47,6 +47,20 @@ TWO = (("get_weather", WEATHER), ("now", "{}"))
 _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
 _K2 = "<|tool_call_argument_begin|>"
 M3 = "]<]minimax[>["
+ATEM = "<atem:function_calls>\n"
+
+
+def plamo(name: str) -> str:
+    """A marker of PLaMo 3."""
+    return f"<|plamo:{name}:plamo|>"
+
+
+PLAMO = (
+    plamo("begin_tool_request") + plamo("begin_tool_name"),
+    plamo("end_tool_name") + plamo("begin_tool_arguments") + "<|plamo:constrain|>json<|plamo:msg|>",
+    plamo("end_tool_arguments") + plamo("end_tool_request"),
+)
+"""Around a name and its arguments."""
 
 CALLS = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER}}}\n</tool_call>\n'
@@ -87,6 +101,21 @@ CALLS = {
     '<｜DSML｜ invoke name="now">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
     "dots": '<dots_function_call>\n<invoke name=get_weather>\n<parameter name="city">Rom, "die" Stadt</parameter>\n'
     "<parameter name=days>3</parameter>\n</invoke>\n<invoke name=now>\n</invoke>\n</dots_function_call>",
+    "beam": ' to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\nRom, "die" Stadt\n</rfl:parameter>'
+    '<rfl:parameter name="days">\n3\n</rfl:parameter><|end|><|start|>assistant to=now<|channel|>analysis <|constrain|>xml<|message|><|call|>',
+    "functionary": f"get_weather\n{WEATHER}>>>now\n{{}}",
+    "inkling": f'get_weather<|content_invoke_tool_json|>{{"name": "get_weather", "args": {WEATHER}}}<|end_message|>'
+    '<|message_model|>now<|content_invoke_tool_json|>{"name": "now", "args": {}}<|end_message|><|content_model_end_sampling|>',
+    "iquest-q1": '<iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Rom, "die" Stadt</arg_value>'
+    "<arg_key>days</arg_key><arg_value>3</arg_value></iquest_tool_call>\n<iquest_tool_call>now</iquest_tool_call>",
+    "k2-horizon": '<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Rom, "die" Stadt</ifm|arg_value>'
+    "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value></ifm|tool_call>\n<ifm|tool_call>now</ifm|tool_call></ifm|tool_calls>",
+    "muse": f' to=get_weather<|message|>{ATEM}<atem:invoke name="get_weather">\n'
+    '<atem:parameter name="city">Rom, "die" Stadt</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    f'</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=now<|message|>{ATEM}<atem:invoke name="now">\n'
+    "</atem:invoke>\n</atem:function_calls><|eot|>",
+    "plamo3": f"{plamo('begin_tool_requests')}{PLAMO[0]}get_weather{PLAMO[1]}{WEATHER}{PLAMO[2]}"
+    f"{PLAMO[0]}now{PLAMO[1]}{{}}{PLAMO[2]}{plamo('end_tool_requests')}",
     "functiongemma": '<start_function_call>call:get_weather{city:<escape>Rom, "die" Stadt<escape>,days:3}<end_function_call>'
     "<start_function_call>call:now{}<end_function_call>",
     "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rom, "die" Stadt<|"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>',
@@ -124,7 +153,18 @@ CALLS = {
     "<｜tool_call_end｜><｜tool_calls_end｜>",
     "xlam": f'[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "now", "arguments": {{}}}}]',
 }
-CONTENT_FIRST = {name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss", "xlam")}
+MACHINES = {
+    "gpt-oss": "<|start|>assistant",
+    "beam": "<|start|>assistant",
+    "functionary": "<|start_header_id|>assistant<|end_header_id|>\n\n>>>",
+    "inkling": "<|message_model|>",
+    "muse": "<|start|>assistant",
+    "muse-glimmer": "<|start|>assistant",
+}
+"""Formats of messages with headers, and what their prompts end with."""
+THINKERS = [name for name in MACHINES if name != "beam"]
+"""Those of them with a reasoning parser of their own."""
+CONTENT_FIRST = {name for name in CALLS if name not in ("llama3", "pythonic", "xlam", *MACHINES)}
 """Formats in which an answer may go before its calls."""
 
 TAGS = {
@@ -151,6 +191,8 @@ TAGS = {
     "kimi-k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>", "", "", "", "open"),
     "minimax-m3": ("<mm:think>", "</mm:think>", "", "", "", "open"),
     "solar": ("<|think|>", "<|end|>", "", "", "", "open"),
+    "k2-horizon": ("<ifm|think>", "</ifm|think>", "", "", "", "in"),
+    "plamo3": (plamo("begin_think"), plamo("end_think"), "", "", "", "in"),
 }
 """Start, end, the newlines behind the one, before and behind the other, and the state without a prompt."""
 
@@ -230,11 +272,105 @@ HARMONY = [Row(r.text, r.reasoning, r.content, r.calls, tail="<|start|>assistant
     Row("y<|end|>", "y", None, tail=f"<|start|>assistant{A}wh"),
 ]
 
+EOM = "<|eom|><|start|>assistant"
+ROME = '<atem:invoke name="get_weather">\n<atem:parameter name="city">Rom</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+IN_ROME = (("get_weather", '{"city": "Rom"}'),)
+MUSE = [
+    Row(f" to=self<|message|>why 🎉{EOM} to=user<|message|>so<|eot|>", "why 🎉", "so"),
+    Row(" to=self<|message|>why", "why", None),
+    Row(" to=user<|message|>so it is", None, "so it is"),
+    Row(f" to=commentary<|message|>Let me look.{EOM} to=user<|message|>so", None, "Let me look.so"),
+    Row(f" to=developer<|message|>hm{EOM} to=user<|message|>so", "hm", "so"),
+    Row(" to=user<|message|>walk to=\nthe to=b <|eot|>", None, "walk to=\nthe to=b "),
+    Row(" to=user<|message|>so <atem:invoke", None, "so <atem:invoke"),
+    Row(f" to=get_weather<|message|>{ATEM}{ROME}<|eot|>", None, None, IN_ROME),
+    Row(f" to=self<|message|>why{EOM} to=get_weather<|message|>{ATEM}{ROME}<|eot|>", "why", None, IN_ROME),
+    Row(f" to=self<|message|>why to=get_weather<|message|>{ATEM}{ROME}<|eot|>", "why ", None, IN_ROME),
+    Row(f" to=user<|message|>so {ATEM}{ROME}<|eot|>", None, f"so {ATEM}{ROME}"),
+    Row(" to=get_weather<|message|>no call<|eot|>", None, "no call"),
+    Row(
+        f' to=get_weather<|message|>{ATEM}<atem:invoke name="get_weather" id="1">\n<atem:parameter name="city" string="true">'
+        "a <|eot|> b</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        None,
+        None,
+        (("get_weather", '{"city": "a <|eot|> b"}'),),
+    ),
+    Row(
+        f'<|start|>assistant to=now<|message|>{ATEM}<atem:invoke name="now">\n</atem:invoke>',
+        None,
+        None,
+        (("now", "{}"),),
+    ),
+    Row("just so", None, "just so"),
+    Row("Hm to=user<|message|>so", None, "Hm to=userso"),
+    Row("", None, None),
+]
+MUSE = [Row(r.text, r.reasoning, r.content, r.calls, tail="<|start|>assistant") for r in MUSE] + [
+    Row("y<|eom|>", "y", None, tail="<|start|>assistant to=self<|message|>wh"),
+    Row("y<|eot|>", None, "y", tail="<|start|>assistant to=user<|message|>wh"),
+]
+THINKING, TEXT, INVOKE = "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"
+MODEL, DONE = "<|message_model|>", "<|end_message|>"
+INKLING = [
+    Row(f"{THINKING}why 🎉{DONE}{MODEL}{TEXT}so{DONE}<|content_model_end_sampling|>", "why 🎉", "so"),
+    Row(f"{THINKING}why", "why", None),
+    Row(f"{TEXT}so it is", None, "so it is"),
+    Row(f"{THINKING}why{INVOKE}{{\"name\": \"now\", \"args\": {{}}}}", "why", None, (("now", "{}"),)),
+    Row(f"now{INVOKE}{{\"name\": \"now\", \"args\": {{\"q\": \"a {DONE} b\"}}}}{DONE}", None, None,
+        (("now", f'{{"q": "a {DONE} b"}}'),)),
+    Row(f"now<|content_invoke_tool_text|>raw{DONE}", None, "raw"),
+    Row(f"{INVOKE}no call{DONE}{MODEL}{TEXT}so", None, "no callso"),
+    Row(f"{TEXT}so{DONE}{INVOKE}{{\"name\": \"now\"}}{DONE}", None, "so", (("now", "{}"),)),
+    Row("one two three", None, "one two three"),
+    Row("", None, None),
+]  # fmt: skip
+INKLING = [Row(r.text, r.reasoning, r.content, r.calls, tail=MODEL) for r in INKLING]
+INKLING += [Row(f"{MODEL}{r.text}", r.reasoning, r.content, r.calls, tail="") for r in INKLING[:7]]
+FUNCTIONARY = [
+    Row("all\nso\n it is\n", None, "so\n it is\n"),
+    Row(f"all\nLet me look.>>>get_weather\n{ARGS}", None, "Let me look.", CALL),
+    Row("now\n{}", None, None, (("now", "{}"),)),
+    Row("now\n", None, None, (("now", "{}"),)),
+    Row('get_weather\n{"city": ">>>now\\n"}', None, None, (("get_weather", '{"city": ">>>now\\n"}'),)),
+    Row("all\n>>> print(1)\n1\n>>>x", None, ">>> print(1)\n1\n>>>x"),
+    Row("nobody\n{}", None, "nobody\n{}"),
+    Row("get_wea", None, None),
+    Row("just so", None, "just so"),
+]
+FUNCTIONARY = [Row(r.text, r.reasoning, r.content, r.calls, tail=MACHINES["functionary"]) for r in FUNCTIONARY]
+_P = '<rfl:parameter name="'
+_BEAM = " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>"
+BEAM = [
+    Row(f'{_BEAM}{_P}city">\n\nRom\n\n</rfl:parameter><|call|>', None, None, (("get_weather", '{"city": "\\nRom\\n"}'),)),
+    Row(f'{_BEAM}{_P}city">\na\n{_P}days">\n3\n</rfl:parameter><|call|>', None, None,
+        (("get_weather", '{"city": "a", "days": 3}'),)),
+    Row(f'{_BEAM}{_P}city">\na <|call|> b\n</rfl:parameter><|call|>', None, None,
+        (("get_weather", '{"city": "a <|call|> b"}'),)),
+    Row(f"{_BEAM}oops<|call|>", None, "oops", (("get_weather", "{}"),)),
+]  # fmt: skip
+BEAM = [Row(r.text, r.reasoning, r.content, r.calls, tail=MACHINES["beam"]) for r in BEAM]
+MACHINE_ROWS = {
+    "gpt-oss": HARMONY,
+    "beam": [*HARMONY, *BEAM],
+    "functionary": FUNCTIONARY,
+    "inkling": INKLING,
+    "muse": MUSE,
+    "muse-glimmer": [*MUSE, Row("<|message|>so", None, "so", tail="<|start|>assistant")],
+}
+
+
+def thinking_rows(name: str) -> list[Row]:
+    """The rows of a format of messages that say nothing of calls."""
+    calls = ("to=f", "to=g", "to=n", "to=b", "invoke", "get_w")
+    rows = [row for row in MACHINE_ROWS[name] if not row.calls and not any(text in row.text for text in calls)]
+    return rows + ([Row("<|message|>hm", "hm", None, tail="<|start|>assistant")] if name == "muse" else [])
+
 
 def tool_rows(name: str) -> list[Row]:
     """The two calls alone, cut off, and where the format allows it, behind and before an answer."""
-    if name == "gpt-oss":
-        return [row for row in HARMONY if not row.reasoning and row.tail] + [Row(CALLS[name], None, None, TWO)]
+    if name in MACHINES:
+        rows = [row for row in MACHINE_ROWS[name] if not row.reasoning and row.tail]
+        return [*rows, Row(CALLS[name], None, None, TWO, tail=MACHINES[name])]
     rows = [Row(CALLS[name], None, None, TWO), Row("no call", None, "no call"), *TOOL_ROWS.get(name, [])]
     if name in CONTENT_FIRST:
         between = {
@@ -248,7 +384,8 @@ def tool_rows(name: str) -> list[Row]:
             "deepseek-v41": "\n\n",
             "gigachat35": "\n\n",
             **dict.fromkeys(
-                ("dots", "granite-20b-fc", "hunyuan-a13b", "longcat", "minicpm5", "nemotron", "olmo3"), "\n"
+                ("dots", "granite-20b-fc", "hunyuan-a13b", "iquest-q1", "longcat", "minicpm5", "nemotron", "olmo3"),
+                "\n",
             ),
         }.get(name, "")
         rows.append(Row("so" + between + CALLS[name], None, "so", TWO))

@@ -22,14 +22,14 @@ from dovetail.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
-from samples import CALLS, HARMONY, TAGS, Row, reasoning_rows, tool_rows
+from samples import CALLS, TAGS, THINKERS, Row, reasoning_rows, thinking_rows, tool_rows
 from samples import TOOLS as WITH_TOOLS
 
 REASONING = "dovetail.reasoning_parsers.v1"
 TOOLS = "dovetail.tool_parsers.v1"
 SAMPLES: dict[tuple[str, str], list[Row]] = {
     **{(REASONING, name): reasoning_rows(name) for name in TAGS},
-    (REASONING, "gpt-oss"): [row for row in HARMONY if not row.calls and "to=" not in row.text],
+    **{(REASONING, name): thinking_rows(name) for name in THINKERS},
     **{(TOOLS, name): tool_rows(name) for name in CALLS},
 }
 """By parser: the rows in which it works alone."""

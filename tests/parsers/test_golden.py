@@ -19,7 +19,7 @@ from dovetail.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
-from samples import CALLS, CONTENT_FIRST, TAGS, TOOLS, TWO
+from samples import CALLS, CONTENT_FIRST, MACHINES, TAGS, TOOLS, TWO
 
 STATES = ("in", "out", "open")
 SEPARATORS = {
@@ -29,11 +29,12 @@ SEPARATORS = {
     "deepseek-v32": "\n\n",
     "minimax-m2": "\n",
     "seed-oss": "\n",
+    "iquest-q1": "\n",
 }
 """What a template puts between an answer and its calls."""
 BRACKETED = {("apriel", "pythonic"), ("apriel", "xlam")}
 """Formats that cannot stand beside each other: the one's marker begins with the character that is the other's call."""
-ALL = [*product(TAGS, [name for name in CALLS if name != "gpt-oss"]), ("gpt-oss", "gpt-oss")]
+ALL = [*product(TAGS, [name for name in CALLS if name not in MACHINES]), ("gpt-oss", "gpt-oss")]
 PAIRS = [
     pair
     for number, pair in enumerate(pair for pair in ALL if pair not in BRACKETED)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,10 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.structural import check
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
+
+from samples import MACHINES, PLAMO, plamo
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -107,7 +113,27 @@ WRITTEN = {
     '<steptml:parameter name="days">3</steptml:parameter></steptml:invoke><｜tool_calls_end｜>',
     "xlam": f"[{_JSON}]",
 }
-ANSWERS = {"gpt-oss": "<|channel|>final<|message|>so it is"}
+WRITTEN |= {
+    "beam": ' to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">\nParis\n</rfl:parameter>'
+    '<rfl:parameter name="days">\n3\n</rfl:parameter>',
+    "functionary": f"get_weather\n{ARGUMENTS}",
+    "inkling": f'get_weather<|content_invoke_tool_json|>{{"name": "get_weather", "args": {ARGUMENTS}}}<|end_message|>',
+    "iquest-q1": "<iquest_tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></iquest_tool_call>",
+    "k2-horizon": "<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>"
+    "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+    "muse": ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+    '<atem:parameter name="city">Paris</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
+    "plamo3": f"{plamo('begin_tool_requests')}{PLAMO[0]}get_weather{PLAMO[1]}{ARGUMENTS}{PLAMO[2]}{plamo('end_tool_requests')}",
+}
+ANSWERS = {
+    "gpt-oss": "<|channel|>final<|message|>so it is",
+    "beam": "<|channel|>final<|message|>so it is",
+    "functionary": "all\nso it is",
+    "inkling": "<|message_model|><|content_text|>so it is",
+    "muse": " to=user<|message|>so it is",
+}
 """How a format writes an answer, where that is not the bare text."""
 NAMED = {"type": "function", "function": {"name": "now"}}
 
@@ -203,8 +229,8 @@ def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: T
         ids.append(token)
         assert matcher.accept([token]) == 1
     made = make_parser(parser.extend(FormatSpec(), TOOLS), tokenizer)
-    if name == "gpt-oss":
-        made.prime("<|start|>assistant")
+    if name in MACHINES:
+        made.prime(MACHINES[name])
     reply = parse_full(made, ids)
     assert reply.tool_calls
     for call in reply.tool_calls:
@@ -216,6 +242,6 @@ def test_what_the_grammar_allows_is_read_back(name: str, seed: int, tokenizer: T
             assert set(arguments) <= {"city", "days", "exact"}
             assert isinstance(arguments.get("days", 0), int)
             assert isinstance(arguments.get("exact", True), bool)
-    # A preamble, which harmony allows before a call, is content.
-    assert name == "gpt-oss" or (reply.content or "").strip() == ""
+    # A preamble, which some allow before a call, is content.
+    assert name in MACHINES or (reply.content or "").strip() == ""
     assert seed > 0 or len(reply.tool_calls) == 1

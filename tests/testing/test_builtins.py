@@ -36,15 +36,25 @@ def samples(rows: list[Any]) -> list[Sample]:
     return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:2]]
 
 
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<why>{{ m.reasoning_content }}</why>{% endif %}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    '<do>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</do>{% endfor %}'
+    "<|stop|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Thinking and calls of no known family, for the parsers that read templates."""
 ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     **{("reasoning_parser", name): {"samples": samples(TABLE_OF.reasoning_rows(name))} for name in TABLE_OF.TAGS},
-    ("reasoning_parser", "gpt-oss"): {
-        "samples": samples([row for row in TABLE_OF.HARMONY if not row.calls and "to=" not in row.text])
+    **{
+        ("reasoning_parser", name): {"samples": samples(TABLE_OF.thinking_rows(name))}
+        for name in TABLE_OF.MACHINES
+        if name != "beam"
     },
     **{
         ("tool_parser", name): {"samples": samples(TABLE_OF.tool_rows(name)), "tools": TABLE_OF.TOOLS}
         for name in TABLE_OF.CALLS
     },
+    **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
 }
@@ -67,37 +77,10 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 """Built-ins that cannot run everywhere."""
 
 
-CUT = "a call that is cut inside a part of its own markup shows that part in its arguments"
-BARE = "its section has an empty marker, which the kit takes for a mistake"
-KNOWN: dict[tuple[str, str], dict[str, str]] = {
-    ("tool_parser", "gemma4"): {"test_truncation_at_every_position": CUT},
-    ("tool_parser", "minimax-m3"): {"test_truncation_at_every_position": CUT},
-    ("tool_parser", "minicpm5"): {
-        "test_truncation_at_every_position": CUT,
-        "test_spec_is_well_formed": BARE,
-        "test_work_is_linear": "calls that are begun again and again cost 2.4 times as much at twice the length",
-    },
-    ("tool_parser", "xlam"): {"test_spec_is_well_formed": BARE},
-    ("tool_parser", "template"): {"test_extend_keeps_the_reasoning_format": "it has no format without a template"},
-}
-"""Faults of built-ins that the kit found, by test; each entry goes with its fault."""
-
-
-def expected_to_fail(cls: type, test: str, reason: str) -> Any:
-    """Return a standard test, marked."""
-    original = getattr(cls, test)
-
-    def wrapper(self: Any) -> None:
-        original(self)
-
-    return pytest.mark.xfail(reason=reason, strict=True)(wrapper)
-
-
 def builtin_class(kind: str, name: str) -> type:
     """Return the conformance class of a built-in."""
     cls = conformance_class(kind, name, **ATTRS.get((kind, name), {}))
-    overridden = {test: expected_to_fail(cls, test, why) for test, why in KNOWN.get((kind, name), {}).items()}
-    made = type(cls.__name__, (cls,), {**overridden, "__module__": __name__})
+    made = type(cls.__name__, (cls,), {"__module__": __name__})
     mark = MARKS.get((kind, name))
     return made if mark is None else mark(made)
 
@@ -110,8 +93,4 @@ def test_every_builtin_is_tested() -> None:
     """A plugin cannot be added to the distribution without passing the kit, and a parser not without samples."""
     tested = {(cls.kind, cls.name) for name, cls in globals().items() if name.startswith("Test")}
     assert set(BUILTINS) == tested
-    derived = {
-        ("tool_parser", "template"),
-        ("reasoning_parser", "template"),
-    }  # its samples are templates: tests/text/test_derive.py
-    assert {key for key in tested if key[0].endswith("_parser")} <= ATTRS.keys() | derived
+    assert {key for key in tested if key[0].endswith("_parser")} <= ATTRS.keys()

@@ -95,8 +95,11 @@ class Messages:
         parts: Markers that begin a part of a header, and a header without `start` where they stand in a message.
         inner: Markers that mean something in headers only.
         body: Ends the header.
+        bodies: Other markers that do, in a format where that marker tells what a message is. They end a message that
+            they stand in, and headers are searched with them at the end.
         ends: End a message; the first of them ends one that another follows.
-        thinking: The header of thinking as the model writes it: what stands between `role` and `body`.
+        thinking: The header of thinking as the model writes it: what stands between `role` and `body`; with one of
+            `bodies` at its end in place of `body`.
         answer: The same for the answer.
         thinks: Regular expression, found in each header of a message of thinking; headers are searched from `start` to
             before `body`, markers included.
@@ -109,6 +112,7 @@ class Messages:
     parts: tuple[str, ...]
     inner: tuple[str, ...] = ()
     body: str
+    bodies: tuple[str, ...] = ()
     ends: tuple[str, ...]
     thinking: str
     answer: str

@@ -249,9 +249,11 @@ class MessageGate(Gate):
         self.whole = thinking.whole
         self._thinking = thinking
         opens = (thinking.start, *thinking.parts)
-        self._marks = {mark.ids[0]: mark.text for mark in (*opens, *thinking.inner, thinking.body)}
+        self._marks = {mark.ids[0]: mark.text for mark in (*opens, *thinking.inner, thinking.body, *thinking.bodies)}
         self._ends = frozenset(thinking.ends)
-        self._breaks = self._ends | {mark.ids[0] for mark in opens}
+        bodies = {mark.ids[0]: mark.text for mark in thinking.bodies}
+        self._bodies = {thinking.body.ids[0]: "", **bodies}
+        self._breaks = self._ends | {mark.ids[0] for mark in opens} | (self._bodies.keys() if bodies else set())
         self.fence = frozenset(self._marks) | self._ends - {thinking.ends[0]}
         self._thinks, self._answers = re.compile(thinking.thinks), re.compile(thinking.answers)
         self.phase: str = {"in": "think", "out": "answer"}.get(thinking.state, "header")
@@ -304,7 +306,8 @@ class MessageGate(Gate):
             self._header, self._between = "", True
             self._paths = thinking.next
             return True
-        if token_id == thinking.body.ids[0]:
+        if (shown := self._bodies.get(token_id)) is not None:
+            self._header += shown
             self._begin_message()
             return True
         if token_id == thinking.start.ids[0]:

@@ -80,7 +80,7 @@ def _between_markers(
 def _in_messages(
     spec: FormatSpec, messages: Messages, tokenizer: Tokenizer, state: State, prompt_tail: str, use: Use
 ) -> MessageThinking:
-    marks = (messages.start, *messages.parts, *messages.inner, messages.body, *messages.ends)
+    marks = (messages.start, *messages.parts, *messages.inner, messages.body, *messages.bodies, *messages.ends)
     missing = [mark for mark in marks if mark not in tokenizer.added_tokens]
     if missing:
         text = f"{use.param} is not supported: {missing[0]} is no token of this model's vocabulary, as its format wants"
@@ -101,6 +101,7 @@ def _in_messages(
         calls=spec.tools is not None,
         whole=use.calls,
         budget=use.budget,
+        bodies=tuple(_marker(text, tokenizer) for text in messages.bodies),
     )
 
 
@@ -108,7 +109,8 @@ def _headers(messages: Messages, tokenizer: Tokenizer, begun: str) -> tuple[tupl
     """Tokens of the canonical headers behind what has begun of them; none of one that begins in another way."""
 
     def rest(header: str) -> tuple[int, ...]:
-        text = messages.start + messages.role + header + messages.body
+        text = messages.start + messages.role + header
+        text += "" if header.endswith(messages.bodies or ("\0",)) else messages.body
         if not text.startswith(begun):
             return ()
         return tuple(tokenizer.encode(text[len(begun) :], add_special_tokens=False))

@@ -71,6 +71,7 @@ class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_
     calls: bool = False
     whole: bool = False
     budget: int | None = None
+    bodies: tuple[Marker, ...] = ()
 
 
 Thinking = MarkedThinking | MessageThinking

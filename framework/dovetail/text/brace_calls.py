@@ -68,7 +68,7 @@ class BraceCalls(ToolBody):
         """End the section: a call that is not whole keeps what it has."""
         held, self._held = self._held, ""
         if self._call is not None:
-            self._text(held)
+            self._text(held if self._in_string else "")  # half a marker is no value
             if self._string is not None:
                 self._args(cut_text("".join(self._string), self._types))
             elif not self._in_string and not self._at_key:

@@ -17,8 +17,6 @@ The markers around an answer count in OPEN and OUT: the first before any text, t
 marker in a phase is literal text.
 """
 
-# ruff: noqa: RUF001 - markers are written with full-width bars
-
 from __future__ import annotations
 
 import enum
@@ -30,8 +28,8 @@ from functools import lru_cache
 from dovetail.contracts.reasoning import FormatSpec, Markers
 from dovetail.text.matcher import Matcher, matcher
 
-_TOKEN = re.compile(r"<[^<>\s]*>|｜[^｜\s]*｜|\[[A-Z_/]+\]")
-"""What a token of its own looks like inside a marker."""
+_SIGN = re.compile(r"[^\w\s]|_")
+"""What a special token inside a marker begins or ends with."""
 
 
 class Phase(enum.Enum):
@@ -98,10 +96,21 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
     texts += spec.dropped
     token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
     # A marker of several tokens is matched in the text: those of them that are special give theirs.
-    parts = [unit for text in texts if text not in added_tokens for unit in _TOKEN.findall(text)]
-    kept = frozenset(added_tokens[part] for part in parts if part in added_tokens)
+    spelled = {text for text in texts if text not in added_tokens}
+    kept = frozenset(added_tokens[part] for text in spelled for part in added_tokens.keys() & _parts(text))
     of_tools = None if tools is None else (tools.start, tools.end, tools.also, tools.bare)
     return _compile(reasoning, answer, of_tools, spec.dropped, token_ids, kept)
+
+
+@lru_cache(maxsize=1024)
+def _parts(text: str) -> frozenset[str]:
+    """Return the texts in a marker that may be tokens of their own: what lies between signs."""
+    begins = {found.start() for found in _SIGN.finditer(text)}
+    ends = {found.end() for found in _SIGN.finditer(text)}
+    edges = sorted(begins | ends | {0, len(text)})
+    return frozenset(
+        text[begin:end] for begin in edges for end in edges if begin < end and (begin in begins or end in ends)
+    )
 
 
 @lru_cache(maxsize=256)

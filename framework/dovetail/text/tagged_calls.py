@@ -10,7 +10,8 @@ VALUE
 
 A value is text without quotes or escapes; its type comes from the tool's schema, or from the tags where they say it.
 Strings stream while they are written, other types come when their tag closes. A closing tag counts only if what
-follows it can follow it, so a value may hold text that looks like its own closing tag; closing tags may be missing.
+follows it can follow it, so a value may hold text that looks like its own closing tag; closing tags may be missing:
+the tag of another key ends a value where it names a parameter of the tool that has not been given.
 Text that belongs to no call is `Malformed`, and reading goes on at the next call's tag.
 """
 
@@ -30,6 +31,7 @@ from dovetail.text.schema_types import STRING, cut_text, properties_of, quoted, 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
+_CDATA_START = "<![CDATA["
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
 
@@ -75,8 +77,17 @@ class Tags:
 class TaggedCalls(ToolBody):
     """Reads calls one after the other."""
 
-    def __init__(self, new_call: NewCall, tags: Tags, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Prepare; `tools` as OpenAI writes them, for the types of values."""
+    def __init__(
+        self, new_call: NewCall, tags: Tags, tools: Sequence[Mapping[str, Any]] = (), *, name: str | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            new_call: Numbers the calls.
+            tags: The format's.
+            tools: As OpenAI writes them, for the types of values.
+            name: The function's, where it stands outside of the section: then this is one call's arguments.
+        """
         self._new_call = new_call
         self._tags = tags
         self._tools = tools
@@ -92,6 +103,7 @@ class TaggedCalls(ToolBody):
         self._head: list[str] = []
         self._head_len = 0
         self._num_keys = 0
+        self._left: set[str] = set()
         self._types = STRING
         self._streams = True
         self._value: list[str] = []
@@ -100,6 +112,8 @@ class TaggedCalls(ToolBody):
         self._closer = ""
         self._gap: list[str] = []
         self._space: list[str] = []
+        if name is not None:
+            self._start(name)
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -131,14 +145,14 @@ class TaggedCalls(ToolBody):
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
-        if self._at == "confirm" and held:
+        if self._at == "confirm" and (held or (complete and self._closer == self._tags.key[0])):
             self._unconfirmed()
         if held and self._at == "broken":
             self._out.append(Malformed("tool_call", held))
         elif held:
             self._text(held)
         if self._at == "name" and complete and not self._tags.call[0]:
-            self._start()
+            self._start(self._tags.read_name("".join(self._head)))
         if self._call is None:
             if self._at != "broken" and "".join(self._raw).strip() and (complete or not self._begins_call()):
                 self._break()
@@ -146,7 +160,7 @@ class TaggedCalls(ToolBody):
             if self._at == "confirm" or (self._at == "value" and complete):
                 self._end_value()
             elif self._at == "value" and not self._streams:
-                self._args(cut_text("".join(self._value), self._types))
+                self._args(cut_text(self._cut_value(), self._types))
             elif complete and self._at in ("key", "gap") and (raw := "".join(self._head)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
@@ -224,7 +238,7 @@ class TaggedCalls(ToolBody):
         if self._at == "call":
             self._begin_head("name")
         elif self._at == "name":
-            self._start()
+            self._start(tags.read_name("".join(self._head)))
             return start if self._call is not None and not tags.call[0] else end
         elif self._at == "key":
             self._at = "gap" if tags.value_start else "value"
@@ -244,14 +258,14 @@ class TaggedCalls(ToolBody):
         self._head.clear()
         self._head_len = 0
 
-    def _start(self) -> None:
-        name = self._tags.read_name("".join(self._head))
+    def _start(self, name: str) -> None:
         if _NAME.fullmatch(name) is None:
             self._break()
             return
         start = self._new_call(name)
         self._call = start.index
         self._schema = schemas_by_tool(self._tools).get(name)
+        self._left = set(properties_of(self._schema))
         self._num_keys = 0
         self._out.append(start)
         self._raw.clear()
@@ -259,6 +273,7 @@ class TaggedCalls(ToolBody):
 
     def _begin_value(self) -> None:
         key, is_string = self._tags.read_key("".join(self._head))
+        self._left.discard(key)
         self._args(("{" if not self._num_keys else ", ") + quoted(key) + ": ")
         self._num_keys += 1
         self._types = types_of(properties_of(self._schema).get(key), self._schema)
@@ -291,6 +306,8 @@ class TaggedCalls(ToolBody):
         if after == len(text):
             return after
         tags = self._tags
+        if self._closer == tags.key[0]:
+            return self._confirm_key(text, pos, after)
         followers = (tags.key[0], tags.call_end) if self._closer == tags.value_end else (tags.call[0],)
         rest = text[after : after + max(map(len, followers))]
         if any(tag and rest.startswith(tag) for tag in followers):
@@ -302,6 +319,20 @@ class TaggedCalls(ToolBody):
             return len(text)
         else:
             self._unconfirmed()
+        return after
+
+    def _confirm_key(self, text: str, pos: int, after: int) -> int:
+        """See whether a key's tag in a value names a parameter: then the value lacks its closing tag."""
+        rest = text[after : after + max(map(len, self._left), default=0) + 1]
+        names = [name for name in self._left if rest.startswith(name) and len(rest) > len(name)]
+        if any(not _NAME.match(rest[len(name) :]) for name in names):
+            self._end_value()
+            self._begin_head("key")
+            return after
+        if any(name.startswith(rest) for name in self._left):
+            self._held = text[after:]
+            return len(text)
+        self._unconfirmed()
         return after
 
     def _unconfirmed(self) -> None:
@@ -320,7 +351,15 @@ class TaggedCalls(ToolBody):
     def _whole_value(self) -> str:
         text = "".join(self._value)
         found = _CDATA.fullmatch(text) if self._tags.cdata else None
-        return value_text(found[1] if found else text, self._types)
+        return value_text(found[1] if found else self._cut_value(), self._types)
+
+    def _cut_value(self) -> str:
+        """Return what is there of a value that was cut short, without the beginning of its wrapper."""
+        text = "".join(self._value)
+        inner = text.lstrip()
+        if not self._tags.cdata or not (inner.startswith(_CDATA_START) or _CDATA_START.startswith(inner)):
+            return text
+        return inner[len(_CDATA_START) :].removesuffix(">").removesuffix("]").removesuffix("]")
 
     def _end_call(self, *, complete: bool) -> None:
         if self._call is None:
@@ -347,7 +386,7 @@ class TaggedCalls(ToolBody):
 @lru_cache(maxsize=64)
 def _not_plain(tags: Tags) -> Callable[[str], re.Match[str] | None]:
     """Return what finds a character of a string value that may begin a tag, or is written in another way in JSON."""
-    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end) if tag)
+    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end, tags.key[0]) if tag)
     return re.compile(rf'[{firsts}"\\\x00-\x1f]').search
 
 
@@ -360,6 +399,6 @@ def _matchers(tags: Tags) -> dict[str, Matcher]:
         "params": (tags.key[0], tags.call_end),
         "key": (tags.key[1],),
         "gap": (tags.value_start,),
-        "value": (tags.value_end, tags.call_end),
+        "value": (tags.value_end, tags.call_end, tags.key[0]),
     }
     return {at: matcher(tuple(text for text in texts if text)) for at, texts in places.items()}

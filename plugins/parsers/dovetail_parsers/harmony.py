@@ -15,59 +15,52 @@ r"""Harmony, the format of gpt-oss: messages with headers on channels. Read by t
 
 A header is read for what it says, wherever it says it: the recipient may stand before or behind the channel, the
 `<|constrain|>` may be missing, markers may be repeated. Text in a header that is none of the format's words is content,
-with a message behind it or without.
+with a message behind it or without. A call with `<|constrain|>xml` holds tags, as Beam writes them (see the parser
+`beam`), any other one JSON.
 
 Defined by the openai/harmony repository, `docs/format.md`.
 """
 
 from __future__ import annotations
 
-import enum
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
-from dovetail.contracts.reasoning import ContentDelta, FormatSpec, Messages, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd
-from dovetail.text.layout import Layout, Phase, make_layout
-from dovetail.text.machine import Machine, new_call_id
-from dovetail.text.tokenizer import Tokenizer
-
-MAX_HEADER = 512
-"""Characters of the longest header; longer text is content."""
+from dovetail.contracts.reasoning import Messages
+from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.text.layout import Phase
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"analysis|commentary|final")
 _PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
 _NAMED = ("<|channel|>", "<|constrain|>")
 _ROLES = ("user", "system", "developer", "tool")
-_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "to=")
+_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "xml", "to=")
 
-
-class Mark(enum.Enum):
-    """The format's tokens."""
-
-    START = "<|start|>"
-    CHANNEL = "<|channel|>"
-    CONSTRAIN = "<|constrain|>"
-    MESSAGE = "<|message|>"
-    END = "<|end|>"
-    RETURN = "<|return|>"
-    CALL = "<|call|>"
-
-
-_ENDS = (Mark.END, Mark.RETURN, Mark.CALL)
+MARKS: Mapping[str, Mark] = {
+    "<|start|>": Mark.START,
+    "<|channel|>": Mark.PART,
+    "<|constrain|>": Mark.INNER,
+    "<|message|>": Mark.BODY,
+    "<|end|>": Mark.END,
+    "<|return|>": Mark.END,
+    "<|call|>": Mark.END,
+}
 _LAST_CHANNEL = r"(?s:(?>\bto=[^\s<]+|.)*?%s(?>\bto=[^\s<]+|(?!analysis|commentary|final).)*\Z)"
 """Matches a header whose last channel is the one named, whatever recipients say."""
 
 MESSAGES = Messages(
-    start=Mark.START.value,
+    start="<|start|>",
     role="assistant",
-    parts=(Mark.CHANNEL.value,),
-    inner=(Mark.CONSTRAIN.value,),
-    body=Mark.MESSAGE.value,
-    ends=tuple(mark.value for mark in _ENDS),
+    parts=("<|channel|>",),
+    inner=("<|constrain|>",),
+    body="<|message|>",
+    ends=("<|end|>", "<|return|>", "<|call|>"),
     thinking="<|channel|>analysis",
     answer="<|channel|>final",
     thinks=rf"\A{_LAST_CHANNEL % 'analysis'}",
@@ -77,162 +70,52 @@ MESSAGES = Messages(
 MESSAGES_AND_CALLS = replace(MESSAGES, thinks=rf"\A(?!(?s:.*\bto=[^\s<])){_LAST_CHANNEL % 'analysis'}")
 """A message with a recipient is a call, on any channel."""
 
+TAGS = Tags(
+    key=('<rfl:parameter name="', '">'),
+    value_end="</rfl:parameter>",
+    newlines=True,
+)
+"""How Beam writes arguments. Its end tag is a token that begins with the line break in front of it."""
 
-class HarmonyParser(Machine):
-    """The `OutputParser` of harmony. Phases: OPEN in a header or between messages, then by what the message is."""
 
-    def __init__(
-        self,
-        spec: FormatSpec,
-        tokenizer: Tokenizer | None = None,
-        *,
-        skip_special_tokens: bool = True,
-        keep_markers: bool = False,
-        make_id: Callable[[], str] = new_call_id,
-    ) -> None:
-        """Prepare; arguments as for `FormatParser`. Calls are read as calls if `spec` has a tool format."""
-        added: Mapping[str, int] = {} if tokenizer is None else tokenizer.added_tokens
-        super().__init__(
-            _layout(tuple((mark.value, added[mark.value]) for mark in Mark if mark.value in added)),
-            tokenizer,
-            phase=Phase.OPEN,
-            skip_special_tokens=skip_special_tokens,
-            keep_markers=keep_markers,
-            make_id=make_id,
-        )
-        self._reads_calls = spec.tools is not None
-        self._header = ""
-        """What stands in the header, markers included; `_written` is the model's own part of it."""
-        self._written = ""
-        self._between = False
-        self._call: int | None = None
-        self._has_arguments = False
+@dataclass(frozen=True)
+class Arguments:
+    """The `ToolFormat.body` of harmony: its machine reads calls itself and asks for the tools alone."""
 
-    @property
-    def pending_content(self) -> str:
-        """Content that is held back only because it may turn out to be part of a marker."""
-        return self._held if self._phase is Phase.OUT else ""
+    tools: Sequence[Mapping[str, Any]]
 
-    def prime(self, prompt_tail: str) -> State:
-        """Take what the template appended: the beginning of a header, or of a message."""
-        self._prime(prompt_tail)
-        self._written = ""
-        if self._call is not None:
-            self._phase, self._call = Phase.OUT, None
-        self._num_calls = 0
-        return {Phase.IN: State.IN, Phase.OPEN: State.OPEN}.get(self._phase, State.OUT)
+    def __call__(self, new_call: NewCall) -> ToolBody:
+        """Make a reader of a call alone, as for any other format."""
+        return TaggedCalls(new_call, TAGS, self.tools)
 
-    def _finish(self, *, cut: bool) -> None:
-        if self._phase is Phase.TOOL:
-            self._end_call(complete=not cut)
-        elif self._phase is Phase.OPEN:
-            self._end_header()
 
-    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
-        """Act on a marker. False: it is literal text here."""
-        if self._phase is not Phase.OPEN:
-            if role in (Mark.MESSAGE, Mark.CONSTRAIN):
-                return False
-            self._end_message(marker if role in _ENDS else "")
-        if role in _ENDS:
-            self._end_header()
-            self._between = True
-        elif role is Mark.MESSAGE:
-            self._begin_message(marker)
-        else:
-            if role is Mark.START:
-                self._end_header()
-            self._between = False
-            self._add(marker)
-            if len(self._header) > MAX_HEADER:
-                self._give_up("")
-        return True
+class HarmonyParser(MessagesParser):
+    """The `OutputParser` of harmony."""
 
-    def _sink(self, text: str) -> None:
-        if self._phase is Phase.OPEN:
-            self._sink_header(text)
-        elif self._phase is Phase.IN:
-            self._text(ReasoningDelta, text)
-        elif self._call is not None:
-            self._has_arguments = True
-            self._event(ToolArgs(self._call, text))
-        else:
-            self._text(ContentDelta, text)
+    marks = MARKS
+    inner: ClassVar[tuple[str, ...]] = ('<rfl:parameter name="', "\n</rfl:parameter>", "</rfl:parameter>")
 
-    def _sink_header(self, text: str) -> None:
-        """Take text outside of messages. Between messages only whitespace belongs there."""
-        if self._between:
-            if text.isspace():
-                return
-            self._between = False
-            self._header = self._written = ""
-            self._phase = Phase.OUT
-            self._text(ContentDelta, text.lstrip())
-            return
-        room = MAX_HEADER - len(self._header)
-        self._add(text[: room + 1])
-        if len(text) > room:
-            self._give_up(text[room + 1 :])
-
-    def _give_up(self, text: str) -> None:
-        """A header is too long to be one: it is content, and so is the text behind it."""
-        written, self._header, self._written = self._written, "", ""
-        self._phase = Phase.OUT
-        self._text(ContentDelta, written + text)
-
-    def _add(self, text: str) -> None:
-        self._header += text
-        self._written += text
-
-    def _begin_message(self, marker: str) -> None:
-        header, written = self._header, self._written
-        self._header = self._written = ""
-        self._between = False
-        if (stray := _stray(written)) and not self._priming:
-            self._event(Malformed("header", stray))
+    def read(self, header: str, written: str, marker: str) -> Header:
+        """Say what a message is."""
+        stray = _stray(written)
         recipient = _RECIPIENT.search(header)
         channels = _CHANNEL.findall(_RECIPIENT.sub("", header))
         if recipient and self._reads_calls and not self._priming:
-            self._phase = Phase.TOOL
-            self._begin_call(recipient[1])
-        elif channels and channels[-1] == "analysis":
-            self._phase = Phase.IN
-            self._trim(written + marker)
-        else:
-            self._phase = Phase.OUT
+            name = recipient[1].removeprefix("functions.") or recipient[1]
+            if "<|constrain|>xml" in header:
+                return Header(Phase.TOOL, body=partial(self._tagged, name), stray=stray)
+            return Header(Phase.TOOL, name, stray=stray)
+        return Header(Phase.IN if channels and channels[-1] == "analysis" else Phase.OUT, stray=stray)
 
-    def _begin_call(self, recipient: str) -> None:
-        start = self._new_call(recipient.removeprefix("functions.") or recipient)
-        self._call, self._has_arguments = start.index, False
-        self._event(start)
+    def _tagged(self, name: str, new_call: NewCall) -> ToolBody:
+        """Make the reader of a call's tags."""
+        made = None if self._spec.tools is None else self._spec.tools.body
+        return TaggedCalls(new_call, TAGS, made.tools if isinstance(made, Arguments) else (), name=name)
 
-    def _end_message(self, marker: str) -> None:
-        if self._phase is Phase.IN:
-            self._trim(marker)
-        elif self._phase is Phase.TOOL:
-            self._end_call(complete=True)
-        self._phase = Phase.OPEN
-
-    def _end_call(self, *, complete: bool) -> None:
-        if self._call is None:
-            return
-        if complete and not self._has_arguments:
-            self._event(ToolArgs(self._call, "{}"))
-        self._event(ToolEnd(self._call))
-        self._call = None
-
-    def _end_header(self) -> None:
-        """A header ends without its message: what is none of the format's words is content."""
-        written, self._header, self._written = self._written, "", ""
+    def explains(self, header: str, written: str) -> bool:
+        """Whether what was written holds a marker, and nothing else but the format's words."""
         words = re.sub(r"<\|[a-z]+\|>", " ", written).split()
-        explained = "<|" in written and all(word.startswith(("to=", *_WORDS)) or _begins(word) for word in words)
-        if words and not explained:
-            self._event(Malformed("header", written))
-
-    def _trim(self, text: str) -> None:
-        """Drop a header or an end marker of reasoning, unless reasoning is given out as written."""
-        if self._keep_markers and text:
-            self._text(ReasoningDelta, text)
+        return "<|" in written and all(word.startswith(("to=", *_WORDS)) or _begins(word) for word in words)
 
 
 def _stray(header: str) -> str:
@@ -248,10 +131,3 @@ def _stray(header: str) -> str:
 def _begins(text: str) -> bool:
     """Whether a word of the format begins with `text`: the output may end inside a header."""
     return any(word.startswith(text) for word in _WORDS)
-
-
-@lru_cache(maxsize=16)
-def _layout(token_ids: tuple[tuple[str, int], ...]) -> Layout:
-    """Every marker counts everywhere."""
-    markers: dict[str, enum.Enum] = {mark.value: mark for mark in Mark}
-    return make_layout(dict.fromkeys(Phase, markers), token_ids)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from dovetail.contracts.reasoning import FormatSpec, Markers, OutputParser, ParserRequest, State
+from dovetail.contracts.tools import ToolFormat
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance import parsing
 from dovetail.testing.conformance.base import Conformance
@@ -20,6 +21,7 @@ from dovetail.testing.conformance.parsing import Reply, Way
 from dovetail.testing.conformance.tool_events import check_events
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.samples import Sample
+from dovetail.text.chat import ChatTemplate
 from dovetail.text.output import make_parser
 from dovetail.text.tokenizer import Tokenizer
 
@@ -47,10 +49,13 @@ class ParserConformance(Conformance):
     Attributes:
         samples: Outputs and what they mean; without any, texts are made from the declared markers.
         tools: The request's tools, as OpenAI writes them.
+        chat_template: Source of a chat template for which the parser is made ready, for one that reads its format off
+            the template.
     """
 
     samples: ClassVar[Sequence[Sample]] = ()
     tools: ClassVar[Sequence[dict[str, Any]]] = TOOLS
+    chat_template: ClassVar[str] = ""
 
     _instance: ClassVar[Any]
 
@@ -60,6 +65,8 @@ class ParserConformance(Conformance):
         if "_instance" not in vars(cls):
             try:
                 cls._instance = cls.plugin()()
+                if cls.chat_template:
+                    cls._instance = cls._instance.for_template(ChatTemplate({"default": cls.chat_template}))
             except Exception as error:  # a stranger's class; the message says what it did
                 fail(f"making the parser without arguments raised {raised(error)}")
         return cls._instance
@@ -93,9 +100,11 @@ class ParserConformance(Conformance):
         check(isinstance(spec, FormatSpec), f"it declares {shown(spec)} instead of a FormatSpec")
         for what, part in (("reasoning", spec.reasoning), ("tools", spec.tools)):
             if part is not None:
-                complete = bool(part.start and (part.end or what == "tools"))
+                complete = bool(part.start and part.end)
+                if isinstance(part, ToolFormat):
+                    complete = bool(part.start or part.also or part.bare)
                 check(complete, f"{what}: a marker is empty: {part.start!r}, {part.end!r}")
-                check(part.start != part.end, f"{what}: start and end marker are both {part.start!r}")
+                check(not part.start or part.start != part.end, f"{what}: start and end marker are both {part.start!r}")
 
     def test_spec_is_the_same_every_time(self) -> None:
         """The format depends on the request alone, not on the requests before it."""
@@ -293,7 +302,8 @@ class ReasoningParserConformance(ParserConformance):
         """Return the format that the plugin declares for a request."""
         view = tokenizer or BytesTokenizer()
         try:
-            spec: FormatSpec = self.instance().spec(view, PlainTemplate(), ParserRequest())
+            template = ChatTemplate({"default": self.chat_template}) if self.chat_template else PlainTemplate()
+            spec: FormatSpec = self.instance().spec(view, template, ParserRequest())
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"spec raised {raised(error)}")
         return spec
@@ -402,7 +412,10 @@ def begins(whole: str, arguments: str, written: str) -> bool:
 
     They may have been closed (`"}`), and may end with the beginning of a marker, which is text once nothing follows.
     """
-    arguments = arguments.rstrip('\ufffd"}]')
+    return any(_begins(whole, text, written) for text in (arguments, arguments.rstrip('\ufffd"}]')))
+
+
+def _begins(whole: str, arguments: str, written: str) -> bool:
     same = next((at for at, pair in enumerate(zip(arguments, whole, strict=False)) if pair[0] != pair[1]), len(whole))
     tail = arguments[same:].lstrip('"')
     try:

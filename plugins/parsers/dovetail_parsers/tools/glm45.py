@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
@@ -29,7 +29,17 @@ TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_en
 
 
 class Glm45(ToolParser):
-    """Calls as a name, keys and values between `<tool_call>` and `</tool_call>`."""
+    """Calls as a name, keys and values between two markers.
+
+    Attributes:
+        markers: Around a call.
+        knows: What a chat template of the format holds.
+        lines: Whether the template puts keys and values on lines of their own.
+    """
+
+    markers: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
+    knows: ClassVar[str] = "<arg_key>"
+    lines: ClassVar[bool] = True
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -38,25 +48,26 @@ class Glm45(ToolParser):
             return TaggedCalls(new_call, TAGS, tools)
 
         inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-        return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=body, inner=inner))
+        return replace(spec, tools=ToolFormat(*self.markers, body=body, inner=inner))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
         """Calls as the template of GLM-4.5 writes them; that of 4.7 leaves the newlines out."""
+        (start, end), line = self.markers, "\n" if self.lines else ""
         return calls_grammar(
             tools,
             choice,
             parallel,
             lambda tool: (
-                f"<tool_call>{name_of(tool)}\n",
-                tagged_arguments(tool, TAGS, behind_key="\n"),
-                "</tool_call>",
+                start + name_of(tool) + line,
+                tagged_arguments(tool, TAGS, behind_key=line, behind_value=line),
+                end,
             ),
             separator="\n",
-            trigger="<tool_call>",
+            trigger=start,
         )
 
     def detect(self, template: TemplateView) -> float:
         """The tags of keys."""
-        return 0.95 if "<arg_key>" in template.source else 0.0
+        return 0.95 if self.knows in template.source else 0.0

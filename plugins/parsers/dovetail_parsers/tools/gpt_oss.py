@@ -20,8 +20,7 @@ from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
 from dovetail.grammar.tools import answer_message, other_messages
 from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.json_calls import JsonCalls
-from dovetail_parsers.harmony import MESSAGES_AND_CALLS, HarmonyParser, Mark
+from dovetail_parsers.harmony import MESSAGES_AND_CALLS, Arguments, HarmonyParser
 
 
 class GptOss(ToolParser):
@@ -33,7 +32,7 @@ class GptOss(ToolParser):
             spec,
             machine=HarmonyParser,
             messages=MESSAGES_AND_CALLS,
-            tools=ToolFormat(Mark.CHANNEL.value, Mark.CALL.value, body=JsonCalls),
+            tools=ToolFormat("<|channel|>", "<|call|>", body=Arguments(tools)),
         )
 
     def grammar(

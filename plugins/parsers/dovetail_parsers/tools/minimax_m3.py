@@ -49,6 +49,7 @@ class ElementCalls(ToolBody):
         self._schemas = schemas_by_tool(tools)
         self._parts: list[str] = []
         self._tail = ""
+        self._is_behind_mark = False
         self._raw: list[str] = []
         self._call: int | None = None
         self._schema: Mapping[str, Any] | None = None
@@ -62,14 +63,17 @@ class ElementCalls(ToolBody):
         self._tail = seen[-len(MARK) + 1 :]
         if MARK in seen:
             *pieces, last = "".join(self._parts).split(MARK)
-            self._parts = [last]
+            self._parts, self._is_behind_mark = [last], True
             for piece in pieces:
                 self._piece(piece)
         return self._take_out()
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was open is complete."""
-        self._piece("".join(self._parts))
+        rest = "".join(self._parts)
+        if self._call is not None:
+            rest = self._without_half_a_tag(rest)
+        self._piece(rest)
         self._end_call()
         if raw := "".join(self._raw):
             self._out.append(Malformed("tool_call", raw))
@@ -80,6 +84,13 @@ class ElementCalls(ToolBody):
         if self._call is None and not "".join(self._raw).strip():
             return []
         return self.close()
+
+    def _without_half_a_tag(self, rest: str) -> str:
+        """Drop the beginning of a mark, or of the tag behind one, from the end of a call that was cut short."""
+        if self._is_behind_mark and rest.startswith("<") and ">" not in rest:
+            return ""
+        size = next((size for size in range(len(MARK) - 1, 0, -1) if rest.endswith(MARK[:size])), 0)
+        return rest[: len(rest) - size]
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []

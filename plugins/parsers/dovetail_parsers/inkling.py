@@ -1,0 +1,79 @@
+r"""Inkling's format: messages whose kind is told by a token. Read by the parsers `inkling`.
+
+```
+<|message_model|><|content_thinking|>The user asks for the weather.<|end_message|>
+<|message_model|>get_weather<|content_invoke_tool_json|>{"name": "get_weather", "args": {"city": "Rome"}}<|end_message|>
+```
+(without the line break). The prompt may end with `<|message_model|>`. The name in a header is the tool's once more.
+
+| token | its message is |
+|---|---|
+| `<|content_thinking|>` | reasoning |
+| `<|content_invoke_tool_json|>` | a tool call |
+| `<|content_text|>` and others | content |
+
+A kind in the middle of a message ends it: a model may call out of its thinking.
+
+Defined by the tml-renderers package (TMLv0), and by the description of the format in vLLM's `parser/inkling.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from dovetail.contracts.reasoning import Messages
+from dovetail.text.layout import Phase
+from dovetail_parsers.messages import Header, Mark, MessagesParser
+
+THINKING, CALL, TEXT = "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_text|>"
+MARKS: Mapping[str, Mark] = {
+    "<|message_model|>": Mark.START,
+    THINKING: Mark.BODY,
+    CALL: Mark.BODY,
+    TEXT: Mark.BODY,
+    "<|content_invoke_tool_text|>": Mark.BODY,
+    "<|content_tool_error|>": Mark.BODY,
+    "<|content_xml|>": Mark.BODY,
+    "<|end_message|>": Mark.END,
+    "<|content_model_end_sampling|>": Mark.END,
+}
+MESSAGES = Messages(
+    start="<|message_model|>",
+    role="",
+    parts=(),
+    body=TEXT,
+    bodies=tuple(text for text, mark in MARKS.items() if mark is Mark.BODY and text != TEXT),
+    ends=("<|end_message|>", "<|content_model_end_sampling|>"),
+    thinking=THINKING,
+    answer="",
+    thinks=r"<\|content_thinking\|>\Z",
+    answers=r"\A(?!.*<\|content_)",
+)
+
+
+class InklingParser(MessagesParser):
+    """The `OutputParser` of Inkling."""
+
+    marks = MARKS
+
+    def read(self, header: str, written: str, marker: str) -> Header:
+        """Say what a message is."""
+        stray = "" if self.explains(header, written) else written
+        if marker == THINKING:
+            return Header(Phase.IN, stray=stray)
+        tools = self._spec.tools
+        if marker == CALL and tools is not None:
+            return Header(Phase.TOOL, body=tools.body, stray=stray)
+        return Header(Phase.OUT, stray=stray)
+
+    def explains(self, header: str, written: str) -> bool:
+        """Whether a header begins as one and holds one name at most."""
+        _, start, name = header.rpartition("<|message_model|>")
+        return len(name.split()) <= bool(start)
+
+    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+        if role is Mark.BODY and self._phase is not Phase.OPEN and not self._is_value(role):
+            self._sink_closer()
+            self._end_message("")
+        return super()._take(role, marker, spelled=spelled)

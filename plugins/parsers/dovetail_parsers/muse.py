@@ -1,0 +1,150 @@
+r"""The format of Muse Spark and Muse Glimmer: messages with recipients, and calls as tags. Read by the parsers `muse`.
+
+```
+ to=self<|message|>The user asks for the weather.<|eom|><|start|>assistant to=get_weather<|message|>
+<atem:function_calls>
+<atem:invoke name="get_weather">
+<atem:parameter name="city">Paris</atem:parameter>
+</atem:invoke>
+</atem:function_calls><|eot|>
+```
+(without the first line break). The prompt ends with `<|start|>assistant`, so the output begins inside a header.
+
+| recipient | its message is |
+|---|---|
+| `self` | reasoning |
+| `user`, `commentary` | content |
+| `developer` | reasoning: it is not for the user |
+| none | content; reasoning in Muse Spark |
+| any other | tool calls, named by their own tags |
+
+A model may leave a message by a bare ` to=NAME<|message|>`. Tags outside of a call's message are text.
+
+Defined by the `chat_template` of Muse Glimmer, and for recipients of Muse Spark by vLLM's documentation of its parser.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dovetail.contracts.reasoning import Messages
+from dovetail.text.layout import Phase
+from dovetail.text.tagged_calls import Tags
+from dovetail_parsers.messages import Header, Mark, MessagesParser
+
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADER = re.compile(r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]*)?\s*")
+_BEGINNINGS = {word[:size] for word in ("assistant", "to=") for size in range(1, len(word) + 1)}
+_TAIL = re.compile(r"(?:^|(?<=\s))(?:t|to|to=[^\s<]*)?\Z")
+_MAX_TAIL = 256
+_PHASES = {"self": Phase.IN, "developer": Phase.IN, "user": Phase.OUT, "commentary": Phase.OUT}
+
+MARKS: Mapping[str, Mark] = {
+    "<|start|>": Mark.START,
+    "<|message|>": Mark.BODY,
+    "<|eom|>": Mark.END,
+    "<|eot|>": Mark.END,
+}
+MESSAGES = Messages(
+    start="<|start|>",
+    role="assistant",
+    parts=(),
+    body="<|message|>",
+    ends=("<|eom|>", "<|eot|>"),
+    thinking=" to=self",
+    answer=" to=user",
+    thinks=r"\bto=(?:self|developer)(?![^\s<])",
+    answers=r"\A(?!(?s:.*\bto=(?!user(?![^\s<]))))",
+)
+
+
+def _name(text: str) -> str:
+    """Read a name, without attributes behind it."""
+    return text.partition('"')[0].strip()
+
+
+def _key(text: str) -> tuple[str, bool | None]:
+    """Read a key, without attributes behind it."""
+    return text.partition('"')[0], None
+
+
+TAGS = Tags(
+    call=('<atem:invoke name="', '">'),
+    call_end="</atem:invoke>",
+    key=('<atem:parameter name="', '">'),
+    value_end="</atem:parameter>",
+    read_name=_name,
+    read_key=_key,
+)
+AROUND = ("<atem:function_calls>", "</atem:function_calls>")
+"""Stand around the calls of a message."""
+
+
+class MuseParser(MessagesParser):
+    """The `OutputParser` of Muse.
+
+    Attributes:
+        unaddressed: What a message without a recipient is.
+    """
+
+    marks = MARKS
+    unaddressed: ClassVar[Phase] = Phase.OUT
+    _tail = ""
+    """Text at the end of a message that may be the recipient of the next."""
+
+    def read(self, header: str, written: str, marker: str) -> Header:
+        """Say what a message is."""
+        stray = "" if _HEADER.fullmatch(written) else written
+        found = _RECIPIENT.search(header)
+        if found is None:
+            return Header(self.unaddressed, stray=stray)
+        phase = _PHASES.get(found[1], Phase.TOOL)
+        tools = self._spec.tools
+        return Header(phase, body=None if tools is None else tools.body, stray=stray)
+
+    def explains(self, header: str, written: str) -> bool:
+        """Whether what was written is the beginning of a header and nothing else."""
+        words = written.replace("<|start|>", " ").split()
+        known = all(word.startswith("to=") or word in _BEGINNINGS for word in words)
+        return known and ("<|start|>" in written or "to=" in written)
+
+    @property
+    def pending_content(self) -> str:
+        """Content that is held back only because it may turn out to be a header, or part of a marker."""
+        return self._tail + self._held if self._phase is Phase.OUT else ""
+
+    def _sink(self, text: str) -> None:
+        if self._phase not in (Phase.IN, Phase.OUT) or self._priming:
+            super()._sink(text)
+            return
+        text, self._tail = self._tail + text, ""
+        found = _TAIL.search(text, max(0, len(text) - _MAX_TAIL))
+        if found is not None and found[0]:
+            text, self._tail = text[: found.start()], found[0]
+        if text:
+            super()._sink(text)
+
+    def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
+        """Act on a marker; a recipient in front of `<|message|>` is a header, with what came before it or without."""
+        tail, self._tail = self._tail, ""
+        if role is Mark.BODY and _RECIPIENT.fullmatch(tail):
+            self._end_message("")
+            self._add(tail)
+        elif tail:
+            super()._sink(tail)
+        return super()._take(role, marker, spelled=spelled)
+
+    def _finish(self, *, cut: bool) -> None:
+        tail, self._tail = self._tail, ""
+        if tail:
+            super()._sink(tail)
+        super()._finish(cut=cut)
+
+
+class SparkParser(MuseParser):
+    """As Muse Spark: a message to nobody is reasoning."""
+
+    unaddressed = Phase.IN

@@ -1,0 +1,34 @@
+r"""`functionary`: Functionary, see `dovetail_parsers.functionary`.
+
+```
+all
+The capital of France is Paris.
+```
+
+The models do not think; what is sent to `all` is the answer, also of requests without tools.
+
+Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
+"""
+
+from __future__ import annotations
+
+from dovetail.contracts.reasoning import (
+    FormatSpec,
+    ParserRequest,
+    ReasoningParser,
+    TemplateView,
+    TokenizerView,
+)
+from dovetail_parsers.functionary import FunctionaryParser, knows
+
+
+class Functionary(ReasoningParser):
+    """Answers to `all`."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the machine."""
+        return FormatSpec(machine=FunctionaryParser)
+
+    def detect(self, template: TemplateView) -> float:
+        """What the template says of recipients."""
+        return 0.95 if knows(template) else 0.0

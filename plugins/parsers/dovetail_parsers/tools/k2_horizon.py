@@ -1,0 +1,84 @@
+r"""`k2-horizon`: K2 Horizon (K2-V3).
+
+```
+<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>
+</ifm|tool_call></ifm|tool_calls>
+```
+(without the line break). One section holds all calls. A key may be followed by `<ifm|arg_type>…</ifm|arg_type>`; a call
+may be a JSON object instead. The template's `tool_call_format` chooses; all three are read.
+
+Defined by the description of the format in vLLM's `tool_parsers/k2_horizon_tool_parser.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail_parsers.tools.either import Either
+from dovetail_parsers.tools.per_call import PerCall
+from dovetail_parsers.tools.sections import Section
+
+_KEY = re.compile(r"\s*(.*?)\s*(?:</ifm\|arg_key>)?\s*(?:<ifm\|arg_type>(.*?)</ifm\|arg_type>)?\s*", re.DOTALL)
+
+
+def read_key(text: str) -> tuple[str, bool | None]:
+    """Read a key, and its type if it has one."""
+    found = _KEY.fullmatch(text)
+    if found is None:
+        return text.strip(), None
+    base = (found[2] or "").partition("[")[0].strip().lower()
+    return found[1], None if base in ("", "any") else base in ("string", "str")
+
+
+TAGS = Tags(key=("<ifm|arg_key>", "<ifm|arg_value>"), value_end="</ifm|arg_value>", read_key=read_key)
+
+
+class K2Horizon(Section):
+    """Calls as keys and values, or as JSON, in one section."""
+
+    start, end = "<ifm|tool_calls>", "</ifm|tool_calls>"
+    also = ("<ifm|tool_call>",)
+    inner = (
+        "<ifm|tool_call>",
+        "</ifm|tool_call>",
+        "<ifm|arg_key>",
+        "</ifm|arg_key>",
+        "<ifm|arg_type>",
+        "</ifm|arg_type>",
+        "<ifm|arg_value>",
+        "</ifm|arg_value>",
+    )
+    knows = ("<ifm|tool_call",)
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read each call by how it begins."""
+
+        def one() -> ToolBody:
+            return Either("{", lambda: JsonCalls(new_call), lambda: TaggedCalls(new_call, TAGS, tools))
+
+        return PerCall(one, "<ifm|tool_call>", "</ifm|tool_call>")
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """Calls as the template writes them where no other form is asked for."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f"<ifm|tool_call>{name_of(tool)}",
+                tagged_arguments(tool, TAGS, key=lambda name, _: f"{name}</ifm|arg_key>", behind_value=""),
+                "</ifm|tool_call>",
+            ),
+            section=(self.start, self.end),
+            separator="\n",
+            trigger=self.start,
+        )

@@ -1,0 +1,67 @@
+r"""`muse`: tool calls of Muse Spark and Muse Glimmer, see `dovetail_parsers.muse`.
+
+```
+ to=get_weather<|message|><atem:function_calls>
+<atem:invoke name="get_weather">
+<atem:parameter name="city">Paris</atem:parameter>
+</atem:invoke>
+</atem:function_calls><|eot|>
+```
+
+Defined by the `chat_template` of Muse Glimmer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.grammar.tools import answer_message, other_messages
+from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.text.tagged_calls import TaggedCalls
+from dovetail.text.without import Without
+from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
+
+
+class Muse(ToolParser):
+    """Calls as tags in messages to a tool. Brings its machine also where no reasoning parser does."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say that calls are looked for; the machine knows where."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return Without(TaggedCalls(new_call, TAGS, tools), AROUND)
+
+        return replace(
+            spec,
+            machine=spec.machine or MuseParser,
+            messages=MESSAGES,
+            tools=ToolFormat(AROUND[0], AROUND[1], body=body, before_start=""),
+        )
+
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
+    ) -> GrammarSpec | None:
+        """The whole reply: thinking as the model likes, then calls, or with `auto` an answer."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (
+                f' to={name_of(tool)}<|message|>{AROUND[0]}\n<atem:invoke name="{name_of(tool)}">\n',
+                tagged_arguments(tool, TAGS),
+                f"</atem:invoke>\n{AROUND[1]}",
+            ),
+            separator=MESSAGES.ends[0] + MESSAGES.start + MESSAGES.role,
+            trigger=" to=",
+            before=other_messages(MESSAGES),
+            instead=answer_message(MESSAGES, {"type": "any_text"}),
+        )
+
+    def detect(self, template: TemplateView) -> float:
+        """The tags and recipients."""
+        return 0.95 if "<atem:" in template.source and "to=" in template.source else 0.0

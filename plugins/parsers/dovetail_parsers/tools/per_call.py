@@ -1,0 +1,90 @@
+"""`PerCall`: a section whose calls stand between markers of their own, each read by a reader of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent
+from dovetail.text.matcher import matcher
+
+
+class PerCall(ToolBody):
+    """Cuts a section into calls; text between them is `Malformed`.
+
+    A marker inside a value is part of it, unless the next call, or nothing, follows the marker that ends one.
+    """
+
+    def __init__(self, make: Callable[[], ToolBody], begin: str, end: str) -> None:
+        """Prepare; `make` makes the reader of one call, which stands between `begin` and `end`."""
+        self._make, self._begin = make, begin
+        self._matcher = matcher((begin, end))
+        self._held = ""
+        self._closer = ""
+        self._body: ToolBody | None = None
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        """Take more text."""
+        text, self._held = self._held + text, ""
+        events: list[ToolEvent] = []
+        pos = 0
+        while pos < len(text):
+            end, state, length = self._matcher.scan(text, pos, 0)
+            cut = end - (length or self._matcher.held(state))
+            events += self._text(text[pos:cut])
+            if not length:
+                self._held = text[cut:]
+                break
+            events += self._mark(text[cut:end])
+            pos = end
+        return events
+
+    def close(self) -> list[ToolEvent]:
+        """End the section."""
+        return self._finish(complete=True)
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short."""
+        return self._finish(complete=bool(self._closer))
+
+    @property
+    def inside_value(self) -> bool:
+        """Whether the text so far ends inside a value."""
+        return self._body is not None and not self._closer and self._body.inside_value
+
+    def _finish(self, *, complete: bool) -> list[ToolEvent]:
+        held, self._held = self._held, ""
+        events = self._text(held)
+        self._closer = ""
+        if self._body is not None:
+            events += self._body.close() if complete else self._body.cut()
+            self._body = None
+        return events
+
+    def _text(self, text: str) -> list[ToolEvent]:
+        if not text:
+            return []
+        if self._body is None:
+            return [Malformed("tool_call", text)] if text.strip() else []
+        if self._closer and text.isspace():
+            self._closer += text
+            return []
+        closer, self._closer = self._closer, ""
+        return self._body.feed(closer + text)
+
+    def _mark(self, mark: str) -> list[ToolEvent]:
+        body = self._body
+        if body is None:
+            if mark != self._begin:
+                return [Malformed("tool_call", mark)]
+            self._body = self._make()
+            return []
+        if body.inside_value and not (self._closer and mark == self._begin):
+            closer, self._closer = self._closer, ""
+            events = body.feed(closer) if closer else []
+            if mark == self._begin:
+                return [*events, *body.feed(mark)]
+            self._closer = mark
+            return events
+        self._closer = ""
+        self._body = self._make() if mark == self._begin else None
+        return body.close()
