@@ -27,13 +27,19 @@ from dovetail.testing.vocabularies import byte_fallback, byte_level
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.output import Folded, make_parser, parse_full
 from dovetail.text.tokenizer import Tokenizer
+from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
+from dovetail_parsers.inkling import InklingParser
+from dovetail_parsers.muse import SPARK, MuseParser, SparkParser
+from dovetail_parsers.tools.inkling import Inkling
+from dovetail_parsers.tools.muse import Muse
 
 FULL = FormatSpec(
     reasoning=Markers("<think>", "</think>", ended_by_tools=True),
     tools=ToolFormat("<tool_call>", "</tool_call>", JsonCalls),
 )
 HARMONY = FormatSpec(machine=HarmonyParser, messages=MESSAGES)
+MUSE = FormatSpec(machine=MuseParser, messages=muse.MESSAGES)
 CALLING = replace(HARMONY, messages=MESSAGES_AND_CALLS, tools=FULL.tools)
 SPECS = {
     "full": FULL,
@@ -43,6 +49,11 @@ SPECS = {
     "plain": FormatSpec(),
     "harmony": HARMONY,
     "harmony with tools": CALLING,
+    "muse": MUSE,
+    "muse with tools": Muse().extend(FormatSpec(), []),
+    "spark": replace(MUSE, machine=SparkParser, messages=SPARK),
+    "inkling": FormatSpec(machine=InklingParser, messages=inkling.MESSAGES),
+    "inkling with tools": Inkling().extend(FormatSpec(), []),
 }
 TAILS = [
     "",
@@ -72,13 +83,26 @@ HEADED = [
     *("<|message|>", "analysis", "final", "commentary", " to=analysis", " json", "so", "\n", "assistant", "Hm, "),
     *("<|channel|>analysis to=functions.f <|constrain|>json<|message|>", "<|channel|>commentary<|message|>"),
 ]
+SOUPS = {
+    "<|start|>": HEADED,
+    "<|message_model|>": [
+        *inkling.MARKS,
+        *("<|message_model|><|content_thinking|>", "<|message_model|><|content_text|>", "<|end_message|>", "why", "\n"),
+        *("now", '<|content_invoke_tool_json|>{"name": "now", "args": {"q": "x"}}', "so"),
+    ],
+    "muse": [
+        *muse.MARKS,
+        *(" to=self<|message|>", " to=user<|message|>", "<|eom|><|start|>assistant", " to=f<|message|>", " to=self"),
+        *('<atem:invoke name="f">', "</atem:invoke>", "why", " to", "=", "\n", "so", " to=user", "commentary"),
+    ],
+}
 ANSWER = GrammarSpec(kind=Kind.REGEX, source="[A-F]{2}[0-9]{2}")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """With the markers of both families."""
-    return byte_level(("<think>", "</think>", "<tool_call>", "</tool_call>", *MARKS))
+    return byte_level(("<think>", "</think>", "<tool_call>", "</tool_call>", *MARKS, *muse.MARKS, *inkling.MARKS))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +135,7 @@ def cases(tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[FormatSpec,
     found = []
     for _ in range(count):
         spec = rng.choice([*SPECS.values()])
-        soup = MARKED if spec.messages is None else HEADED
+        soup = MARKED if spec.messages is None else SOUPS["muse" if spec.messages.bare else spec.messages.start]
         text = "".join(rng.choices(soup, k=rng.randrange(14)))
         found.append((spec, rng.choice(TAILS), tokenizer.encode(text, add_special_tokens=False)))
     return found
@@ -189,7 +213,7 @@ class Walk:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, backend: GrammarBackend) -> None:
         self.tokenizer, self.vocabulary, self.backend = tokenizer, vocabulary, backend
         self.sets = TokenSets(vocabulary)
-        marks = {MARKS} | {"<think>", "</think>"}
+        marks = {*MARKS, "<think>", "</think>"}
         self.marks = {i for text, i in tokenizer.added_tokens.items() if text in marks}
 
     def constraint(self, spec: FormatSpec, tail: str, grammar: GrammarSpec | None, **use: Any) -> Constraint:

@@ -105,6 +105,8 @@ class Messages:
             before `body`, markers included.
         answers: Regular expression, found in each header of a message that is the answer, among those where `thinks`
             is not. All others are free text, such as a preamble.
+        bare: Regular expression for text at the end of a message that is the header of the next where `body` follows,
+            with nothing between them; empty: there is none.
     """
 
     start: str
@@ -118,6 +120,7 @@ class Messages:
     answer: str
     thinks: str
     answers: str
+    bare: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

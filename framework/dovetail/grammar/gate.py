@@ -26,6 +26,9 @@ WHITESPACE = b" \t\r\n"
 MAX_HEADER = 512
 """Characters of the longest header, as output parsers count; longer text is the answer."""
 
+MAX_TAIL = 256
+"""Bytes at the end of a message that are remembered, where they may be a header."""
+
 Paths = tuple[tuple[int, ...], tuple[int, ...]]
 """What is left of the canonical header of thinking, and of that of the answer."""
 
@@ -241,7 +244,7 @@ class MessageGate(Gate):
         phase: `header` (also between messages), `think`, `preamble` or `answer`.
     """
 
-    _SAVED = ("phase", "reasoning_tokens", "_header", "_between", "_paths")
+    _SAVED = ("phase", "reasoning_tokens", "_header", "_between", "_paths", "_tail")
 
     def __init__(self, thinking: MessageThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
         """Start at the prompt's end."""
@@ -257,6 +260,8 @@ class MessageGate(Gate):
         self.fence = frozenset(self._marks) | self._ends - {thinking.ends[0]}
         self._thinks, self._answers = re.compile(thinking.thinks), re.compile(thinking.answers)
         self.phase: str = {"in": "think", "out": "answer"}.get(thinking.state, "header")
+        self._bare = re.compile(rf"(?:{thinking.bare})\Z") if thinking.bare else None
+        self._tail = b""
         self._header = thinking.header
         self._between = False
         self._paths: Paths = thinking.first
@@ -294,12 +299,15 @@ class MessageGate(Gate):
 
     def _take(self, token_id: int) -> bool:
         thinking = self._thinking
-        if self.phase == "answer" and (self._constrained or token_id not in self._breaks):
+        if self.phase == "answer" and self._constrained:
             return False
         if self.phase != "header":
+            if self._bare is not None and self._is_bare_header(token_id):
+                return True
             if token_id not in self._breaks:
                 self.reasoning_tokens += self.phase == "think"
-                return True
+                return self.phase != "answer"
+            self._tail = b""
             self.phase, self._header, self._between = "header", "", False
             self._paths = thinking.next
         if token_id in self._ends:
@@ -314,6 +322,18 @@ class MessageGate(Gate):
             self._header, self._paths = "", thinking.next
         self._paths = _along(self._paths, token_id)
         return self._read_header(token_id)
+
+    def _is_bare_header(self, token_id: int) -> bool:
+        """Whether the text before the marker of a body is a header without a beginning; if so, its message begins."""
+        if token_id != self._thinking.body.ids[0]:
+            self._tail = (self._tail + self._bytes(token_id))[-MAX_TAIL:]
+            return False
+        found = self._bare.search(self._tail.decode(errors="replace")) if self._bare is not None else None
+        if found is None:
+            return False
+        self._header, self._tail = found[0], b""
+        self._begin_message()
+        return True
 
     def _read_header(self, token_id: int) -> bool:
         """Take a token of a header, or text where a header should be, which is the answer."""

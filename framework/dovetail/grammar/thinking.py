@@ -102,6 +102,7 @@ def _in_messages(
         whole=use.calls,
         budget=use.budget,
         bodies=tuple(_marker(text, tokenizer) for text in messages.bodies),
+        bare=messages.bare,
     )
 
 

@@ -72,6 +72,7 @@ class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_
     whole: bool = False
     budget: int | None = None
     bodies: tuple[Marker, ...] = ()
+    bare: str = ""
 
 
 Thinking = MarkedThinking | MessageThinking

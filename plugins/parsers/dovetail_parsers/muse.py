@@ -28,6 +28,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.contracts.reasoning import Messages
@@ -39,6 +40,8 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER = re.compile(r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]*)?\s*")
 _BEGINNINGS = {word[:size] for word in ("assistant", "to=") for size in range(1, len(word) + 1)}
 _TAIL = re.compile(r"(?:^|(?<=\s))(?:t|to|to=[^\s<]*)?\Z")
+_FIRST = r"\A(?s:(?!\bto=[^\s<]).)*"
+"""What stands in a header before its recipient."""
 _MAX_TAIL = 256
 _PHASES = {"self": Phase.IN, "developer": Phase.IN, "user": Phase.OUT, "commentary": Phase.OUT}
 
@@ -56,9 +59,14 @@ MESSAGES = Messages(
     ends=("<|eom|>", "<|eot|>"),
     thinking=" to=self",
     answer=" to=user",
-    thinks=r"\bto=(?:self|developer)(?![^\s<])",
-    answers=r"\A(?!(?s:.*\bto=(?!user(?![^\s<]))))",
+    thinks=rf"{_FIRST}\bto=(?:self|developer)(?![^\s<])",
+    answers=rf"{_FIRST}(?:\bto=user(?![^\s<])|\Z)",
+    bare=r"(?:\A|(?<=\s))to=[^\s<]+",
 )
+SPARK = replace(
+    MESSAGES, thinks=rf"{_FIRST}(?:\bto=(?:self|developer)(?![^\s<])|\Z)", answers=rf"{_FIRST}\bto=user(?![^\s<])"
+)
+"""As Muse Spark: a message to nobody is reasoning."""
 
 
 def _name(text: str) -> str:
@@ -117,7 +125,8 @@ class MuseParser(MessagesParser):
         return self._tail + self._held if self._phase is Phase.OUT else ""
 
     def _sink(self, text: str) -> None:
-        if self._phase not in (Phase.IN, Phase.OUT) or self._priming:
+        if self._phase is Phase.OPEN or self._priming or self._is_value(Mark.BODY):
+            text, self._tail = self._tail + text, ""
             super()._sink(text)
             return
         text, self._tail = self._tail + text, ""

@@ -18,7 +18,7 @@ from dovetail.contracts.reasoning import (
     TemplateView,
     TokenizerView,
 )
-from dovetail_parsers.muse import MESSAGES, SparkParser
+from dovetail_parsers.muse import SPARK, SparkParser
 
 
 class Muse(ReasoningParser):
@@ -26,4 +26,4 @@ class Muse(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the machine, and its messages for the engine."""
-        return FormatSpec(machine=SparkParser, messages=MESSAGES)
+        return FormatSpec(machine=SparkParser, messages=SPARK)

@@ -39,7 +39,7 @@ class Muse(ToolParser):
         return replace(
             spec,
             machine=spec.machine or MuseParser,
-            messages=MESSAGES,
+            messages=spec.messages or MESSAGES,
             tools=ToolFormat(AROUND[0], AROUND[1], body=body, before_start=""),
         )
 
