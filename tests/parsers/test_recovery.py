@@ -23,7 +23,7 @@ from dovetail.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
-from samples import CALLS, TWO
+from samples import CALLS, CONTENT_FIRST, TWO
 
 TOOLS = [
     {
@@ -177,7 +177,7 @@ def test_what_max_tokens_cuts(
     check(name, text, content, calls, tokenizer, "length")
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("llama3", "pythonic", "gpt-oss", "xlam")])
+@pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek-v3", "minimax-m2"])
 def test_calls_inside_thinking(name: str, reasoning: str, tokenizer: Tokenizer) -> None:
     """A call that is made without closing the thinking is a call."""
