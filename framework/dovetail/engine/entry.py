@@ -44,6 +44,7 @@ class Entry:
         place: How many ids had come when the engine last died while it took part; -1 if none did.
         num_deaths: Deaths in a row that found it at this place.
         num_trials: How many of these came while it was tried alone.
+        is_suspect: It may have caused them.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Entry:
         "is_aborted",
         "is_admitted",
         "is_sent",
+        "is_suspect",
         "num_deaths",
         "num_trials",
         "number",
@@ -74,6 +76,7 @@ class Entry:
         self.output: list[int] = []
         self.is_sent = self.is_admitted = self.is_aborted = self.has_ended = False
         self.place, self.num_deaths, self.num_trials = -1, 0, 0
+        self.is_suspect = False
         self._facts: TokenDelta | None = None
         self._every = every
         self._has_begun = False

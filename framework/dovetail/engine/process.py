@@ -11,7 +11,7 @@ from dovetail.engine.entry import Entry
 from dovetail.engine.heartbeat import Heartbeat
 from dovetail.engine.life import EngineLife
 from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
-from dovetail.engine.suspects import RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.suspects import ALARM_S, RestartLimit, has_got_on, note_death, to_try
 from dovetail.engine.wire import Start
 from dovetail.messages import (
     POISON,
@@ -75,6 +75,7 @@ class ProcessClient(StreamClient):
         self._restarting: str | None = None
         self._died_at = 0.0
         self._tried: Entry | None = None
+        self._alarmed_until = 0.0
         self._closing = False
 
     @property
@@ -151,8 +152,8 @@ class ProcessClient(StreamClient):
 
     def _may_not_restart(self, life: EngineLife, why: str) -> str | None:
         """Account for a death; returns why there is no further start, if there is none."""
-        self._note_death(life, why)
-        refusal = self._limit.died(was_ready=life.is_ready)
+        num_explained = self._note_death(life, why)
+        refusal = self._limit.died(was_ready=life.is_ready, num_explained=num_explained)
         if refusal is not None:
             return refusal
         if self._restarting is None:
@@ -163,23 +164,25 @@ class ProcessClient(StreamClient):
         logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
         return None
 
-    def _note_death(self, life: EngineLife, why: str) -> None:
-        """Take all requests back, and end those that are over and the one that is to blame."""
+    def _note_death(self, life: EngineLife, why: str) -> int:
+        """Take all requests back, and end those that are over and the one to blame; returns how often it was."""
         open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
-        culprit = note_death(present, self._tried, from_outside=life.ended_from_outside)
+        is_alarmed = time.monotonic() < self._alarmed_until
+        culprit = note_death(present, self._tried, from_outside=life.ended_from_outside, is_alarmed=is_alarmed)
         self._tried = None
         for entry in open_entries:
             if entry.is_sent:
                 self._renumber(entry)
             if entry is culprit:
-                self._limit.explained(entry.num_deaths - 1)
+                self._alarmed_until = time.monotonic() + ALARM_S
                 text = "Request %s ended the engine %d times at its token %d, at last alone, and is refused: %s"
                 logger.error(text, entry.submit.rid, entry.num_deaths, len(entry.output), why)
                 message = f"the engine died {entry.num_deaths} times of this request, the last time of it alone"
                 entry.end(Finish("abort", None, message, POISON))
             elif entry.is_aborted:
                 entry.end(ABORTED)
+        return 0 if culprit is None else culprit.num_deaths
 
     def _tell_of_return(self) -> None:
         took_s = time.monotonic() - self._died_at
@@ -205,6 +208,7 @@ class ProcessClient(StreamClient):
     def _tried_well(self, entry: Entry) -> None:
         """A suspect has got on alone: it waits until the others were tried, and is none any more."""
         entry.num_deaths = entry.num_trials = 0
+        entry.is_suspect = False
         if not entry.is_aborted:  # else it is about to end
             self._send(Abort(entry.submit.handle))
             self._renumber(entry)

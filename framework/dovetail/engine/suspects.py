@@ -1,8 +1,9 @@
 """Which request kills the engine: found by what each had got to at the engine's deaths, and by trying it alone.
 
 A request that was in two deaths without having got further in between is a suspect. Suspects are tried one at a time,
-while everything else waits: one that gets on alone is none any more, one during whose trial the engine dies again, at
-the same place, is refused. So a request that gets on is never refused, however often somebody else kills the engine.
+while everything else waits: one that gets on alone is none any more, one during whose trial the engine dies again,
+before it has got on, is refused. So a request that gets on is never refused, however often somebody else kills the
+engine. After a request was refused, others like it are likely: for a while one death is enough for a suspicion.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dovetail.engine.entry import Entry
 
 SUSPECT_DEATHS = 2
+ALARM_S = 60.0
+"""For so long after a request was refused, one death makes suspects."""
 PROOF = 4
 """So many tokens behind the place of the last death show that it was not the request's doing."""
 FROM_OUTSIDE = 3
@@ -23,8 +26,8 @@ MAX_FAILED_STARTS = 3
 
 
 def is_suspect(entry: Entry) -> bool:
-    """Whether a request was in two deaths and has not got on since."""
-    return entry.num_deaths >= SUSPECT_DEATHS and not has_got_on(entry)
+    """Whether a request is to be tried."""
+    return entry.is_suspect and not has_got_on(entry)
 
 
 def has_got_on(entry: Entry) -> bool:
@@ -33,29 +36,37 @@ def has_got_on(entry: Entry) -> bool:
 
 
 def to_try(entries: Iterable[Entry]) -> Entry | None:
-    """Return the next suspect: the likely innocent first, so that they go on soon."""
+    """Return the next suspect: one whose trial has begun, then in order."""
     suspects = [entry for entry in entries if is_suspect(entry)]
-    return min(suspects, key=lambda entry: (entry.num_trials, entry.number), default=None)
+    return min(suspects, key=lambda entry: (-entry.num_trials, entry.number), default=None)
 
 
-def note_death(present: Iterable[Entry], tried: Entry | None, *, from_outside: bool) -> Entry | None:
+def note_death(
+    present: Iterable[Entry], tried: Entry | None, *, from_outside: bool, is_alarmed: bool = False
+) -> Entry | None:
     """Account for a death; returns the request that is to be refused for it, if one is.
 
     Args:
         present: The requests that took part in what the engine did.
         tried: The one that was tried alone, if one was.
         from_outside: Whether the engine was killed by a signal that it does not give itself.
+        is_alarmed: Whether a request was refused lately.
     """
+    enough = 1 if is_alarmed and not from_outside else SUSPECT_DEATHS
     for entry in present:
+        if entry is tried and not has_got_on(entry) and not from_outside:
+            entry.num_deaths += 1
+            return entry
         at = len(entry.output)
-        entry.num_deaths = entry.num_deaths + 1 if at <= entry.place else 1
+        entry.num_deaths += 1
         if at > entry.place:
-            entry.place, entry.num_trials = at, 0
+            entry.place, entry.num_deaths, entry.num_trials, entry.is_suspect = at, 1, 0, False
+        entry.is_suspect = entry.is_suspect or entry.num_deaths >= enough
         if entry is tried:
             entry.num_trials += 1
-    if tried is None or tried.num_trials < (FROM_OUTSIDE if from_outside else 1):
-        return None
-    return tried if tried.num_deaths > SUSPECT_DEATHS else None
+            if entry.num_trials >= FROM_OUTSIDE:
+                return entry
+    return None
 
 
 class RestartLimit:
@@ -66,6 +77,7 @@ class RestartLimit:
         self.most, self.window_s = most, window_s
         self._clock = clock
         self._deaths: deque[float] = deque()
+        self._num_unexplained = 0
         self._failed_starts = 0
 
     @property
@@ -73,11 +85,22 @@ class RestartLimit:
         """Deaths in the window."""
         return len(self._deaths)
 
-    def died(self, *, was_ready: bool) -> str | None:
-        """Count a death; returns why the engine is not started again, or None if it is."""
+    def died(self, *, was_ready: bool, num_explained: int = 0) -> str | None:
+        """Count a death; returns why the engine is not started again, or None if it is.
+
+        Args:
+            was_ready: Whether the engine had started.
+            num_explained: How many deaths, this one included, a request has caused that is refused now: they do not
+                count. None of them is explained twice.
+        """
         now = self._clock()
         self._deaths.append(now)
-        while self._deaths[0] < now - self.window_s:
+        self._num_unexplained += 1
+        if num_explained:
+            for _ in range(min(num_explained, self._num_unexplained, len(self._deaths))):
+                self._deaths.pop()
+            self._num_unexplained = 0
+        while self._deaths and self._deaths[0] < now - self.window_s:
             self._deaths.popleft()
         self._failed_starts = 0 if was_ready else self._failed_starts + 1
         if self.most == 0:
@@ -87,11 +110,6 @@ class RestartLimit:
         if len(self._deaths) > self.most:
             return f"it died {len(self._deaths)} times within {self.window_s:g} s (--max-engine-restarts {self.most})"
         return None
-
-    def explained(self, num: int) -> None:
-        """Forget the last deaths: a request that is refused now was the cause."""
-        for _ in range(min(num, len(self._deaths))):
-            self._deaths.pop()
 
     @property
     def delay_s(self) -> float:
