@@ -58,7 +58,7 @@ def make_engine(settings: ServeSettings, plan: PluginPlan) -> EngineClient:
         window_s=settings.engine_restart_window,
         hang_s=settings.engine_hang_timeout,
     )
-    return ProcessClient(engine_settings(settings), plan, restarts=restarts)
+    return ProcessClient(engine_settings(settings), plan, log_level=settings.log_level, restarts=restarts)
 
 
 async def run(

@@ -24,6 +24,7 @@ from dovetail.messages import (
     EngineInfo,
     Finish,
     Ready,
+    Stats,
     Submit,
     Tick,
     TokenDelta,
@@ -61,9 +62,13 @@ class Core:
                 elif isinstance(message, Control):
                     if message.op == "shutdown":
                         return
-                    self.transport.send(ControlReply(id=message.id, result={"num_running": len(self.live)}))
+                    self.transport.send(ControlReply(id=message.id, result=self.stats()))
             if self.live:
                 self.transport.send(self.make_step())
+
+    def stats(self) -> dict[str, float]:
+        """Everything is nothing but what runs."""
+        return dict.fromkeys(Stats.__struct_fields__, 0) | {"num_running": len(self.live)}
 
     def make_step(self) -> Tick:
         time.sleep(TICK_S)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
+from dovetail.contracts.observers import LoadStats, StatLogger
 from dovetail.engine import process
 from dovetail.engine.process import Restarts
 from dovetail.errors import EngineDeadError, EngineError
 from dovetail.messages import SamplingParams, Submit
+from dovetail_server.observers import Observers
 
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it"))]
 
@@ -125,6 +127,39 @@ def test_aborts_and_ends_while_there_is_no_engine() -> None:
             await client.close()
 
     asyncio.run(main())
+
+
+def test_loggers_of_load_are_told_through_a_restart() -> None:
+    """What asks the engine at intervals goes on asking the next one."""
+    seen: list[int] = []
+
+    class Logger(StatLogger):
+        interval_s = 0.02
+
+        def log(self, stats: LoadStats) -> None:
+            seen.append(stats.num_running)
+
+    async def main() -> None:
+        client = make_scripted()
+        await client.start()
+        observers = Observers()
+        observers.add_loggers("acme", Logger())
+        feeding = asyncio.create_task(observers.log_stats(client))
+        try:
+            for num in range(1, 4):
+                before = len(seen)
+                while len(seen) < before + 3:
+                    assert not feeding.done()
+                    await asyncio.sleep(0.01)
+                await kill(client)
+                await ready(client)
+                assert client.num_restarts == num
+        finally:
+            feeding.cancel()
+            observers.close()
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def fails_after(path: Path, text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain
+from restarting import FULL, Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
 from dovetail.engine.entry import Entry
 from dovetail.engine.process import Restarts
@@ -109,8 +109,9 @@ def test_a_real_engine_and_kills_from_elsewhere(tmp_path: Path) -> None:
             reading = Reading(client, submits)
             bad = Reading(client, [Submit(rid="deadly", prompt_ids=[7, i], params=params) for i in range(8)])
             for _ in range(6):
-                await asyncio.sleep(rng.uniform(0.5, 6))
+                await asyncio.sleep(rng.uniform(0, 4))
                 await kill(client)
+                await ready(client)  # three starts in a row that fail end it, for good reason
             assert await reading.end() == want
             assert [finish.code for _, _, _, finish, *_ in await bad.end()] == [POISON] * 8
             print(f"{client.num_restarts} restarts, 6 kills from elsewhere")

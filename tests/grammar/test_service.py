@@ -69,6 +69,26 @@ def test_a_vocabulary_travels(small: Vocabulary) -> None:
     assert copy.fingerprint == small.fingerprint
 
 
+def test_what_is_in_force_is_not_compiled_again_for_who_goes_on_with_it(
+    make_service: Callable[[float], GrammarService],
+) -> None:
+    """A request that goes on after a restart knows its way: it shares with those that ask for all ways, and they do."""
+    service = make_service(20)
+    missing, good = GrammarStep(backend="missing", kind="regex", source="x"), outlines_step("[ab]{4}")
+    whole = settle(service, service.request((missing, good)))
+    assert isinstance(whole, Enforced)
+    ticket = service.known((missing, good), 1)
+    assert ticket is not None
+    assert ticket.outcome is whole
+    assert service.known((missing, good), 0) is None
+    alone = settle(service, service.request((outlines_step("[ab]{5}"),)))
+    later = settle(service, service.request((missing, outlines_step("[ab]{5}"))))
+    assert isinstance(alone, Enforced)
+    assert isinstance(later, Enforced)
+    assert later.compiled is alone.compiled
+    assert (alone.step, later.step) == (0, 1)
+
+
 def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[float], GrammarService]) -> None:
     """Requests that wait for the same grammar share a ticket; later ones have it at once, failures too."""
     service = make_service(20)

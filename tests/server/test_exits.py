@@ -69,3 +69,18 @@ def test_children_and_other_codes_end_as_ever(status: int) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == (status or 1)
     assert ended.stderr.count("the process was ended by") == 1
+
+
+@pytest.mark.parametrize("way", ["_exit", "exit"])
+def test_an_end_by_c_code_is_in_the_log(way: str) -> None:
+    """Nothing in the process can say so: its engine does, and ends."""
+    code = (
+        "import ctypes, os, socket, subprocess, sys, tempfile\n"
+        "path = os.path.join(tempfile.mkdtemp(), 'engine.sock')\n"
+        "wire = socket.socket(socket.AF_UNIX); wire.bind(path); wire.listen()\n"
+        "engine = subprocess.Popen([sys.executable, '-m', 'dovetail.engine.main', path])\n"
+        "end, _ = wire.accept()\n"
+        f"ctypes.CDLL(None).{way}(0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "has ended without stopping it" in ended.stderr  # read to the end: the engine had it open

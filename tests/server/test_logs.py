@@ -1,14 +1,21 @@
-"""What is logged of requests: never a key, however a client sends it."""
+"""What is logged of requests: never a key, however a client sends it; and how much is logged."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from conftest import Harness
+from dovetail.engine.process import ProcessClient
+from dovetail.errors import EngineError
+from dovetail.plugins import Registry, make_plan
 from dovetail_server.logs import SHOWN, without_secrets
+from dovetail_server.run import make_engine
+from dovetail_server.settings import ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,24 @@ def test_keys_in_queries_reach_no_log_and_no_label(
     assert "GET /v1/models?api_key=*** HTTP/1.1" in said
     assert "limit=5&key=***" in said
     assert "sk-secret" not in said
+
+
+def test_the_engine_logs_at_the_level_of_the_server(folder: Path, tmp_path: Path) -> None:
+    """`--log-level` reaches the engine's process."""
+    program = tmp_path / "engine.py"
+    program.write_text(
+        "import sys\nfrom pathlib import Path\nfrom dovetail.engine.wire import SocketTransport\n"
+        "from dovetail.messages import Failed\ntransport = SocketTransport(Path(sys.argv[1]))\n"
+        "transport.send(Failed(transport.receive_start().log_level, user_error=False))\n"
+    )
+    settings = ServeSettings(model_path=str(folder), log_level="warning", device="cpu")
+    plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")
+    client = make_engine(settings, plan)
+    assert isinstance(client, ProcessClient)
+    client.command = (str(program),)
+
+    async def main() -> None:
+        with pytest.raises(EngineError, match=r"^warning$"):
+            await client.start()
+
+    asyncio.run(main())

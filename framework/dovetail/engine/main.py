@@ -22,6 +22,11 @@ from dovetail.plugins.manager import running_hooks
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
+ORPHANED = (
+    "the process that this engine belongs to has ended without stopping it: it was killed, or code in it called C's "
+    "exit(); the engine ends, too"
+)
+"""Of such an end nobody else is left to tell: whatever exit code it had, the log has this line."""
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +40,8 @@ def main(argv: list[str]) -> int:
     try:
         serve(transport, transport.receive_start())
     except ClosedError:
-        return 0
+        print(f"dovetail: error: {ORPHANED}", file=sys.stderr, flush=True)
+        return 1
     except ConfigError as error:
         transport.send(Failed(str(error), user_error=True))
         return 2

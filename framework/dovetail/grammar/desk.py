@@ -100,11 +100,19 @@ class GrammarDesk:
             return
         request.undecided = True
         request.wish = Wish(message.grammar, message.owner, message.thinking)
-        first, steps = 0, message.grammar
-        if message.grammar_step is not None:
-            first, steps = message.grammar_step, steps[message.grammar_step : message.grammar_step + 1]
-        ticket = self.service.request(steps, message.owner, again=message.again) if steps else self.service.prepare()
-        self._undecided.append(Undecided(request, ticket, first))
+        self._undecided.append(Undecided(request, *self._ticket(message)))
+
+    def _ticket(self, message: Submit) -> tuple[Ticket, int]:
+        """Claim a grammar; returns the claim, and which of the request's ways is its first."""
+        service, steps, at = self.service, message.grammar, message.grammar_step
+        if not steps:
+            return service.prepare(), 0
+        if at is None:
+            return service.request(steps, message.owner, again=message.again), 0
+        known = service.known(steps, at)
+        if known is not None:
+            return known, 0
+        return service.request(steps[at : at + 1], message.owner, again=message.again), at
 
     def again(self, request: Request) -> bool:
         """Claim the next way for a request whose grammar failed while it was in force; False: there is none.

@@ -7,6 +7,7 @@ killed at the time limit (`compiling`). Equal grammars compile once. What waits 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -215,6 +216,12 @@ class GrammarService:
         self._inline.put(owner, partial(self._work, job, outside=False))
         return job.ticket
 
+    def known(self, steps: Steps, at: int) -> Ticket | None:
+        """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
+        with self._lock:
+            found = self._cache.get(steps)
+        return Ticket(found) if isinstance(found, Enforced) and found.step == at else None
+
     def release(self, ticket: Ticket) -> None:
         """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
         with self._lock:
@@ -296,6 +303,11 @@ class GrammarService:
             try:
                 self.token_sets()  # here, and not when the engine needs them
                 step = job.steps[job.index]
+                with self._lock:
+                    alone = self._cache.get((step,))  # of a request that went on with it, after a restart
+                if isinstance(alone, Enforced):
+                    self._finish(job, dataclasses.replace(alone, step=job.index), 0)
+                    return
                 compiled = self._compile(job, step, now, outside=outside)
                 if compiled is None:
                     self._outside.put(job.owner, partial(self._work, job, outside=True))
