@@ -15,7 +15,7 @@ from pydantic_settings import NoDecode
 
 from dovetail.errors import ConfigError
 from dovetail.plugins.options import option_key
-from dovetail.settings import EngineSettings, flag
+from dovetail.settings import EngineSettings, flag, none_word
 
 ENV_PREFIX = "DOVETAIL_"
 ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"
@@ -36,14 +36,6 @@ def split_names(value: object) -> object:
 def split_words(text: str) -> list[str]:
     """Return the comma-separated words of a text."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def none_word(value: object) -> object:
-    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
-    if isinstance(value, str):
-        value = value.strip().lower().replace("_", "-")
-        return None if value in {"none", ""} else value
-    return value
 
 
 @dataclass(frozen=True, slots=True)

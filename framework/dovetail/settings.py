@@ -22,6 +22,14 @@ def parse_tokens(value: object) -> object:
     return value
 
 
+def none_word(value: object) -> object:
+    """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
+    if isinstance(value, str):
+        value = value.strip().lower().replace("_", "-")
+        return None if value in {"none", ""} else value
+    return value
+
+
 Tokens = Annotated[int, BeforeValidator(parse_tokens)]
 
 
@@ -92,6 +100,12 @@ class EngineSettings(BaseModel):
         None,
         min_length=1,
         description="Attention backend for the tokens after the prompt; that of --attention-backend if not given.",
+        json_schema_extra=flag(),
+    )
+    quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(
+        "auto",
+        description="Plugin that reads a quantised checkpoint; `auto` takes the one that reads what its config.json "
+        "names.",
         json_schema_extra=flag(),
     )
     grammar_compile_timeout: float = Field(

@@ -60,7 +60,8 @@ class Reader:
             return
         if text.startswith("cd "):
             line, _, text = text.partition("\n")
-            self.cwd = self.folder / line.removeprefix("cd ")
+            name = line.removeprefix("cd ")
+            self.cwd = self.cwd.parent if name == ".." else self.folder / name
         self.printed = self.run(["bash", "-e", "-c", text + "\npwd >&2"])
 
     def serve(self, flags: list[str]) -> None:

@@ -1,85 +1,49 @@
-"""A quantisation as a third party would write it: int8 weights with one scale a row, behind `LayerFactory`."""
+"""The built-in quantisation from a checkpoint to tokens: what is chosen, what is int8, and what is refused."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, LayerFactory, Linear, Norm, Parallel, Part, Stream
+from dovetail import LLM
+from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel
 from dovetail.errors import ConfigError
-from dovetail.layers import ops
-from dovetail.layers.matrix import Matrix
 from dovetail.layers.plain import PLAIN
+from dovetail.messages import SamplingParams, Submit
+from dovetail.runtime.quantization import factory_of
+from dovetail.runtime.weight_size import checkpoint_headers, weight_size
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
+from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model
+from dovetail_backends.quantization.int8 import Int8, Int8Linear
 from dovetail_models.llama import Llama
 
 CPU = torch.device("cpu")
+PROMPTS = [[5, 7, 11, 13, 17, 19], [3, 4]]
 
 
-class Int8Linear(Matrix):
-    """Rows of int8 times a scale each; `group` inputs share a scale if it is given."""
-
-    weight: Tensor
-    weight_scale: Tensor
-
-    def __init__(
-        self,
-        ctx: BuildContext,
-        path: str,
-        in_features: int,
-        parts: Sequence[Part],
-        *,
-        bias: bool,
-        shard: Any,
-        act: Any,
-        group: int | None = None,
-    ) -> None:
-        super().__init__(ctx, path, in_features, parts, shard)
-        self._act, self._group = act, group or in_features
-        self.store("weight", torch.int8)
-        self.store("weight_scale", torch.float32, granule=self._group)
-        self.bias = None
-        if bias:
-            self.store("bias", ctx.dtype, granule=None)
-
-    def finalize(self) -> None:
-        if self.is_share and self.parallel.rank > 0:
-            self.bias = None
-
-    def forward(
-        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
-    ) -> Tensor | Stream:
-        x = x.total() if isinstance(x, Stream) else x
-        x = x if norm is None else norm(x)
-        scales = self.weight_scale.repeat_interleave(self._group, dim=1)[:, : self.local_in]
-        y = F.linear(x, (self.weight.float() * scales).to(x.dtype), self.bias)
-        return self.finish(y if self._act is None else ops.act_and_mul(self._act, y), add, scale)
-
-
-class Int8Factory:
-    """Answers for the matrices whose path matches; the others are plain."""
-
-    def __init__(self, covered: str, group: int | None = None) -> None:
-        self.covered, self.group = re.compile(covered), group
-
-    def linear(self, ctx: BuildContext, name: str, in_features: int, parts: Any, **options: Any) -> Linear:
-        if not self.covered.fullmatch(name):
-            return PLAIN.linear(ctx, name, in_features, parts, **options)
-        return Int8Linear(ctx, name, in_features, parts, **options, group=self.group)
-
-    def experts(self, *args: Any, **options: Any) -> Any:
-        return PLAIN.experts(*args, **options)
+def quant_config(group: int | None = None, **weights: Any) -> dict[str, Any]:
+    """As `compressed-tensors` writes it."""
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
+    scheme |= {"group_size": group, "dynamic": False, "observer": "minmax"} | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
 
 
 def quantise(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -106,32 +70,63 @@ def make_checkpoints(root: Path, group: int | None = None, **changes: Any) -> tu
     quantised.mkdir()
     save_file(packed, quantised / "model.safetensors")
     save_file(unpacked, plain / "model.safetensors")
-    (quantised / "config.json").write_text((plain / "config.json").read_text())
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": quant_config(group)}
+    (quantised / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (plain / name).exists():
+            (quantised / name).write_bytes((plain / name).read_bytes())
     return plain, quantised
 
 
-COVERED = r"layers\.\d+\.(mlp\.\w+|attention\.qkv)"
-PROMPTS = [[5, 7, 11, 13, 17, 19], [3, 4]]
-
-
-def build(config: Any, folder: Path, factory: LayerFactory, parallel: Parallel | None = None) -> Any:
-    """Build and load a Llama with matrices of the factory."""
+def build(config: Any, folder: Path, factory: LayerFactory | None = None, parallel: Parallel | None = None) -> Any:
+    """Build and load a Llama as the runner does."""
+    rules = Llama.weight_map(config)
+    hf = json.loads((folder / "config.json").read_text())
+    factory = factory or factory_of(Int8, hf, rules, checkpoint_headers(folder))
     ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory, parallel=parallel or Parallel())
     with torch.inference_mode():
         model: Any = Llama.build(config, ctx)
-        load_weights(model, Llama.weight_map(config), folder)
+        load_weights(model, rules, folder)
     return model
 
 
+def tokens(folder: Path, **settings: Any) -> list[list[int]]:
+    """What an engine generates."""
+
+    async def run() -> list[list[int]]:
+        client = make_client(folder, **settings)
+        await client.start()
+        try:
+            params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+            asked = [collect(client, Submit(rid="", prompt_ids=prompt, params=params)) for prompt in PROMPTS]
+            return [[token for delta in deltas for token in delta.ids] for deltas in await asyncio.gather(*asked)]
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
 @pytest.mark.parametrize("group", [None, 16])
-def test_an_int8_model_is_the_model_with_its_weights_written_out(group: int | None, tmp_path: Path) -> None:
-    """Logits agree, the matrices are int8, and scales of fused matrices stay those of their parts."""
+def test_an_int8_checkpoint_is_served_as_its_weights_written_out(group: int | None, tmp_path: Path) -> None:
+    """`auto` finds the plugin from config.json; tokens are those of the plain checkpoint; the memory plan knows."""
     plain, quantised = make_checkpoints(tmp_path, group)
+    assert tokens(quantised) == tokens(plain) == tokens(quantised, quantization="int8")
+    assert all(len(row) == 12 for row in tokens(quantised, load_format="dummy"))
+    config = TinyEngine(Llama, plain).config
+    sizes = [weight_size(folder, config, "float32", "cpu").num_bytes for folder in (quantised, plain)]
+    stored = sum(t.numel() * t.element_size() for t in load_file(quantised / "model.safetensors").values())
+    assert sizes[0] == stored < sizes[1]
+
+
+def test_only_what_the_checkpoint_stores_so_is_int8(tmp_path: Path) -> None:
+    """Logits agree, the covered matrices are int8, the others plain."""
+    plain, quantised = make_checkpoints(tmp_path)
     engine = TinyEngine(Llama, plain)
     want = engine.prefill_logits(PROMPTS)
     engine = TinyEngine(Llama, plain)
-    engine.model = build(engine.config, quantised, Int8Factory(COVERED, group))
+    engine.model = build(engine.config, quantised)
     assert engine.model.layers[0].mlp.down.weight.dtype == torch.int8
+    assert isinstance(engine.model.layers[0].attention.qkv, Int8Linear)
     assert engine.model.layers[0].attention.out.weight.dtype == torch.float32
     for mine, right in zip(engine.prefill_logits(PROMPTS), want, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
@@ -145,7 +140,7 @@ def test_ranks_have_their_share_of_numbers_and_scales(tmp_path: Path) -> None:
         config = TinyEngine(Llama, tmp_path / str(group) / "plain").config
         for rank in range(2):
             parallel = Parallel(rank=rank, size=2, all_reduce=lambda x: x)
-            model = build(config, quantised, Int8Factory(COVERED, group), parallel)
+            model = build(config, quantised, parallel=parallel)
             down, half = "model.layers.0.mlp.down_proj.weight", slice(48 * rank, 48 * rank + 48)
             assert torch.equal(model.layers[0].mlp.down.weight, tensors[down][:, half])
             scales = tensors[down + "_scale"]
@@ -157,25 +152,65 @@ def test_ranks_have_their_share_of_numbers_and_scales(tmp_path: Path) -> None:
 
 def test_a_cut_through_a_group_is_refused(tmp_path: Path) -> None:
     """Ranks that would divide the inputs which share a scale are told so before a weight is read."""
-    config = TinyEngine(Llama, make_model(tmp_path, "LlamaForCausalLM", intermediate_size=96)).config
-    ctx = BuildContext(
-        device=CPU,
-        dtype=torch.float32,
-        factory=Int8Factory(COVERED, 32),
-        parallel=Parallel(rank=1, size=2, all_reduce=lambda x: x),
-    )
+    plain, quantised = make_checkpoints(tmp_path, 32, intermediate_size=96)
+    config = replace(TinyEngine(Llama, plain).config, num_layers=1)
     with pytest.raises(ConfigError, match=r"layers\.0\.mlp\.down: weight_scale has one number for 32 inputs"):
-        Llama.build(replace(config, num_layers=1), ctx)
+        build(config, quantised, parallel=Parallel(rank=1, size=2, all_reduce=lambda x: x))
 
 
-def test_scales_that_lack_are_named(tmp_path: Path) -> None:
-    """A checkpoint without one of the scales, and a plain checkpoint where a quantised one is expected."""
+def test_tensors_that_lack_or_do_not_go_together_are_named(tmp_path: Path) -> None:
+    """A scale is missing; one projection of a fused matrix is plain; a plain factory meets int8."""
     plain, quantised = make_checkpoints(tmp_path)
     config = TinyEngine(Llama, plain).config
-    tensors = load_file(quantised / "model.safetensors")
-    del tensors["model.layers.1.self_attn.k_proj.weight_scale"]
-    save_file(tensors, quantised / "model.safetensors")
+    file, whole = quantised / "model.safetensors", load_file(quantised / "model.safetensors")
+    key = "model.layers.1.self_attn.k_proj.weight"
+    save_file({name: tensor for name, tensor in whole.items() if name != f"{key}_scale"}, file)
     with pytest.raises(ConfigError, match=r"missing: layers\.1\.attention\.qkv\.weight_scale\[k\]"):
-        build(config, quantised, Int8Factory(COVERED))
+        build(config, quantised)
+    save_file({**whole, key: whole[key].float()}, file)
+    with pytest.raises(ConfigError, match=r"layers\.1\.attention\.qkv: some of its projections are int8 and o"):
+        build(config, quantised)
+    save_file(whole, file)
     with pytest.raises(ConfigError, match=r"_proj\.weight I8 instead of float32"):
         build(config, quantised, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quant_method": "awq"}, r"--quantization 'auto': the model's quantization is 'awq', and no installed plugin"),
+        ({"format": "pack-quantized"}, "it reads quant_method 'compressed-tensors' with format 'int-quantized', not"),
+        (quant_config(symmetric=False), r"config_groups.group_0.weights.symmetric is False; possible: True"),
+        (quant_config(num_bits=4), r"config_groups.group_0.weights.num_bits is 4; possible: 8"),
+        (quant_config(strategy="tensor"), r"weights.strategy is 'tensor'; possible: 'channel'"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "the cache keeps the model's dtype"),
+        ({"config_groups": {}}, "config_groups is {}: expected the schemes of the weights"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_refused_in_one_line(
+    change: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Whatever its `quantization_config` asks for beyond what is read: before a weight is read, with the key."""
+    folder = make_model(tmp_path, "LlamaForCausalLM", quantization_config={**quant_config(), **change})
+    with pytest.raises(ConfigError, match=said) as error:
+        tokens(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_plain_checkpoint_and_a_named_quantisation(tmp_path: Path) -> None:
+    """Asked for by name where there is nothing to read it is an error; `none` refuses a quantised checkpoint."""
+    folder = make_model(tmp_path / "plain", "LlamaForCausalLM")
+    with pytest.raises(
+        ConfigError, match=r"this checkpoint cannot be read: quantization 'int8' of dovetail .*not None"
+    ):
+        tokens(folder, quantization="int8")
+    quantised = make_model(tmp_path / "int8", "LlamaForCausalLM", quantization_config=quant_config())
+    with pytest.raises(ConfigError, match=r"quantization_config = .* this changes what the model computes"):
+        tokens(quantised, quantization="none")
+
+
+def test_the_offline_class_and_the_server_choose_alike(tmp_path: Path) -> None:
+    """`LLM` names a method that nobody reads before it loads anything."""
+    folder = make_model(tmp_path, "LlamaForCausalLM", quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match=r"the model's quantization is 'gptq'.*installed: int8"):
+        LLM(str(folder), reasoning_parser=None, tool_call_parser=None)

@@ -76,7 +76,8 @@ def test_other_distributions_are_ignored(site: FakeSite) -> None:
             "samplers",
             "unknown entry-point group 'dovetail.samplers.v1'; groups: dovetail.models.v1, "
             "dovetail.attention_backends.v1, dovetail.reasoning_parsers.v1, dovetail.tool_parsers.v1, "
-            "dovetail.grammar_backends.v1, dovetail.schedule_policies.v1, dovetail.hooks.v1",
+            "dovetail.grammar_backends.v1, dovetail.quantizations.v1, dovetail.schedule_policies.v1, "
+            "dovetail.hooks.v1",
         ),
     ],
 )

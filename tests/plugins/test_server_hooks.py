@@ -62,6 +62,10 @@ def dovetail_grammar_backends(registry):
     registry.add("acme-grammar", "acme_hooks:Nothing")
 
 @hookimpl
+def dovetail_quantizations(registry):
+    registry.add("acme-bits", "dovetail_backends.quantization.int8:Int8")
+
+@hookimpl
 def dovetail_schedule_policies(registry):
     registry.add("acme-order", "dovetail_backends.schedule_policies:LongestPrefix")
 
@@ -210,6 +214,7 @@ def test_registered_plugins_are_listed_and_used(server: Running) -> None:
     assert states["model", "AcmeForCausalLM"] == ("found", "acme")
     assert states["grammar_backend", "acme-grammar"] == ("found", "acme")
     assert states["schedule_policy", "acme-order"] == ("found", "acme")
+    assert states["quantization", "acme-bits"] == ("found", "acme")
     assert states["reasoning_parser", "acme-think"] == ("active", "acme")
     assert states["tool_parser", "acme-tools"] == ("active", "acme")
     assert states["attention_backend", "acme-attention"] == ("active", "acme")

@@ -15,12 +15,12 @@ import pytest
 from dovetail.plugins import KINDS
 from dovetail.testing import Sample, conformance_class
 
-TABLE = Path(__file__).parents[1] / "parsers" / "samples.py"
+TESTS = Path(__file__).parents[1]
 
 
-def golden_table() -> Any:
-    """Import the table of the parsers' own tests, which stands beside them."""
-    spec = importlib.util.spec_from_file_location("parser_samples", TABLE)
+def beside(name: str, file: str) -> Any:
+    """Import a module of other tests."""
+    spec = importlib.util.spec_from_file_location(name, TESTS / file)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -28,7 +28,19 @@ def golden_table() -> Any:
     return module
 
 
-TABLE_OF = golden_table()
+TABLE_OF = beside("parser_samples", "parsers/samples.py")
+QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
+
+
+def pack(self: Any, weight: Any) -> Any:
+    """An int8 matrix with a scale for each row."""
+    numbers, scales = QUANTISED.quantise(weight, weight.shape[1])
+    return {".weight": numbers, ".weight_scale": scales}
+
+
+def unpack(self: Any, tensors: Any) -> Any:
+    """What it stands for."""
+    return tensors[".weight"].float() * tensors[".weight_scale"]
 
 
 def samples(rows: list[Any]) -> list[Sample]:
@@ -55,6 +67,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         for name in TABLE_OF.CALLS
     },
     **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
+    ("quantization", "int8"): {"config": QUANTISED.quant_config(), "pack": pack, "unpack": unpack},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
 }

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         StatLogger,
     )
     from dovetail.contracts.options import Configurable
+    from dovetail.contracts.quantization import Quantization, Stored, StoredTensor
     from dovetail.contracts.reasoning import (
         ContentDelta,
         Event,
@@ -138,6 +139,7 @@ __all__ = [
     "Phase",
     "RMSScale",
     "PrefixView",
+    "Quantization",
     "Reach",
     "ReasoningDelta",
     "ReasoningGate",
@@ -151,6 +153,8 @@ __all__ = [
     "SchedulePolicy",
     "StatLogger",
     "State",
+    "Stored",
+    "StoredTensor",
     "Stream",
     "Support",
     "SupportLevel",
@@ -207,6 +211,9 @@ _HOME = {
     "RequestStart": "observers",
     "StatLogger": "observers",
     "Configurable": "options",
+    "Quantization": "quantization",
+    "Stored": "quantization",
+    "StoredTensor": "quantization",
     "ContentDelta": "reasoning",
     "Event": "reasoning",
     "FormatSpec": "reasoning",

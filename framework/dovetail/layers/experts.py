@@ -6,7 +6,7 @@ T tokens, H hidden size, E experts, K experts chosen for each token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +39,17 @@ class ExpertMatrix(Matrix):
     ) -> None:
         super().__init__(ctx, path, in_features, parts, shard, num)
         self.bias = None
-        self.store("weight", ctx.dtype)
+        self.make_weight(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
+
+    def make_weight(self, ctx: BuildContext) -> None:
+        """Make the parameters that hold the weights; a quantisation overrides it and `of_expert`."""
+        self.store("weight", ctx.dtype)
+
+    def of_expert(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """Return the weight `[out, in]` of one of this rank's experts."""
+        return self.weight[expert]
 
     def finalize(self) -> None:
         """Where ranks add up shares of one expert, the first one adds the bias."""
@@ -50,7 +58,7 @@ class ExpertMatrix(Matrix):
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """Multiply by one of this rank's experts."""
-        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+        return F.linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
 
 
 class GatedExperts(nn.Module):
@@ -59,6 +67,9 @@ class GatedExperts(nn.Module):
     Every expert of this rank computes every token, and the weights pick: nothing is read on the host, so a step can be
     recorded in a graph. It takes E / K times as long as it must.
     """
+
+    matrix: ClassVar[type[ExpertMatrix]] = ExpertMatrix
+    """What its two matrices are; a quantisation has its own."""
 
     def __init__(
         self,
@@ -79,8 +90,8 @@ class GatedExperts(nn.Module):
         cut: tuple[Literal["out", "expert"], Literal["in", "expert"]] = (
             ("expert", "expert") if shard == "expert" else ("out", "in")
         )
-        self.gate_up = ExpertMatrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
-        self.down = ExpertMatrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
+        self.gate_up = self.matrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
+        self.down = self.matrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
         self._act, self._weigh = gated(path, act, parts) or act, weigh
         self._parallel, self._top_k = ctx.parallel, top_k
 

@@ -83,6 +83,17 @@ def dovetail_grammar_backends(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_quantizations(registry: KindRegistry) -> None:
+    """Register quantisations.
+
+    Called as `dovetail_models` is.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_schedule_policies(registry: KindRegistry) -> None:
     """Register schedule policies.
 

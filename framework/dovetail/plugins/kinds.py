@@ -32,6 +32,7 @@ class Kind(NamedTuple):
         about: What a new package of it says of itself; `{name}` is the plugin's.
         setting: The setting that names the plugin; "" where none does.
         default: The plugin of every engine that names none; "" where there need not be one.
+        fact: `auto` looks for a plugin of this kind only if this fact is known of the model; "" always.
         hook: The hook through which plugins of this kind are registered at start; "" for hooks themselves.
         watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
         api: The API version this Dovetail speaks.
@@ -47,6 +48,7 @@ class Kind(NamedTuple):
     about: str
     setting: str = ""
     default: str = ""
+    fact: str = ""
     hook: str = ""
     watched: tuple[str, ...] = ()
     api: int = 1
@@ -126,6 +128,19 @@ KINDS: dict[str, Kind] = {
             about="The grammar backend {name} for Dovetail",
             setting="grammar_backend",
             hook="dovetail_grammar_backends",
+        ),
+        Kind(
+            name="quantization",
+            group="dovetail.quantizations",
+            roles=_IN_ENGINE,
+            contract="dovetail.contracts.quantization:Quantization",
+            label="--quantization",
+            kit=f"{_KIT}.quantization:QuantizationConformance",
+            about="Lets Dovetail load checkpoints quantised as {name}",
+            setting="quantization",
+            fact="quantization",
+            hook="dovetail_quantizations",
+            watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.weights"),
         ),
         Kind(
             name="schedule_policy",

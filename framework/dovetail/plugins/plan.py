@@ -102,6 +102,7 @@ def make_plan(
     decode_attention_backend: str | None = None,
     hooks: Sequence[str] = (),
     device: str = AUTO,
+    quant_method: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -115,6 +116,7 @@ def make_plan(
         decode_attention_backend: Name of the one that computes the other tokens; as above.
         hooks: Names of the enabled hook plugins.
         device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
+        quant_method: What `quantization_config` of the model's `config.json` names, "" if it has none.
         options: Settings by plugin name, plain values.
         select: Asked first for every `auto`; usually the `dovetail_select` hook.
         timeout_s: Time that each plugin gets to be imported or started; 0 for no limit.
@@ -128,11 +130,13 @@ def make_plan(
     if unknown := names.keys() - (KINDS.keys() - {"hooks"}):
         raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
     model = names.get("model")
-    facts = {"device": device, "architecture": model or ""}
+    facts = {"device": device, "architecture": model or "", "quantization": quant_method}
     planned: list[PlannedPlugin] = []
     for kind, row in KINDS.items():
         default = row.default if row.default in registry.names(kind) else None
         name = names.get(kind) or (default if model else None)
+        if name == AUTO and row.fact and not facts[row.fact]:
+            name = None
         if name == AUTO and kind != "model":
             found = _answer_auto(registry, kind, facts, select, options or {})
             planned += found
@@ -157,7 +161,8 @@ def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[
     Args:
         registry: What is installed.
         kind: A key of `KINDS`.
-        facts: What is known: `device`, `architecture`. An unknown fact is `auto` or "" and fits every pattern.
+        facts: What is known: `device`, `architecture`, `quantization`. An unknown one is `auto` or "" and fits every
+            pattern.
     """
     fitting = [r for r in registry.of_kind(kind) if r.usable and _fits(r, facts)]
     return sorted(fitting, key=_specificity)
@@ -175,6 +180,11 @@ def _answer_auto(
     if select is not None and (answer := select(kind, facts)) is not None:
         chosen.append(registry.resolve(kind, answer))
     chosen += [record for record in candidates(registry, kind, facts) if record not in chosen]
+    if not chosen and (fact := KINDS[kind].fact):
+        raise PluginError(
+            f"{KINDS[kind].label} 'auto': the model's {fact} is {facts[fact]!r}, and no installed plugin says in its "
+            f"manifest that it reads that; installed: {', '.join(registry.names(kind)) or 'none'}"
+        )
     if not chosen and kind == "attention_backend":
         raise PluginError(
             f"{KINDS[kind].label} 'auto': no installed backend says in its manifest that it serves device "

@@ -36,7 +36,7 @@ class Facts(NamedTuple):
         devices: Device types that it runs on; empty for any.
         packages: Distributions that it needs beyond its own requirements.
         roles: Processes that import it; empty for the kind's own.
-        matches: For `auto`: patterns by fact (`device`, `architecture`, …); None for never chosen by `auto`.
+        matches: For `auto`: patterns by fact (`device`, `architecture`, `quantization`); None: `auto` never takes it.
     """
 
     aliases: tuple[str, ...] = ()

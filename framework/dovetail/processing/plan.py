@@ -25,6 +25,7 @@ from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
 from dovetail.processing.classes import register_classes
+from dovetail.runtime.hf_config import quant_method, read_config
 
 logger = logging.getLogger("dovetail.plugins")
 NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
@@ -62,6 +63,7 @@ def plan_plugins(
             decode_attention_backend=settings.decode_attention_backend,
             hooks=[planned.qualified for planned in manager.planned],
             device=settings.device,
+            quant_method=_quant_method(settings),
             select=manager.select,
             timeout_s=settings.plugin_timeout,
         )
@@ -72,6 +74,12 @@ def plan_plugins(
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan
+
+
+def _quant_method(settings: PluginSettings) -> str:
+    """What the model's `config.json` says; nothing where there is no file: whoever reads the model says so."""
+    file = settings.folder / "config.json"
+    return quant_method(read_config(settings.folder)) if file.is_file() else ""
 
 
 def make_parsers(plan: PluginPlan) -> None:

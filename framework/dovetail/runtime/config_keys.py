@@ -7,7 +7,7 @@ refused. One that nobody knows may be such a key; it is named in a warning. Does
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from dovetail.contracts.model import ModelConfig
@@ -126,15 +126,22 @@ class TrackedConfig(Mapping[str, Any]):
         return found
 
 
-def translate(config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], hf: Mapping[str, Any]) -> ModelConfig:
-    """Let a plugin translate `config.json`, and look at what it has not read.
+def translate(
+    config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], hf: Mapping[str, Any], served: Collection[str] = ()
+) -> ModelConfig:
+    """Let a plugin translate `config.json`, and look at what neither it nor anybody else has read.
+
+    Args:
+        config_from_hf: The plugin's.
+        hf: The parsed file.
+        served: Keys that another plugin reads.
 
     Raises:
         ModelError: It cannot serve the config, or leaves out what changes the arithmetic.
     """
     tracked = TrackedConfig(hf)
     config = config_from_hf(tracked)
-    refused, unknown = judge(tracked.unread())
+    refused, unknown = judge({key: value for key, value in tracked.unread().items() if key not in served})
     if refused:
         named = ", ".join(f"{key} = {_short(value)}" for key, value in refused.items())
         raise ModelError(

@@ -235,3 +235,19 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected")
     return value
+
+
+CONFIG_KEYS = ("quantization_config", "compression_config")
+"""Where `config.json` says how its weights are stored; the second is the first's older name."""
+
+
+def quantization_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `config.json` says of quantisation; empty for nothing."""
+    found: Any = next((hf[key] for key in CONFIG_KEYS if hf.get(key)), {})
+    return found if isinstance(found, Mapping) else {"quant_method": found}
+
+
+def quant_method(hf: Mapping[str, Any]) -> str:
+    """Return the fact that `auto` goes by: `compressed-tensors`, `awq`; "" for a plain checkpoint."""
+    config = quantization_config(hf)
+    return str(config.get("quant_method", "unnamed")) if config else ""

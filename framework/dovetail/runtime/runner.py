@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,9 +16,9 @@ from torch import nn
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
+from dovetail.contracts.quantization import Quantization
 from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
-from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backend, find_device
@@ -26,12 +27,14 @@ from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
-from dovetail.runtime.hf_config import eos_token_ids, read_config
+from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
 from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.quantization import choose_quantization, factory_of
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
+from dovetail.runtime.weight_size import checkpoint_headers
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.settings import EngineSettings
 
@@ -62,7 +65,9 @@ class ModelRunner:
         folder = settings.folder
         hf = read_config(folder)
         plugin = _model_plugin(plugins)
-        config = translate(plugin.config_from_hf, hf)
+        chosen = choose_quantization(plugins, hf)
+        config = translate(plugin.config_from_hf, hf, served=() if chosen is None else CONFIG_KEYS)
+        self.quantization, quantization = chosen or ("", None)
         self.config = replace(config, context_len=context_len(settings, config))
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
@@ -71,7 +76,7 @@ class ModelRunner:
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
-            self.model, self.weight_bytes = self._load(plugin, settings, folder)
+            self.model, self.weight_bytes = self._load(plugin, settings, folder, hf, quantization)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes))
         self.pool = memory.make_pool(self.weight_bytes)
@@ -149,9 +154,19 @@ class ModelRunner:
         )
         return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits)
 
-    def _load(self, plugin: type[ModelPlugin], settings: EngineSettings, folder: Path) -> tuple[CausalLM, int]:
+    def _load(
+        self,
+        plugin: type[ModelPlugin],
+        settings: EngineSettings,
+        folder: Path,
+        hf: Mapping[str, Any],
+        quantization: type[Quantization] | None,
+    ) -> tuple[CausalLM, int]:
+        rules = plugin.weight_map(self.config)
+        headers = None if settings.load_format == "dummy" else checkpoint_headers(folder)
+        factory = factory_of(quantization, hf, rules, headers)
         with torch.inference_mode():
-            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype, factory=PLAIN))
+            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype, factory=factory))
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()
@@ -159,7 +174,7 @@ class ModelRunner:
             if settings.load_format == "dummy":
                 fill_dummy(model)
             else:
-                load_weights(model, plugin.weight_map(self.config), folder)
+                load_weights(model, rules, folder)
         return model, size
 
 

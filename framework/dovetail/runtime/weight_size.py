@@ -12,6 +12,9 @@ from dovetail.errors import ModelError
 from dovetail.runtime.hf_config import checkpoint_files, index_of, some
 from dovetail.runtime.memory import ITEM_BYTES
 
+PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
+"""Types of weights that are converted to the engine's."""
+
 
 class TensorHeader(NamedTuple):
     """What a checkpoint's file says of one tensor before it is read."""
@@ -60,12 +63,15 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     extra = config.vocab_size * config.hidden_size * item if packed_head else 0
     if dummy:
         return WeightSize(dense_numel(config) * item + extra, extra)
-    numel = 0
+    numel = packed = 0
     for header in checkpoint_headers(folder):
         if config.tie_word_embeddings and header.name.startswith("lm_head."):
             continue
-        numel += prod(header.shape)
-    return WeightSize(numel * item + extra, extra)
+        if header.dtype in PLAIN_DTYPES:
+            numel += prod(header.shape)
+        else:
+            packed += header.num_bytes  # quantised: kept as it is stored
+    return WeightSize(numel * item + packed + extra, extra)
 
 
 def checkpoint_headers(folder: Path) -> list[TensorHeader]:

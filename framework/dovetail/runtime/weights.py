@@ -97,7 +97,10 @@ def fill_dummy(model: nn.Module, seed: int = 0) -> None:
     device = params[0].device
     generator = torch.Generator(device=device).manual_seed(seed)
     for param in tqdm(params, desc="Filling dummy weights", unit="tensor", leave=False):
-        if param.dim() == 1:
+        if not param.is_floating_point():
+            low = max(torch.iinfo(param.dtype).min, -128)
+            param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
+        elif param.dim() == 1:
             param.fill_(1.0)
         else:
             param.normal_(0.0, 0.02, generator=generator)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.testing.conformance.hooks import HooksConformance
     from dovetail.testing.conformance.model import ModelConformance
     from dovetail.testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
+    from dovetail.testing.conformance.quantization import QuantizationConformance
     from dovetail.testing.conformance.scheduling import SchedulePolicyConformance
     from dovetail.testing.run import Report, check_class, conformance_class, run_conformance
     from dovetail.testing.samples import GrammarSample, Sample
@@ -35,6 +36,7 @@ __all__ = [
     "GrammarSample",
     "HooksConformance",
     "ModelConformance",
+    "QuantizationConformance",
     "ReasoningParserConformance",
     "Report",
     "Sample",
@@ -52,6 +54,7 @@ _HOME = {
     "ModelConformance": "conformance.model",
     "ReasoningParserConformance": "conformance.parsers",
     "ToolParserConformance": "conformance.parsers",
+    "QuantizationConformance": "conformance.quantization",
     "SchedulePolicyConformance": "conformance.scheduling",
     "Report": "run",
     "check_class": "run",

@@ -14,7 +14,7 @@ from dovetail.engine.inprocess import InProcessClient
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
-from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.settings import EngineSettings
 
 
@@ -36,6 +36,8 @@ def make_plans(
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
         schedule_policy=settings.schedule_policy,
+        quantization=settings.quantization,
+        quant_method=quant_method(read_config(folder)),
         device=settings.device,
     )
     return settings, plan

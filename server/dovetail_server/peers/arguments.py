@@ -33,6 +33,8 @@ class Translation:
         while self._rest:
             arg = self._rest.pop(0)
             shown, equals, value = _split(arg)
+            if (ours := f"--{SHORT.get(shown)}") in known:
+                shown = ours
             if shown in known:
                 self.argv.append(shown + equals + value)
                 continue

@@ -169,7 +169,6 @@ _free(
     "what is prepared before the start is worked out from the model and the device",
 )
 _values("kv-cache-dtype", "the KV cache has the model's dtype", "auto")
-_values("quantization", "weights are served as they are; see --dtype", "none", "None", "auto")
 _values("load-balance-method", ONE, "auto", "round_robin")
 _values("tokenizer-mode", "the tokenizer is tokenizer.json, the fast one", "auto", "hf")
 _values("tokenizer-backend", "the tokenizer is tokenizer.json, read by the tokenizers library", "huggingface")
@@ -291,7 +290,7 @@ LORA = "adapters are not served; merge the adapter into the weights"
 _off("enable-lora enable-tower-connector-lora fully-sharded-loras enable-lora-overlap-loading lora-use-virtual-experts "
      "lora-strict-loading experts-shared-outer-loras specialize-active-lora", LORA)  # fmt: skip
 _values("lora-* max-lora-* max-loras* max-loaded-loras max-cpu-loras default-mm-loras", LORA)
-QUANT = "weights are served as they are; see --dtype"
+QUANT = "weights are served as the checkpoint stores them; see --quantization"
 _values("quantization-param-path quantization-config modelopt-* rl-quant-profile kt-weight-path", QUANT, "")
 _off("quantize-and-serve allow-deprecated-quantization", QUANT)
 PICTURES = "this server reads and writes text only"

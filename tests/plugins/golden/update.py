@@ -43,7 +43,7 @@ def main() -> int:
     golden = GOLDEN.read_text("utf-8").splitlines() if GOLDEN.exists() else now[:HEADER_LEN]
     gone, added, bumped = differences(golden, now)
     if gone and not bumped and not args.unreleased:
-        print("refused; raise the API version in names.py and write an adapter, for these changed or vanished:")
+        print("refused; raise the API version in kinds.py and write an adapter, for these changed or vanished:")
         print("\n".join(f"  {line}" for line in gone))
         return 1
     GOLDEN.write_text("\n".join(now) + "\n", "utf-8")

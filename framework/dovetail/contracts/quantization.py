@@ -1,0 +1,90 @@
+"""What the author of a quantisation implements: `Quantization`, which makes matrices as a checkpoint stores them.
+
+```python
+class AcmeInt8(Quantization):
+    @classmethod
+    def why_not(cls, config):
+        return None if config.get("quant_method") == "acme-int8" else "it reads quant_method acme-int8"
+
+    def factory(self, plain):
+        return AcmeFactory(self.stored, plain)
+```
+
+The class is named in the entry-point group `dovetail.quantizations.v1`. A `LayerFactory` answers for every matrix that
+a model asks for; `dovetail.layers.matrix.Matrix` is the base of matrices that know parts, ranks and the loader's slots.
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dovetail.contracts.options import Configurable
+
+if TYPE_CHECKING:
+    from dovetail.contracts.layers import LayerFactory
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint, as its file's header says.
+
+    Attributes:
+        suffix: What stands behind the module's name: `.weight`, `.weight_scale`.
+        part: Of a fused matrix (`q`, `gate`), several as `gate+up`; "" for a whole one.
+        dtype: As safetensors calls it: `I8`, `BF16`, `F8_E4M3`.
+        shape: In the file.
+    """
+
+    suffix: str
+    part: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Stored:
+    """What a checkpoint stores for each of the model's matrices, known before a weight is read."""
+
+    def __init__(self, tensors: Mapping[str, tuple[StoredTensor, ...]], *, is_known: bool = True) -> None:
+        """`tensors` by the path under which the model asks for a matrix; `is_known` False: there is no checkpoint."""
+        self._tensors = tensors
+        self.is_known = is_known
+
+    def of(self, path: str) -> tuple[StoredTensor, ...]:
+        """Return a matrix's tensors; the matrices of experts are asked for as `path.gate_up` and `path.down`."""
+        return self._tensors.get(path, ())
+
+    def dtypes(self, path: str, suffix: str = ".weight") -> frozenset[str]:
+        """Return the types in which the parts of a matrix are stored; empty where there is no such tensor."""
+        return frozenset(tensor.dtype for tensor in self.of(path) if tensor.suffix == suffix)
+
+
+class Quantization(Configurable, ABC):
+    """One way in which checkpoints store weights in fewer bits."""
+
+    def __init__(self, config: Mapping[str, Any], stored: Stored) -> None:
+        """Take what the checkpoint says of itself.
+
+        Args:
+            config: `quantization_config` of its `config.json`, for which `why_not` gave None.
+            stored: Its tensors. With `--load-format dummy` there are none, and everything that can be is covered.
+        """
+        self.config, self.stored = config, stored
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served, or None.
+
+        Args:
+            config: Its `quantization_config`; empty if it has none.
+        """
+
+    @abstractmethod
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        """Return what makes the model's matrices.
+
+        Args:
+            plain: Makes them in the model's dtype: for those that are not quantised.
+        """

@@ -1,0 +1,1 @@
+"""The quantisations that Dovetail brings."""

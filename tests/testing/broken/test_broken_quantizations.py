@@ -1,0 +1,214 @@
+"""Quantisations with one fault each: the kit names every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.contracts.layers import LayerFactory, Stream
+from dovetail.contracts.quantization import Quantization, Stored
+from dovetail.layers import ops
+from dovetail.layers.matrix import Matrix
+from dovetail.testing import check_class
+from dovetail.testing.conformance.quantization import QuantizationConformance
+
+
+class RightLinear(Matrix):
+    """Bytes around 128 with a scale a row."""
+
+    def __init__(self, ctx: Any, path: str, width: int, parts: Any, *, bias: bool, shard: Any, act: Any) -> None:
+        super().__init__(ctx, path, width, parts, shard)
+        self.act, self.bias = act, None
+        self.store("weight", torch.uint8)
+        self.store("weight_scale", torch.float32, granule=width)
+        if bias:
+            self.store("bias", ctx.dtype, granule=None)
+
+    def finalize(self) -> None:
+        if self.is_share and self.parallel.rank > 0:
+            self.bias = None
+
+    def written_out(self, dtype: torch.dtype) -> Tensor:
+        weight, scale = self.get_parameter("weight"), self.get_parameter("weight_scale")
+        return ((weight.float() - 128) * scale).to(dtype)
+
+    def forward(self, x: Any, *, norm: Any = None, add: Stream | None = None, scale: float = 1.0) -> Any:
+        x = x.total() if isinstance(x, Stream) else x
+        x = x if norm is None else norm(x)
+        y = F.linear(x, self.written_out(x.dtype), self.bias)
+        return self.finish(y if self.act is None else ops.act_and_mul(self.act, y), add, scale)
+
+
+class Right(Quantization):
+    linear_class: type[Matrix] = RightLinear
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        return None if config.get("quant_method") == "bytes" else "it reads bytes"
+
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        return Factory(self.stored, plain, self.linear_class)
+
+
+class Factory:
+    def __init__(self, stored: Stored, plain: LayerFactory, linear_class: Any) -> None:
+        self.stored, self.plain, self.linear_class = stored, plain, linear_class
+
+    def linear(self, ctx: Any, name: str, *sizes: Any, **options: Any) -> Any:
+        if self.stored.is_known and "U8" not in self.stored.dtypes(name):
+            return self.plain.linear(ctx, name, *sizes, **options)
+        return self.linear_class(ctx, name, *sizes, **options)
+
+    def experts(self, ctx: Any, name: str, *sizes: Any, **options: Any) -> Any:
+        from dovetail.errors import ModelError
+
+        raise ModelError(f"{name}: experts are not read")
+
+
+def with_linear(**methods: Any) -> type[Quantization]:
+    """The right one, with a matrix that differs."""
+    return type("Broken", (Right,), {"linear_class": type("BrokenLinear", (RightLinear,), methods)})
+
+
+def forward_without_norm(self: RightLinear, x: Any, *, norm: Any = None, add: Any = None, scale: float = 1.0) -> Any:
+    return RightLinear.forward(self, x, add=add, scale=scale)
+
+
+def forward_without_scale(self: RightLinear, x: Any, *, norm: Any = None, add: Any = None, scale: float = 1.0) -> Any:
+    return RightLinear.forward(self, x, norm=norm, add=add)
+
+
+def forward_up_to_nine(self: RightLinear, x: Any, *, norm: Any = None, add: Any = None, scale: float = 1.0) -> Any:
+    """Right up to 9 tokens."""
+    y = RightLinear.forward(self, x, norm=norm, scale=scale)
+    y[9:] = 0
+    return y if add is None else self.finish(y, add, 1.0)
+
+
+def one_scale(self: RightLinear, dtype: torch.dtype) -> Tensor:
+    """All rows by the largest one's scale."""
+    weight, scale = self.get_parameter("weight"), self.get_parameter("weight_scale")
+    return ((weight.float() - 128) * scale.max()).to(dtype)
+
+
+def finalize_keeping_bias(self: RightLinear) -> None:
+    return None
+
+
+def finalize_writing_out(self: RightLinear) -> None:
+    self.copy = nn.Parameter(self.written_out(torch.float32), requires_grad=False)
+    RightLinear.finalize(self)
+
+
+class TakesAll(Right):
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        return None
+
+
+class Raises(Right):
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        return None if config["quant_method"] == "bytes" else "it reads bytes"
+
+
+class CoversAll(Right):
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        return Factory(Stored({}, is_known=False), plain, RightLinear)
+
+
+class NeedsACheckpoint(Right):
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        if not self.stored.is_known:
+            raise LookupError("no checkpoint")
+        return super().factory(plain)
+
+
+class Kit(QuantizationConformance):
+    """How the right one packs."""
+
+    config = {"quant_method": "bytes"}
+    has_experts = False
+
+    def pack(self, weight: Tensor) -> Mapping[str, Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return {".weight": ((weight / scale).round() + 128).to(torch.uint8), ".weight_scale": scale}
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return (tensors[".weight"].float() - 128) * tensors[".weight_scale"]
+
+
+FAULTS: dict[str, tuple[type[Quantization], str, str, dict[str, Any]]] = {
+    "takes everything": (TakesAll, "test_says_which_checkpoints_it_reads", "why_not takes {}", {}),
+    "raises for others": (Raises, "test_says_which_checkpoints_it_reads", "why_not raised KeyError", {}),
+    "forgets the norm": (
+        with_linear(forward=forward_without_norm),
+        "test_product_equals_the_unpacked_weight",
+        "norm True",
+        {},
+    ),
+    "forgets the factor": (
+        with_linear(forward=forward_without_scale),
+        "test_product_equals_the_unpacked_weight",
+        "off by",
+        {},
+    ),
+    "wrong beyond nine tokens": (
+        with_linear(forward=forward_up_to_nine),
+        "test_product_equals_the_unpacked_weight",
+        "65 tokens",
+        {},
+    ),
+    "one scale for all parts": (
+        with_linear(written_out=one_scale),
+        "test_parts_keep_their_own_scales",
+        "of a fused matrix in torch.float32: off by",
+        {},
+    ),
+    "covers what is plain": (
+        CoversAll,
+        "test_matrices_that_are_not_quantised_are_plain",
+        "m.weight F32 instead of uint8",
+        {},
+    ),
+    "every rank adds the bias": (
+        with_linear(finalize=finalize_keeping_bias),
+        "test_ranks_add_up",
+        "the sum of two ranks' shares",
+        {},
+    ),
+    "refuses what it should read": (
+        Right,
+        "test_experts",
+        "experts are refused: m: experts are not read",
+        {"has_experts": True},
+    ),
+    "keeps a copy written out": (
+        with_linear(finalize=finalize_writing_out),
+        "test_weights_stay_packed",
+        "bytes are stored for a matrix, and",
+        {},
+    ),
+    "needs a checkpoint": (NeedsACheckpoint, "test_works_without_a_checkpoint", "no checkpoint", {}),
+}
+
+
+def test_a_right_quantisation_passes() -> None:
+    """The one that the faults are made from has none."""
+    report = check_class(type("TestRight", (Kit,), {"plugin_class": Right, "__module__": __name__}))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_kit_names_a_quantisations_fault(fault: str) -> None:
+    """A quantisation with one fault fails the test for it, with a message that names it."""
+    plugin, test, message, attrs = FAULTS[fault]
+    cls: Callable[..., Any] = type("TestBroken", (Kit,), {"plugin_class": plugin, "__module__": __name__, **attrs})
+    report = check_class(cls, select=test)  # type: ignore[arg-type]
+    failures = {name: text for name, text in report.failures.items() if name.partition("[")[0] == test}
+    assert any(message in text for text in failures.values()), report.text()
