@@ -194,6 +194,11 @@ class EngineSettings(BaseModel):
         description="Read a step's tokens before the next step is launched, instead of while it runs.",
         json_schema_extra=flag(),
     )
+    report_cache: bool = Field(
+        False,
+        description="Tell what the prefix cache holds; set where a plugin observes it.",
+        json_schema_extra={"flag": False},
+    )
     overlap_on_cpu: bool = Field(
         False,
         description="Overlap steps on CPU too: for tests, as it computes within the call and only delays the tokens.",

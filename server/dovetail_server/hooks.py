@@ -76,6 +76,9 @@ class ApiHooks:
             self.observers.add_observers(label, result.value)
         for result in manager.in_process("dovetail_stat_loggers", "api"):
             self.observers.add_loggers(f"{describe(result.plugin)}: dovetail_stat_loggers", result.value)
+        for result in manager.in_process("dovetail_cache_observers", "api"):
+            label = f"{describe(result.plugin)}: dovetail_cache_observers"
+            self.observers.add_cache_observers(label, result.value)
 
     def add_routes(self, plugin: PlannedPlugin, value: Any) -> None:
         """Take a plugin's routes.

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dovetail.contracts.observers import (
+    CacheEvent,
+    CacheObserver,
     HttpEnd,
     LoadStats,
     RequestEnd,
@@ -40,6 +42,7 @@ GATHER_S = 0.02
 SAY_EVERY_S = 60.0
 CLOSE_S = 2.0
 """What still waits when the server stops is told for so long."""
+CACHE_METHODS = ("cache_changed", "cache_cleared", "events_lost")
 REQUEST_METHODS = ("request_started", "request_progressed", "request_ended", "http_ended", "events_lost")
 LOGGER_METHODS = ("log",)
 
@@ -179,6 +182,7 @@ class Observers:
     def __init__(self) -> None:
         self.requests: list[Watched] = []
         self.loggers: list[Watched] = []
+        self.cache: list[Watched] = []
         self.removed: list[str] = []
         """One line for each object that was removed."""
 
@@ -201,6 +205,24 @@ class Observers:
             PluginError: It is something else, or a method is `async def`.
         """
         self.loggers = [*self.loggers, *self._watched(label, value, StatLogger, LOGGER_METHODS)]
+
+    def add_cache_observers(self, label: str, value: Any) -> None:
+        """Take what `dovetail_cache_observers` returned: an observer, or several.
+
+        Raises:
+            PluginError: It is something else, or a method is `async def`.
+        """
+        self.cache = [*self.cache, *self._watched(label, value, CacheObserver, CACHE_METHODS)]
+
+    def changed(self, events: list[CacheEvent]) -> None:
+        """Tell every cache observer what came and went."""
+        for watched in self.cache:
+            watched.tell("cache_changed", events)
+
+    def cleared(self, num_restarts: int) -> None:
+        """Tell every cache observer that an engine begins with an empty cache."""
+        for watched in self.cache:
+            watched.tell("cache_cleared", num_restarts)
 
     def started(self, request: RequestStart) -> None:
         """Tell every observer that a request was admitted."""
@@ -229,11 +251,11 @@ class Observers:
 
     def settle(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything that has happened was told, for tests; false where that takes longer."""
-        return all(watched.settle(timeout_s) for watched in (*self.requests, *self.loggers))
+        return all(watched.settle(timeout_s) for watched in (*self.requests, *self.loggers, *self.cache))
 
     def close(self) -> None:
         """Tell what still waits, for a moment, and end the threads."""
-        for watched in (*self.requests, *self.loggers):
+        for watched in (*self.requests, *self.loggers, *self.cache):
             watched.close()
 
     async def _feed(self, watched: Watched, engine: EngineClient) -> None:
@@ -257,7 +279,9 @@ class Observers:
                 raise PluginError(
                     f"{label} returned {each!r}, which is no dovetail.contracts.{contract.__name__}; return an instance"
                 )
-            known = next((known for known in (*self.requests, *self.loggers) if known.target is each), None)
+            known = next(
+                (known for known in (*self.requests, *self.loggers, *self.cache) if known.target is each), None
+            )
             watched.append(known or Watched(each, self._remove))
             watched[-1].call(label, methods)
         return watched
@@ -266,5 +290,6 @@ class Observers:
         """Take an object out; called in its thread, so lists are replaced and never changed."""
         self.requests = [each for each in self.requests if each is not watched]
         self.loggers = [each for each in self.loggers if each is not watched]
+        self.cache = [each for each in self.cache if each is not watched]
         self.removed.append(why)
         logger.error("%s", why)

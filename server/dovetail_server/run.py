@@ -85,7 +85,8 @@ async def run(
     return_large_blocks()
     try:
         hooks = ApiHooks.start(plan)
-        engine = make_engine(settings, plan)
+        engine = make_engine(settings.model_copy(update={"report_cache": bool(hooks.observers.cache)}), plan)
+        engine.cache_watch = hooks.observers
         engine_start = tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
         server = await asyncio.to_thread(build_http, settings, engine, hooks, phases, tasks)

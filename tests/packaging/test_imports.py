@@ -11,6 +11,7 @@ import pytest
 
 import dovetail
 import dovetail_backends
+import dovetail_events
 import dovetail_grammar
 import dovetail_models
 import dovetail_parsers
@@ -19,7 +20,10 @@ import dovetail_server
 ROOT = Path(__file__).parents[2]
 PACKAGES = [
     Path(package.__path__[0])
-    for package in (dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends, dovetail_grammar)
+    for package in (
+        *(dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends, dovetail_events),
+        dovetail_grammar,
+    )
 ]
 SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 

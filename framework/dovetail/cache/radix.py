@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dovetail.cache.node import Node, Pages
 from dovetail.cache.partial import PartialGroup
 from dovetail.contracts.cache import FULL, Full, Reach
+from dovetail.contracts.observers import CacheEvent
 
 
 class RadixTree:
@@ -30,11 +31,16 @@ class RadixTree:
         num_locked: Those on the paths of running requests.
         version: Rises whenever pages come or go.
         partial: What is kept of the groups that are not `Full`, by group.
+        journal: Where the first group's pages are written down as they come and go; None for nowhere, as where that
+            group is not `Full`.
     """
 
-    def __init__(self, page_size: int, reaches: Sequence[Reach] = (FULL,)) -> None:
+    def __init__(
+        self, page_size: int, reaches: Sequence[Reach] = (FULL,), journal: list[CacheEvent] | None = None
+    ) -> None:
         self.page_size = page_size
         self.num_groups = len(reaches)
+        self.journal = journal if isinstance(reaches[0], Full) else None
         self.num_evictable = 0
         self.num_locked = 0
         self.version = 0
@@ -114,6 +120,11 @@ class RadixTree:
             path.append(node)
             self.num_evictable += num - have
             self.version += 1
+            if self.journal is not None:
+                parent = path[-2].pages[0][-1] if len(path) > 1 else None
+                self.journal.append(
+                    CacheEvent(pages=list(node.pages[0]), token_ids=key.tolist(), parent=parent, cache_salt=salt)
+                )
             self._push(node)
         found: Pages = [[] for _ in range(self.num_groups)]
         for at in path:
@@ -292,6 +303,8 @@ class RadixTree:
         else:
             self.num_evictable -= len(node.pages[0])
         self.version += 1
+        if self.journal is not None:
+            self.journal.append(CacheEvent(pages=list(node.pages[0])))
         parent, node.parent = node.parent, None
         if parent is not None:
             parent.children.pop(tuple(node.key[: self.page_size]), None)

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     )
     from dovetail.contracts.needs import Needs
     from dovetail.contracts.observers import (
+        CacheEvent,
+        CacheObserver,
         HttpEnd,
         LoadStats,
         RequestEnd,
@@ -101,7 +103,9 @@ __all__ = [
     "AttentionCaps",
     "AttentionLayer",
     "BuildContext",
+    "CacheEvent",
     "CacheGroup",
+    "CacheObserver",
     "CacheTensor",
     "CausalLM",
     "Chunk",
@@ -203,6 +207,8 @@ _HOME = {
     "ForwardBatch": "attention",
     "KVPool": "attention",
     "Phase": "attention",
+    "CacheEvent": "observers",
+    "CacheObserver": "observers",
     "HttpEnd": "observers",
     "LoadStats": "observers",
     "RequestEnd": "observers",

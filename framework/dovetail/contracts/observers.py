@@ -1,6 +1,6 @@
-"""What hook plugins return to be told about requests and load: `RequestObserver` and `StatLogger`.
+"""What hook plugins return to be told about requests, load and cache: `RequestObserver`, `StatLogger`, `CacheObserver`.
 
-Both are called in the `api` process, never per token, in a thread that each object has of its own: one call at a time,
+All are called in the `api` process, never per token, in a thread that each object has of its own: one call at a time,
 in the order in which things happened, a few hundredths of a second later. So they may block, but not `await`: a method
 that is `async def` is refused. Of an object that falls 10,000 events behind, what comes then is lost, which it is told.
 One that raises five times in a row is removed, which the log and `GET /health` say. The server's own `GET /metrics` is
@@ -134,3 +134,33 @@ class StatLogger(ABC):
     @abstractmethod
     def log(self, stats: LoadStats) -> None:
         """Take one snapshot. While this takes longer than the interval, no further ones are made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEvent:
+    """Pages that the prefix cache has from now on, or has no more. A page is a number that is used again later.
+
+    Attributes:
+        pages: In the order of their tokens.
+        token_ids: What they hold, equally many tokens each; None where they are gone.
+        parent: The page before the first; None where they begin a prompt.
+        cache_salt: Prefixes of different salts never share a page; "" for none.
+    """
+
+    pages: list[int]
+    token_ids: list[int] | None = None
+    parent: int | None = None
+    cache_salt: str = ""
+
+
+class CacheObserver:
+    """Is told what the prefix cache holds. Where there is one, engines report it after each step that changed it."""
+
+    def cache_changed(self, events: Sequence[CacheEvent]) -> None:
+        """Pages came and went, in this order."""
+
+    def cache_cleared(self, num_restarts: int) -> None:
+        """An engine has begun, whose cache is empty: nothing that was said before holds."""
+
+    def events_lost(self, num_events: int) -> None:
+        """So many calls could not be made, because this observer was too slow: what is known of the cache is wrong."""

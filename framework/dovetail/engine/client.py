@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from dovetail.contracts.observers import CacheEvent
 from dovetail.messages import EngineInfo, Submit, TokenDelta
 
 
@@ -36,8 +37,23 @@ class TokenStream(Protocol):
         ...
 
 
+class CacheWatch(Protocol):
+    """Who is told what the engines' prefix cache holds, on the event loop."""
+
+    def changed(self, events: list[CacheEvent]) -> None:
+        """Pages came and went."""
+        ...
+
+    def cleared(self, num_restarts: int) -> None:
+        """An engine begins, with an empty cache."""
+        ...
+
+
 class EngineClient(Protocol):
     """Submits requests and yields their tokens. Used from one asyncio event loop."""
+
+    cache_watch: CacheWatch | None
+    """Set before `start`, for an engine whose settings say `report_cache`."""
 
     @property
     def info(self) -> EngineInfo:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.first_requests import serve_first
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
 from dovetail.engine.pages import PageBook
@@ -22,6 +23,7 @@ from dovetail.grammar.words import WordRules
 from dovetail.messages import (
     Abort,
     Admitted,
+    CacheChanged,
     Control,
     ControlReply,
     EngineInfo,
@@ -62,7 +64,10 @@ class EngineCore:
         self.settings = settings
         self.runner = ModelRunner(settings, plugins)
         self.stepper = self.runner.stepper
-        self.pages = PageBook(self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache)
+        self._journal: list[CacheEvent] | None = [] if settings.report_cache else None
+        self.pages = PageBook(
+            self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache, journal=self._journal
+        )
         self.scheduler = Scheduler(
             self.pages,
             make_policy(plugins),
@@ -165,7 +170,15 @@ class EngineCore:
         for request in self.watch.look(self.scheduler.running):
             self._abort(request.handle, SHARED_PAGE)
         self.step_count += 1
+        self._report_cache()
         return Tick(step=self.step_count, deltas=deltas)
+
+    def _report_cache(self) -> None:
+        """Tell what has come into the prefix cache and gone since the last time, if somebody wants to know."""
+        if self._journal:
+            events = self._journal.copy()
+            self._journal.clear()
+            self.tell(CacheChanged(events))
 
     def _launch(self, plan: StepPlan) -> Launched | Failure:
         """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not."""
@@ -311,7 +324,9 @@ class EngineCore:
 
     def _control(self, message: Control) -> ControlReply:
         if message.op == "flush_cache":
-            return ControlReply(id=message.id, result={"ok": True, "num_pages": self.pages.flush()})
+            num_pages = self.pages.flush()
+            self._report_cache()
+            return ControlReply(id=message.id, result={"ok": True, "num_pages": num_pages})
         return ControlReply(id=message.id, result=msgspec.structs.asdict(self.stats()))
 
     def stats(self) -> Stats:

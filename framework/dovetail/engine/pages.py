@@ -20,6 +20,7 @@ from dovetail.cache.allocator import PageAllocator
 from dovetail.cache.node import Pages
 from dovetail.cache.pool import KVCache
 from dovetail.cache.radix import RadixTree
+from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.request import Request
 from dovetail.runtime.device_state import DeviceState
 
@@ -47,9 +48,11 @@ class PageBook:
     `allocator` is that of the first group, whose layers see farthest, and so stands for tokens.
     """
 
-    def __init__(self, pool: KVCache, state: DeviceState, *, use_tree: bool) -> None:
+    def __init__(
+        self, pool: KVCache, state: DeviceState, *, use_tree: bool, journal: list[CacheEvent] | None = None
+    ) -> None:
         self.page_size = pool.page_size
-        self.tree = RadixTree(pool.page_size, pool.reaches)
+        self.tree = RadixTree(pool.page_size, pool.reaches, journal)
         self.allocators = [PageAllocator(num) for num in pool.sizes]
         self.allocator = self.allocators[0]
         self.num_held = [0 for _ in self.allocators]

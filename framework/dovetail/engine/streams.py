@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engine.client import CacheWatch
 from dovetail.engine.entry import Entry
 from dovetail.errors import ConfigError, EngineDeadError, EngineError
 from dovetail.messages import (
     Abort,
     Admitted,
+    CacheChanged,
     Control,
     ControlReply,
     EngineInfo,
@@ -93,6 +95,8 @@ class StreamClient(ABC):
         self._handles = itertools.count(1)
         self._replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
         self._ids = itertools.count(1)
+        self.cache_watch: CacheWatch | None = None
+        self._num_engines = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -194,6 +198,9 @@ class StreamClient(ABC):
                 entry = self._entries.get(delta.handle)
                 if entry is not None and not entry.put(delta):
                     self._give_up(entry)
+        elif isinstance(message, CacheChanged):
+            if self.cache_watch is not None:
+                self.cache_watch.changed(message.events)
         elif isinstance(message, Admitted):
             for handle in message.handles:
                 if (entry := self._entries.get(handle)) is not None:
@@ -203,6 +210,9 @@ class StreamClient(ABC):
             if waiting is not None and not waiting[1].done():
                 waiting[1].set_result(message.result)
         elif isinstance(message, Ready):
+            if self.cache_watch is not None:
+                self.cache_watch.cleared(self._num_engines)
+            self._num_engines += 1
             self._info = message.info
             if self._started is not None and not self._started.done():
                 self._started.set_result(message.info)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dovetail.contracts.observers import CacheEvent
 from dovetail.messages.sampling import TokenLogprob
 
 OUT_OF_MEMORY = "out_of_memory"
@@ -116,4 +117,10 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     result: dict[str, Any]
 
 
-FromEngine = Starting | Ready | Failed | Admitted | Tick | ControlReply
+class CacheChanged(msgspec.Struct, frozen=True, tag=True):
+    """What has come into the prefix cache and gone from it, in order."""
+
+    events: list[CacheEvent]
+
+
+FromEngine = Starting | Ready | Failed | Admitted | Tick | ControlReply | CacheChanged

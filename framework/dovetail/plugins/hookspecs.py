@@ -209,6 +209,21 @@ def dovetail_stat_loggers(ctx: ProcessContext) -> Any:
 
 
 @hookspec
+def dovetail_cache_observers(ctx: ProcessContext) -> Any:
+    """Return a `dovetail.contracts.CacheObserver`, which is then told what the prefix cache holds by direct calls.
+
+    Called in the `api` process at start, before the engine: engines report their cache only where somebody listens. An
+    observer that raises five times in a row is removed and shown in health.
+
+    Args:
+        ctx: As for `dovetail_process_start`.
+
+    Returns:
+        The observer, or None.
+    """
+
+
+@hookspec
 def dovetail_cli_commands(commands: CliCommands) -> None:
     """Add sub-commands of `dovetail`.
 

@@ -183,7 +183,7 @@ class HookManager:
         self.collect("dovetail_process_stop", self._with_context(role, rank), strict=False)
 
     def in_process(self, hook: str, role: str, rank: int = 0) -> list[HookResult]:
-        """Call `dovetail_routes`, `dovetail_request_observers`, `dovetail_stat_loggers` or `dovetail_health`."""
+        """Call a hook of a process: `dovetail_routes`, `dovetail_health`, one of the observers' and loggers'."""
         return self.collect(hook, self._with_context(role, rank))
 
     def _with_context(self, role: str, rank: int) -> Arguments:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engine.client import CacheWatch
 from dovetail.engine.entry import merge
 from dovetail.errors import EngineDeadError
 from dovetail.messages import (
@@ -79,6 +80,7 @@ class ScriptedEngine:
         self.dead: str | None = None
         self.restarting: str | None = None
         self.num_restarts = 0
+        self.cache_watch: CacheWatch | None = None
         self.is_closed = False
 
     @property

@@ -47,8 +47,11 @@ class Translation:
     def _apply(self, shown: str, flag: Flag, value: str | None) -> None:
         if flag.is_switch:
             value = ""
-        elif value is None and (flag.at != () or flag.sets):
+        elif value is None and (flag.at != () or flag.sets or flag.rewrite):
             value = self._take_value(shown)
+        if flag.rewrite is not None:
+            self.argv += flag.rewrite(value or "")
+            return
         ours = dict(flag.sets).get(value or "")
         if ours is not None:
             self.argv.append(ours)

@@ -62,7 +62,7 @@ PATHS: dict[str, str] = {
         SPREAD,
     ),
     **_all("/inference/v1/generate /v1/chat/completions/derender /v1/completions/derender /detokenize_batch", TOKENS),
-    **_all("/kv_event_sources", "the engine tells no events of its cache; routers can place by …/render"),
+    **_all("/kv_event_sources", "--plugin kv-events tells them over ZMQ; see docs/plugins.md"),
     **_all("/v1/decisions /v1/systemone /generative_scoring", "answer with a schema instead: response_format"),
     **_all("/cohere/v2/chat /cohere/v2/chat/render", "send it to /v1/chat/completions or /v1/messages"),
     **_all("/invocations", "send the body to its own route, /v1/chat/completions"),

@@ -6,10 +6,12 @@ with `*` stands for every name that begins so, where no longer one fits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from dovetail_server.peers.known import Known
+from dovetail_server.peers.objects import kv_events
 
 SHORT = {
     "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size",
@@ -31,10 +33,12 @@ class Flag(Known):
     Attributes:
         is_switch: It takes no value.
         sets: What it is written as here, where it is a setting under another form: by value, "" for a switch.
+        rewrite: Makes arguments of our own of its value, where it says several things at once.
     """
 
     is_switch: bool = False
     sets: tuple[tuple[str, str], ...] = ()
+    rewrite: Callable[[str], list[str]] | None = None
 
 
 TABLE: dict[str, Flag] = {}
@@ -355,7 +359,7 @@ _values(
     "debug-tensor-dump-* forward-hooks msprobe-dump-config profiler-config",
     "there is no such tool here; see docs/plugins.md for hooks",
 )
-_values("kv-events-config", "the engine tells no events of its cache; routers can place by …/render")
+TABLE["kv-events-config"] = Flag("give plugin: kv-events and its settings (docs/plugins.md)", (), rewrite=kv_events)
 
 OUTPUT = "replies carry text, token ids and log probabilities only"
 _off(

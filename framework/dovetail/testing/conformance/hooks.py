@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from dovetail.contracts.observers import (
+    CacheEvent,
+    CacheObserver,
     HttpEnd,
     LoadStats,
     RequestEnd,
@@ -205,6 +207,20 @@ class HooksConformance(Conformance):
                 check(is_logger, f"dovetail_stat_loggers returns {shown(logger)}, not a StatLogger")
                 check(float(logger.interval_s) > 0, f"interval_s of {type(logger).__name__} is {logger.interval_s!r}")
                 _calls(logger.log, stats)
+
+    def test_cache_observers(self) -> None:
+        """Observers are CacheObservers and take every call about the cache."""
+        self._need("dovetail_cache_observers")
+        stored = CacheEvent(pages=[3, 4], token_ids=[1, 2, 3, 4])
+        salted = CacheEvent(pages=[5], token_ids=[5, 6], parent=4, cache_salt="s")
+        for value in self._values("dovetail_cache_observers"):
+            for observer in value if isinstance(value, list | tuple) else [value]:
+                is_observer = isinstance(observer, CacheObserver)
+                check(is_observer, f"dovetail_cache_observers returns {shown(observer)}, not a CacheObserver")
+                _calls(observer.cache_cleared, 0)
+                _calls(observer.cache_changed, [stored, salted, CacheEvent(pages=[5])])
+                _calls(observer.events_lost, 3)
+                _calls(observer.cache_changed, [CacheEvent(pages=[4, 3])])
 
     def test_cli_commands(self) -> None:
         """Commands have a help line and a target that can be imported and called."""

@@ -1,0 +1,1 @@
+"""Plugins that tell other programs what happens here."""
