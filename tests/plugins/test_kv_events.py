@@ -26,6 +26,7 @@ from dovetail_events.blocks import BlockNames, BlockRemoved, BlockStored, block_
 from dovetail_server.peers.arguments import Translation
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+
 END = (1 << 64) - 1
 
 
@@ -268,7 +269,7 @@ def test_the_peers_flag_becomes_the_plugin(value: str, expected: list[str]) -> N
 @pytest.mark.parametrize(
     ("value", "part"),
     [("zmq", "no JSON"), ("[]", "JSON object"), ('{"publisher": "nats"}', "possible: zmq"),
-     ('{"publisher": "zmq", "endpont": 1}', "'endpont' is unknown"),
+     ('{"publisher": "zmq", "end_point": 1}', "'end_point' is unknown"),
      ('{"publisher": "zmq", "format": "dynamo"}', "vLLM's form")],
 )  # fmt: skip
 def test_a_wrong_value_of_the_flag_says_why(value: str, part: str) -> None:
@@ -305,3 +306,12 @@ class TestKit(HooksConformance):
 
     name = "kv-events"
     options: ClassVar[dict[str, str]] = {"endpoint": "inproc://kit"}
+
+    @pytest.fixture(autouse=True)
+    def closed(self) -> Iterator[None]:
+        """Nobody else stops what the kit starts."""
+        from dovetail_events import kv_events
+
+        yield
+        while kv_events._publishers:
+            kv_events._publishers.pop().close()
