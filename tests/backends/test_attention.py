@@ -66,7 +66,7 @@ def test_attention_equals_float64(
         norm_eps=1e-6, hidden_act="silu", max_position_embeddings=1, tie_word_embeddings=False, rope=RopeConfig(),
         dtype="float32",
     )  # fmt: skip
-    pool = KVCache(config.cache_groups, 80 if page > 2 else 200, page, torch.float32, DEVICE)
+    pool = KVCache(config.cache_groups, [80 if page > 2 else 200], page, torch.float32, DEVICE)
     backend = backend_class(config, pool, DEVICE)
     sinks = torch.randn(hq, generator=torch_rng).to(DEVICE) if with_sinks else None
     layer = AttentionLayer(

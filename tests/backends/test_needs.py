@@ -108,7 +108,6 @@ UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
     "state": (lambda c: changed(c, reach=Recurrent(64), state=STATE), "needs recurrent state: no cache or attention"),
     "chunks": (lambda c: changed(c, reach=Chunk(32)), "needs attention within chunks: no cache"),
     "values": (lambda c: changed(c, v_dim=24), "needs keys 16 and values 24 wide in one layer: no cache"),
-    "shapes": (lambda c: changed(c, qk_dim=64, v_dim=64), "needs layers of different shapes: no cache"),
     "none": (lambda c: replace(c, layers=()), "its layer specs are for no layer; give one for each of its 3"),
     "twice": (lambda c: changed(c, index=2), r"its layer specs are for layers \[0, 2\]; give one for each"),
     "beyond": (lambda c: changed(c, index=3), r"its layer specs are for layers \[0, 2, 3\]; give one for each"),
@@ -123,7 +122,7 @@ def changed(config: ModelConfig, **changes: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("what", UNSERVED)
 def test_what_no_cache_holds_is_one_line(what: str) -> None:
-    """Whatever a backend claims; a plain model is served."""
+    """Whatever a backend claims; a plain model, and one of several widths, is served."""
     change, message = UNSERVED[what]
     reason = unserved(change(dense_config(HF)))
     assert reason is not None
@@ -131,6 +130,7 @@ def test_what_no_cache_holds_is_one_line(what: str) -> None:
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(reason)
     assert unserved(dense_config(HF)) is None
+    assert unserved(changed(dense_config(HF), qk_dim=64, v_dim=64)) is None
 
 
 def test_groups_follow_from_the_layers() -> None:

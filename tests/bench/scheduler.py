@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
         cpu = torch.device("cpu")
-        pool = KVCache(CONFIG.cache_groups, num_pages + 1, PAGE_SIZE, torch.float32, cpu)
+        pool = KVCache(CONFIG.cache_groups, [num_pages + 1], PAGE_SIZE, torch.float32, cpu)
         pages = PageBook(pool, DeviceState(rows, 256, cpu), use_tree=True)
         self.scheduler = Scheduler(
             pages, make_policy(policy), Limits(max_running_requests=rows, max_prefill_tokens=8192)

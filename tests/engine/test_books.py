@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.contracts.cache import FULL, Chunk, Reach, Window
 from dovetail.engine.request import Request, StepPlan
 from dovetail.messages import BACKGROUND, Finish
 
@@ -26,6 +27,7 @@ spec.loader.exec_module(_scheduler)
 World: Any = _scheduler.World
 POLICIES: tuple[str, ...] = _scheduler.POLICIES
 
+GROUPS: tuple[tuple[Reach, ...], ...] = ((FULL,), (FULL, Window(7)), (FULL, Window(3), Chunk(8)))
 NUM_OPERATIONS = int(os.environ.get("DOVETAIL_BOOKS", "10000"))
 
 
@@ -40,26 +42,29 @@ class Books:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         size = rng.choice([1, 2, 4])
+        self.reaches = GROUPS[seed % len(GROUPS)]
         self.world = World(
             num_pages=rng.randrange(60, 140) // size + 30,
             page_size=size,
+            reaches=self.reaches,
             policy=rng.choice(POLICIES),
             depth=rng.randrange(2),
             max_running_requests=rng.choice([3, 8]),
             max_prefill_tokens=rng.choice([5, 24]),
         )
-        self.spoilt: set[int] = set()
+        self.spoilt: set[tuple[int, int]] = set()
         self.broken: dict[int, set[Request]] = {}
         self.num_broken = self.num_emitted = 0
         pool = self.world.pages._pool
-        self.contents: dict[int, dict[int, int]] = {}
+        self.contents: dict[tuple[int, int], dict[int, int]] = {}
         pool.scrub = self.scrub
+        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in self.reaches]
 
     def scrub(self, group: int, pages: list[int]) -> None:
         """Zero pages."""
-        self.spoilt.difference_update(pages)
         for page in pages:
-            self.contents.pop(page, None)
+            self.spoilt.discard((group, page))
+            self.contents.pop((group, page), None)
 
     def step(self, *, breaks: bool, fails: bool) -> None:
         """Plan a step and launch it, or let that fail; then read what is under way beyond the depth."""
@@ -75,6 +80,7 @@ class Books:
             return
         if plan.requests:
             scheduler.launching(plan)
+            self.flush_tables()
             self.write(plan, breaks)
             scheduler.launched(plan)
             for request in plan.requests:
@@ -84,6 +90,17 @@ class Books:
             self.read(world.flying.pop(0))
         self.check()
 
+    def flush_tables(self) -> None:
+        """Send page table entries, as the device gets them: cleared rows first."""
+        state = self.world.pages._state
+        for g, table in enumerate(self.tables):
+            for row, column in [place for place in table if place[0] in state._released]:
+                del table[row, column]
+            for row, changed in state._pages[g].items():
+                table |= {(row, column): page for column, page in changed.items()}
+            state._pages[g].clear()
+        state._released.clear()
+
     def write(self, plan: StepPlan, breaks: bool) -> None:
         """Compute, as the device does: reads and writes pages in order; one request may go wrong by itself."""
         culprit = self.rng.choice(plan.requests) if breaks else None
@@ -92,11 +109,15 @@ class Books:
         size = self.world.pages.page_size
         found = set()
         for request, start, stop in spans:
-            is_bad = request is culprit or not self.spoilt.isdisjoint(request.pages[0][: -(-start // size)])
+            is_bad = request is culprit
+            for g, reach in enumerate(self.reaches):
+                own = request.pages[g]
+                is_bad |= any((g, page) in self.spoilt for page in own[reach.start(start) // size : -(-start // size)])
             self.compute(request, start, stop)
             if is_bad:
                 found.add(request)
-                self.spoilt.update(request.pages[0][start // size : -(-stop // size)])
+                for g, own in enumerate(request.pages):
+                    self.spoilt.update((g, page) for page in own[start // size : -(-stop // size)])
         if culprit is not None:
             self.num_broken += 1
         self.broken[plan.number] = found
@@ -107,11 +128,17 @@ class Books:
         for place in range(stop):
             token = request.ids[place] if place < len(request.ids) else 1  # what will be sampled
             seen = hash((seen, token))
-            content = self.contents.setdefault(request.pages[0][place // size], {})
-            if place >= start:
-                content[place % size] = seen
-            else:
-                assert content.get(place % size) == seen, "a request reads what was not computed for it"
+            for g, reach in enumerate(self.reaches):
+                if place < reach.start(start):
+                    continue
+                page = request.pages[g][place // size]
+                assert page, "a request sees a page that it has given back"
+                assert self.tables[g].get((request.row, place // size)) == page, "the device has another page"
+                content = self.contents.setdefault((g, page), {})
+                if place >= start:
+                    content[place % size] = seen
+                else:
+                    assert content.get(place % size) == seen, "a request reads what was not computed for it"
 
     def read(self, plan: StepPlan) -> None:
         """Account for a step as the engine does."""
@@ -125,6 +152,7 @@ class Books:
                 if request.finish is None:
                     request.finish = Finish("abort")
                     scheduler.end(request)
+        scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
             if request.finish is None and plan.number > request.void_step:
                 assert request not in self.broken[plan.number], "a token was made from what is not finite"
@@ -136,13 +164,15 @@ class Books:
     def check(self) -> None:
         """Every page has one owner; what nobody has to read any more, or was read and found broken, is clean."""
         pages, running = self.world.pages, self.world.scheduler.running
-        held = [page for r in running for page in r.pages[0][r.num_tree_pages :]]
-        cached = [page for node in pages.tree.nodes() for page in node.pages[0]]
-        owners = Counter([*held, *cached, *pages.allocator.free_pages])
-        assert set(owners) == set(range(1, pages.allocator.num_pages + 1))
-        assert max(owners.values()) == 1
+        for g, allocator in enumerate(pages.allocators):
+            held = [page for r in running for page in r.pages[g][r.num_tree_pages :] if page]
+            cached = [page for node in pages.tree.nodes() for page in node.pages[g] if page]
+            owners = Counter([*held, *cached, *allocator.free_pages])
+            assert set(owners) == set(range(1, allocator.num_pages + 1))
+            assert max(owners.values()) == 1
+            seen = {page for r in running for page in r.pages[g][: r.num_tree_pages] if page}
+            assert pages.tree.num_pages(g) - pages.tree.num_free_to_go(g) == len(seen)
         pages.check(running)
-        assert pages.tree.num_locked == len({page for r in running for page in r.pages[0][: r.num_tree_pages]})
         if not self.world.flying:
             assert not self.spoilt, "a page of a step that was read is still spoilt"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cache.pool import KVCache
+from dovetail.contracts.cache import FULL, Chunk, Reach, Window, cache_groups
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.pages import PageBook
@@ -18,6 +21,7 @@ from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.memory import floor_pages, seen_pages
 from dovetail.testing.engine import make_policy
 
 CONFIG = ModelConfig(
@@ -43,13 +47,25 @@ class World:
     """A scheduler, and steps that append token 1 to whatever samples, read `depth` steps late."""
 
     def __init__(
-        self, num_pages: int = 20, page_size: int = 4, policy: str = "fcfs", depth: int = 0, **limits: int
+        self,
+        num_pages: int = 20,
+        page_size: int = 4,
+        policy: str = "fcfs",
+        depth: int = 0,
+        reaches: Sequence[Reach] = (FULL,),
+        **limits: int,
     ) -> None:
         cpu = torch.device("cpu")
-        pool = KVCache(CONFIG.cache_groups, num_pages + 1, page_size, torch.float32, cpu)
-        most = limits.get("max_running_requests", 8)
-        self.pages = PageBook(pool, DeviceState(most, num_pages, cpu), use_tree=True)
-        step = Limits(max_running_requests=most, max_prefill_tokens=limits.get("max_prefill_tokens", 32))
+        most, prefill = limits.get("max_running_requests", 8), limits.get("max_prefill_tokens", 32)
+        groups = cache_groups([replace(CONFIG.layers[0], index=i, reach=reach) for i, reach in enumerate(reaches)])
+        sizes = [num_pages + 1]
+        for group in groups[1:]:
+            assert isinstance(group.reach, Window | Chunk)
+            least = floor_pages(seen_pages(group.reach, page_size), most, prefill, page_size)
+            sizes.append(min(num_pages, least) + 1)
+        pool = KVCache(groups, sizes, page_size, torch.float32, cpu)
+        self.pages = PageBook(pool, DeviceState(most, num_pages, cpu, len(groups)), use_tree=True)
+        step = Limits(max_running_requests=most, max_prefill_tokens=prefill)
         self.now = 100.0
         self.scheduler = Scheduler(self.pages, make_policy(policy), step, Background(lambda: self.now))
         self.count = 0

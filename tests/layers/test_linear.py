@@ -260,7 +260,7 @@ def test_ranks_together_are_the_model(plugin: Any, size: int, changes: dict[str,
 def local_pool(engine: TinyEngine, size: int) -> Any:
     """A KV pool for one rank's heads."""
     layers = [replace(spec, num_kv_heads=max(1, spec.num_kv_heads // size)) for spec in engine.config.layers]
-    return KVCache(cache_groups(layers), engine.pool.num_pages, engine.pool.page_size, torch.float32, CPU)
+    return KVCache(cache_groups(layers), engine.pool.sizes, engine.pool.page_size, torch.float32, CPU)
 
 
 def test_shares_join_until_somebody_reads() -> None:

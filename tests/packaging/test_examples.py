@@ -34,6 +34,15 @@ OLMO2 = {
     "rms_norm_eps": 1e-6,
     "dtype": "float32",
 }
+TWO_WIDTHS = {
+    **OLMO2,
+    "architectures": ["TwoWidthsForCausalLM"],
+    "model_type": "two_widths",
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 
 
 @contextmanager
@@ -114,16 +123,17 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 
-def test_the_models_example_serves(clean: CleanEnv) -> None:
-    """A server runs the architecture of the example, with random weights."""
-    model = clean.folder / "olmo2"
+@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS], ids=lambda config: config["model_type"])
+def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
+    """A server runs the architectures of the examples, with random weights."""
+    model = clean.folder / config["model_type"]
     model.mkdir()
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (model / file).write_bytes((MODEL_DIR / file).read_bytes())
-    (model / "config.json").write_text(json.dumps(OLMO2))
+    (model / "config.json").write_text(json.dumps(config))
     with serving(clean, str(model), "--load-format", "dummy") as base:
         assert chat(base, max_tokens=4)["usage"]["completion_tokens"] >= 1
-        assert states(base)["model", "Olmo2ForCausalLM"] == "active"
+        assert states(base)["model", config["architectures"][0]] == "active"
 
 
 def test_a_plugin_of_every_kind_is_written_installed_and_tested(clean: CleanEnv, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.runtime import draw_triton, graphs, prefill_graphs, step_triton
 from dovetail.runtime.draw import DrawParams
 from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.stepper import StepGraphs
@@ -34,7 +35,7 @@ SIZES = [Size(8, 1), Size(16, 1), Size(24, 5), Size(40, 5)]
 class PlainAttention(AttentionBackend):
     """Attends row by row, and knows nothing but what a captured step may know: tensors on the device."""
 
-    caps = AttentionCaps(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), graph="mixed")
+    caps = AttentionCaps(devices=frozenset({"cpu"}), dtypes=frozenset({"float32"}), graph="mixed", sliding_window=True)
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
@@ -65,7 +66,10 @@ class PlainAttention(AttentionBackend):
                 continue
             pages = batch.page_table[row, : -(-length // size)].long()
             keys, values = (kv[pages, j].flatten(0, 1)[:length].transpose(0, 1) for j in (0, 1))
-            seen = torch.arange(length) <= torch.arange(length - num, length)[:, None]
+            queries = torch.arange(length - num, length)[:, None]
+            seen = torch.arange(length) <= queries
+            if layer.sliding_window is not None:
+                seen &= torch.arange(length) > queries - layer.sliding_window
             heads = q[mine].transpose(0, 1)
             found = torch.nn.functional.scaled_dot_product_attention(
                 heads, keys, values, attn_mask=seen, scale=layer.scale, enable_gqa=True
@@ -142,7 +146,9 @@ def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **
     """
     core = make_core(folder, **settings)
     made, pool = core.runner, FakePool(torch.device("cpu"))
-    made.attention = core.stepper._attention = PlainAttention(made.config, made.pool, made.device)
+    backends = [PlainAttention] * len(made.pool.pools)
+    made.attention = make_attention(backends, made.config, made.pool, made.state.page_tables, made.device)
+    core.stepper._attention = made.attention
     parts = (made.model, made.attention, made.state, made.pool.page_size)
     with torch.inference_mode():
         decodes = DecodeGraphs(*parts, settings["max_running_requests"], pool)  # type: ignore[arg-type]

@@ -285,3 +285,20 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     with torch.inference_mode():
         core.stepper._state.flush()
     assert torch.isfinite(pool.layer(0)).all()
+
+
+def test_replayed_steps_of_two_groups_give_what_eager_steps_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of whose layers one has a window: slots of the second group are found within the graph."""
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "layer_types": None}
+    folder = make_model(tmp_path, "Qwen2ForCausalLM", num_hidden_layers=2, **HEADS, **window)
+    asked = loads(5, 7, grammars=False, logprobs=False)
+    want = serve(make_core(folder, **SETTINGS), asked)
+    use_triton(monkeypatch)
+    core = make_captured(folder, overlap_on_cpu=True, **SETTINGS)
+    assert [len(pool._layers) for pool in core.runner.pool.pools] == [1, 1]
+    assert serve(core, asked) == want
+    buckets, prefills, _ = replays(core)
+    assert len(buckets) > 1
+    assert prefills

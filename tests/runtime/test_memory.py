@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from dovetail.cache.pool import KVCache
+from dovetail.contracts.cache import Window
 from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError
@@ -25,8 +27,10 @@ from dovetail.runtime.memory import (
     DeviceBytes,
     MemoryPlan,
     activation_bytes,
+    floor_pages,
     plan_memory,
 )
+from dovetail.runtime.memory_table import rows_of
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.weight_size import dense_numel, headers, weight_size
 from dovetail.settings import EngineSettings
@@ -51,16 +55,24 @@ LLAMA_8B = ModelConfig(
 WEIGHTS = 2 * dense_numel(LLAMA_8B)
 
 
+WINDOWED_8B = replace(
+    LLAMA_8B, layers=tuple(replace(s, reach=Window(1024)) if s.index % 4 else s for s in LLAMA_8B.layers)
+)
+"""Three of four layers see 1,024 tokens."""
+
+
 def gpu(total: float = 80, free: float | None = None, left: float | None = None) -> DeviceBytes:
     """A GPU, sizes in GiB."""
     in_bytes = [None if size is None else int(size * GIB) for size in (total, total if free is None else free, left)]
     return DeviceBytes(kind="cuda", name="cuda:0", total=in_bytes[0] or 0, free=in_bytes[1] or 0, left=in_bytes[2])
 
 
-def planned(device: DeviceBytes | None = None, *, has_graphs: bool = True, **changes: Any) -> MemoryPlan:
+def planned(
+    device: DeviceBytes | None = None, *, has_graphs: bool = True, config: ModelConfig = LLAMA_8B, **changes: Any
+) -> MemoryPlan:
     """A plan for an 8B model."""
     device = device or gpu()
-    return plan_memory(EngineSettings(**changes), LLAMA_8B, "bfloat16", device, WEIGHTS, has_graphs=has_graphs)
+    return plan_memory(EngineSettings(**changes), config, "bfloat16", device, WEIGHTS, has_graphs=has_graphs)
 
 
 def refused(device: DeviceBytes | None = None, **changes: Any) -> str:
@@ -310,14 +322,41 @@ def test_a_cache_on_cpu_takes_memory_as_it_is_used() -> None:
     """A pool of 1 GiB is zero and takes next to nothing; what is written stays, and what cannot be is refused."""
     cpu = torch.device("cpu")
     before = resident_bytes()
-    pool = KVCache(LLAMA_8B.cache_groups, 512, 16, torch.bfloat16, cpu)
+    pool = KVCache(LLAMA_8B.cache_groups, [512], 16, torch.bfloat16, cpu)
     assert pool.num_bytes == GIB
     assert resident_bytes() - before < GIB // 16
     last = pool.layer(31)
     assert not last[-1].any()
     last[-1] = 1
     assert last[-1].all()
-    pool.scrub([511])
+    pool.scrub(0, [511])
     assert not last[-1].any()
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        KVCache(LLAMA_8B.cache_groups, 1 << 30, 16, torch.bfloat16, cpu)
+        KVCache(LLAMA_8B.cache_groups, [1 << 30], 16, torch.bfloat16, cpu)
+
+
+def test_groups_are_balanced_by_what_requests_use() -> None:
+    """A window has room for what all rows see and two steps compute, and for as many prefixes as there are others."""
+    plain, plan = planned(context_length=32768), planned(context_length=32768, config=WINDOWED_8B)
+    full, window = plan.groups
+    assert (full.name, window.name, window.seen_pages) == ("full", "window-1024", 66)
+    assert (full.page_bytes, window.page_bytes) == (16 * 8 * 4096, 16 * 24 * 4096)
+    assert window.num_pages >= floor_pages(66, plan.max_running_requests, 8192, 16)
+    assert window.num_pages * 4096 // 16 >= full.num_pages * 66
+    assert abs(plan.kv_bytes - plain.kv_bytes) < 0.001 * plain.kv_bytes
+    assert full.num_pages > 1.5 * plain.num_pages
+    assert plan.num_requests(32768) > 1.5 * plain.num_requests(32768)
+    assert plan.as_dict()["kv_bytes"] == full.num_bytes + window.num_bytes
+
+
+def test_a_window_has_no_more_pages_than_there_are_tokens() -> None:
+    """A small cache has as many pages of each group; then pages of one never lack where the other has some."""
+    plan = planned(max_total_tokens=4096, config=WINDOWED_8B)
+    assert [group.num_pages for group in plan.groups] == [256, 256]
+
+
+def test_each_group_has_a_line_in_the_table() -> None:
+    """Where there are several; a plain model has the one line."""
+    lines = {what: rest for what, _, rest in rows_of(planned(config=WINDOWED_8B))}
+    assert "pages of 16 tokens, at most 66 of a decoding request" in lines["  window-1024"]
+    assert not [what for what, _, _ in rows_of(planned()) if what.startswith(" ")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from dovetail.cache.node import Node
 from dovetail.contracts.cache import Reach, Recurrent
@@ -138,6 +138,28 @@ class PartialGroup:
                 self._unclaim(least)
         return gone, losers
 
+    def drop(self, nodes: Iterable[Node], pages: Set[int]) -> tuple[list[int], list[Node]]:
+        """Give up pages of `nodes` whose contents are not to be used, claimed or not; nobody sees them any more.
+
+        Returns:
+            Those that the tree had, now the caller's, and the nodes that lost some.
+        """
+        for node in [at for at, place in self._claims.items() if self._has_any(at, place, pages)]:
+            self._unclaim(node)
+        gone: list[int] = []
+        losers: list[Node] = []
+        for node in nodes:
+            own = node.pages[self._group]
+            bad = [i for i, page in enumerate(own) if page in pages]
+            if bad:
+                gone += [own[i] for i in bad]
+                losers.append(node)
+            for i in bad:
+                self.num_pinned -= self._pins.pop(own[i], 0) > 0
+                own[i] = 0
+        self.num_pages -= len(gone)
+        return gone, losers
+
     def forget(self, node: Node) -> list[int]:
         """A leaf leaves the tree: give up its pages, pinned or not."""
         if node in self._claims:
@@ -176,6 +198,9 @@ class PartialGroup:
             for i in range(min(last, at.end) - start - 1, max(first - start, 0) - 1, -1):
                 yield at, i, own[i]
             at = at.parent
+
+    def _has_any(self, node: Node, place: tuple[int, int], pages: Set[int]) -> bool:
+        return any(page in pages for _, _, page in self._places(node, *place))
 
     def _unclaim(self, node: Node) -> None:
         first, last = self._claims.pop(node)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.contracts.cache import FULL, CacheGroup, Reach
+from dovetail.contracts.cache import CacheGroup
 
 NULL_PAGE = 0
 """Nobody's page: it pads page tables, and is zero whenever a step begins."""
@@ -49,22 +49,30 @@ class PagedKVPool:
 
 
 class KVCache:
-    """The pools of all groups of a model."""
+    """The pools of all groups of a model.
+
+    Attributes:
+        reaches: How far the layers of each group see.
+        sizes: Pages of each group, its null page included.
+        num_pages: Those of the first.
+    """
 
     def __init__(
         self,
         groups: Sequence[CacheGroup],
-        num_pages: int,
+        sizes: Sequence[int],
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate as many pages for each group, its null page included; they share page ids."""
+        """Allocate."""
         self.page_size = page_size
-        self.num_pages = num_pages
-        self.sizes = (num_pages,)
-        self.reaches: tuple[Reach, ...] = (FULL,)
-        self.pools = [PagedKVPool(group, num_pages, page_size, dtype, device) for group in groups]
+        self.sizes = tuple(sizes)
+        self.num_pages = self.sizes[0]
+        self.reaches = tuple(group.reach for group in groups)
+        self.pools = [
+            PagedKVPool(group, num, page_size, dtype, device) for group, num in zip(groups, sizes, strict=True)
+        ]
         self._of_layer = {index: pool for group, pool in zip(groups, self.pools, strict=True) for index in group.layers}
 
     @property
@@ -78,8 +86,12 @@ class KVCache:
 
     def scrub(self, group: int, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite, before anyone else reads them."""
+        self.pools[group].scrub(pages)
+
+    def scrub_null(self) -> None:
+        """Zero the null page of each group."""
         for pool in self.pools:
-            pool.scrub(pages)
+            pool.scrub([NULL_PAGE])
 
 
 def _zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -219,6 +219,20 @@ class RadixTree:
             self._queue_leaves()
         return gone
 
+    def drop(self, pages: Sequence[Set[int]]) -> Pages:
+        """As `cut`, but nodes that only lack pages of groups in `partial` then stay, with holes.
+
+        That is enough where whoever saw such a page is known: what others computed stands beside it.
+        """
+        gone = self.cut([set() if g in self.partial else own for g, own in enumerate(pages)])
+        for g, partial in self.partial.items():
+            found, emptied = partial.drop(list(self.nodes()), pages[g]) if pages[g] else ([], [])
+            gone[g] += found
+            self.version += bool(found)
+            for node in () if self._full else emptied:
+                self._prune(node)
+        return gone
+
     def clear(self) -> Pages:
         """Evict everything that is not locked."""
         return self.evict([self.num_free_to_go(g) for g in range(self.num_groups)])

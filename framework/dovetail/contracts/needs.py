@@ -74,8 +74,6 @@ def unserved(config: ModelConfig) -> str | None:
     if any(isinstance(spec.reach, Chunk) for spec in specs):
         lacking.append("attention within chunks")
     widths = sorted({(spec.qk_dim, spec.v_dim) for spec in specs if spec.qk_dim != spec.v_dim})
-    if len({spec.cache_tensors for spec in specs}) > 1 and not lacking and not widths:
-        lacking.append("layers of different shapes")
     if widths:
         lacking.append("; ".join(f"keys {k} and values {v} wide in one layer" for k, v in widths))
     return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None

@@ -174,6 +174,8 @@ class Admission:
 
         Who would give way to it does not count.
         """
+        if not self._pages.grows:
+            return 0  # each row has room for what it sees
         need = self._pages.pages_for(len(request.ids) + 1) - num_cached
         if self._expected is None:
             others = [r for r in self._scheduler.running if is_background(request) or not is_background(r)]

@@ -45,7 +45,8 @@ class Repair:
 class PageBook:
     """Page ownership of all requests. With `use_tree` off, nothing is shared.
 
-    `allocator` is that of the first group, whose layers see farthest, and so stands for tokens.
+    `allocator` is that of the first group, whose layers see farthest, and so stands for tokens. `grows` says whether a
+    request has more pages the longer it is: not where no layer sees everything.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PageBook:
         self.allocator = self.allocators[0]
         self.num_held = [0 for _ in self.allocators]
         self._full = [g for g in range(len(self.allocators)) if g not in self.tree.partial]
+        self.grows = bool(self._full)
         self._pool = pool
         self._state = state
         self._use_tree = use_tree
@@ -199,7 +201,7 @@ class PageBook:
 
         No running request reads them any more. After steps that were launched, the device zeroes them.
         """
-        for g, (bad, gone) in enumerate(zip(pages, self.tree.cut(pages), strict=True)):
+        for g, (bad, gone) in enumerate(zip(pages, self.tree.drop(pages), strict=True)):
             self.allocators[g].free(gone)
             self._pool.scrub(g, [*{*bad, *gone}])
 
@@ -272,16 +274,18 @@ class PageBook:
         locked = sum(len(node.pages[0]) for node in self.tree.nodes() if id(node) in cached_by_requests)
         num_stuck = max(0, self.tree.num_locked - locked)
         for request in victims:
-            self._forget(request)
-            request.pages, request.computed_len = [[] for _ in self.allocators], 0
+            self._strip(request)
         self.tree.cut(shared)
+        lost = [r for r in running if r.node is not None and r.node.end and not self.tree.path(r.node)]
+        for request in lost:  # others' pages of a node went with it
+            self._strip(request)
         self.tree.relock((r.node, r.firsts) for r in running if r.node is not None)
         for g, allocator in enumerate(self.allocators):
             held = list(self.held(running, g))
             cached = [page for node in self.tree.nodes() for page in node.pages[g] if page]
             self.num_held[g] = len(held)
             allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
-        return Repair(num_lost, num_doubled, num_stuck, victims)
+        return Repair(num_lost, num_doubled, num_stuck, victims + lost)
 
     def _is_astray(self, request: Request) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""
@@ -294,6 +298,11 @@ class PageBook:
             ):
                 return True
         return False
+
+    def _strip(self, request: Request) -> None:
+        """Take everything from a victim of a repair."""
+        self._forget(request)
+        request.pages, request.computed_len = [[] for _ in self.allocators], 0
 
     def _num_own(self, running: Sequence[Request], group: int) -> int:
         """Pages of a group that sees everything which requests own."""

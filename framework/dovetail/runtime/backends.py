@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.cache.pool import KVCache
+from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import ModelConfig
 from dovetail.contracts.needs import unmet, unserved
@@ -16,6 +16,7 @@ from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
+from dovetail.runtime.grouped import of_group
 from dovetail.runtime.hybrid import hybrid
 from dovetail.settings import EngineSettings
 
@@ -47,12 +48,13 @@ def find_device(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a backend has to serve."""
+    """What a backend has to serve: the layers of one cache group. `group` names it where there are several."""
 
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
     page_size: int
+    group: str = ""
 
     def why_not(self, backend: Backend) -> str | None:
         """Say why a backend cannot serve it, or None; what its caps lack holds, whatever its own `why_not` says."""
@@ -61,8 +63,8 @@ class Wanted:
     def why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
         try:
-            groups = self.config.cache_groups
-            backend(self.config, KVCache(groups, 2, self.page_size, self.dtype, self.device), self.device)
+            [group] = self.config.cache_groups
+            backend(self.config, PagedKVPool(group, 2, self.page_size, self.dtype, self.device), self.device)
         except DovetailError as error:
             return f"it cannot be made: {error}"
         except Exception as error:  # a stranger's constructor may raise anything; what it raised is told
@@ -74,10 +76,12 @@ class Wanted:
         return None
 
 
-def choose_backend(
+def choose_backends(
     plugins: LoadedPlugins, config: ModelConfig, device: torch.device, dtype: torch.dtype, settings: EngineSettings
-) -> tuple[Backend, str]:
-    """Return the backend class that serves the model here, and its name; `a+b` for prefill by a and decode by b.
+) -> tuple[list[Backend], str]:
+    """Return the backend class that serves each cache group of the model here, and a name of them.
+
+    The name is `a+b` for prefill by a and decode by b, and says for which groups where they differ.
 
     Raises:
         ModelError: No backend can: its layers need what nothing provides.
@@ -85,7 +89,21 @@ def choose_backend(
     """
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
-    wanted = Wanted(config, device, dtype, settings.page_size)
+    groups = config.cache_groups
+    picked = []
+    for group in groups:
+        name = group.name if len(groups) > 1 else ""
+        picked.append(
+            _choose(plugins, Wanted(of_group(config, group), device, dtype, settings.page_size, name), settings)
+        )
+    names = [name for _, name in picked]
+    if len(set(names)) > 1:
+        names = [f"{name} ({group.name})" for name, group in zip(names, groups, strict=True)]
+    return [backend for backend, _ in picked], ", ".join(dict.fromkeys(names))
+
+
+def _choose(plugins: LoadedPlugins, wanted: Wanted, settings: EngineSettings) -> tuple[Backend, str]:
+    """Return the class for one group, and its name."""
     given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
     asked = {use: None if name == AUTO else name for use, name in given.items()}
     if asked["prefill"] is None and asked["decode"] is None:
@@ -117,7 +135,8 @@ def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Wanted) -> tuple[
             if not planned.requested:
                 later = [f"{n}: comes after it" for n in names[names.index(planned.name) + 1 :]]
                 others = "; ".join([*reasons, *later]) or "no other candidate"
-                logger.info("Attention backend: auto chose %s (%s).", planned.name, others)
+                of = f" of {wanted.group}" if wanted.group else ""
+                logger.info("Attention backend%s: auto chose %s (%s).", of, planned.name, others)
             return backend, planned.name
         reasons.append(f"{planned.name}: {reason}" if not planned.requested else f"{describe(planned)}: {reason}")
     if not reasons:

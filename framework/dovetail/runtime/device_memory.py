@@ -71,7 +71,8 @@ class DeviceMemory:
         self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
         plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
         try:
-            return KVCache(self._config.cache_groups, plan.num_pages + 1, plan.page_size, self._dtype, self._device)
+            sizes = [group.num_pages + 1 for group in plan.groups]
+            return KVCache(self._config.cache_groups, sizes, plan.page_size, self._dtype, self._device)
         except (RuntimeError, OSError) as error:  # of the device, of the host
             raise ConfigError(
                 f"the KV cache of {plan.num_tokens} tokens ({gib(plan.kv_bytes)}) cannot be allocated: lower "

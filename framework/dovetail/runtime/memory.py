@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.contracts.cache import CacheGroup, CacheTensor
+from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.prefill_sizes import Size, sizes
@@ -34,6 +35,8 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STATIC_FRACTION = 0.88
 """Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
 MAX_CPU_KV_BYTES = 4 << 30
+TYPICAL_LEN = 4096
+"""Tokens of the request by which groups are balanced."""
 SAMPLER_COPIES = 6
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
@@ -58,8 +61,31 @@ class DeviceBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """Pages of one cache group, without its null page.
+
+    `seen_pages` are those that a request sees at most while it decodes, None where that grows with its length.
+    """
+
+    name: str
+    page_bytes: int
+    num_pages: int
+    seen_pages: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size, the null page included."""
+        return (self.num_pages + 1) * self.page_bytes
+
+    def pages_of(self, num_tokens: int, page_size: int) -> int:
+        """Return the pages that a decoding request of so many tokens has."""
+        pages = -(-num_tokens // page_size)
+        return pages if self.seen_pages is None else min(pages, self.seen_pages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """How a device is divided. Sizes in bytes; `num_pages` is without the null page.
+    """How a device is divided. Sizes in bytes; the groups' layers see less and less.
 
     `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
     `notes` are sentences that the user should read.
@@ -71,8 +97,7 @@ class MemoryPlan:
     activation_bytes: int
     graph_bytes: int
     page_size: int
-    page_bytes: int
-    num_pages: int
+    groups: tuple[GroupPlan, ...]
     context_len: int
     step_tokens: int
     max_running_requests: int
@@ -81,8 +106,18 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the KV pool, its null page included."""
-        return (self.num_pages + 1) * self.page_bytes
+        """Size of the KV cache, null pages included."""
+        return sum(group.num_bytes for group in self.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of every group."""
+        return sum(group.page_bytes for group in self.groups)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first group."""
+        return self.groups[0].num_pages
 
     @property
     def num_tokens(self) -> int:
@@ -97,12 +132,14 @@ class MemoryPlan:
 
     def num_requests(self, num_tokens: int) -> int:
         """How many requests of so many tokens the KV cache holds at once."""
-        return self.num_pages // -(-num_tokens // self.page_size)
+        return min(group.num_pages // group.pages_of(num_tokens, self.page_size) for group in self.groups)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values, the derived ones included."""
         derived = {
             "kv_bytes": self.kv_bytes,
+            "page_bytes": self.page_bytes,
+            "num_pages": self.num_pages,
             "num_tokens": self.num_tokens,
             "free_bytes": self.free_bytes,
             "num_full_requests": self.num_requests(self.context_len),
@@ -168,11 +205,6 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
             f"give at most {most}, or extend the model by rope scaling in its config.json"
         )
     return settings.context_length or most
-
-
-def page_bytes(config: ModelConfig, page_size: int, item_bytes: int) -> int:
-    """Bytes of one page over all layers."""
-    return page_size * sum(group_token_bytes(group, item_bytes) for group in config.cache_groups)
 
 
 def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
@@ -250,8 +282,7 @@ def plan_memory(
         activation_bytes=_step_bytes(config, item, tokens, rows),
         graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
         page_size=size,
-        page_bytes=page_bytes(config, size, item),
-        num_pages=0,
+        groups=_empty_groups(config, size, item),
         context_len=context,
         step_tokens=tokens,
         max_running_requests=rows,
@@ -259,8 +290,53 @@ def plan_memory(
     if device.left is None and weight_bytes > device.free:
         raise ConfigError(_does_not_fit(plan))
     num, notes = _num_pages(settings, plan)
-    plan = dataclasses.replace(plan, num_pages=num, notes=tuple(notes))
+    plan = dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes))
     return _with_context(settings, plan)
+
+
+def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int) -> tuple[GroupPlan, ...]:
+    return tuple(
+        GroupPlan(
+            name=group.name,
+            page_bytes=page_size * group_token_bytes(group, item_bytes),
+            num_pages=0,
+            seen_pages=seen_pages(group.reach, page_size) if isinstance(group.reach, Window | Chunk) else None,
+        )
+        for group in config.cache_groups
+    )
+
+
+def seen_pages(reach: Window | Chunk, page_size: int) -> int:
+    """Return the pages that a decoding request sees at most, and those that it has beside them."""
+    return -(-reach.size // page_size) + 2
+
+
+def floor_pages(seen: int, rows: int, prefill_tokens: int, page_size: int) -> int:
+    """Return the pages of a group with which nobody ever waits: all rows see theirs, and two steps are computed."""
+    return rows * seen + 2 * (-(-prefill_tokens // page_size) + rows)
+
+
+def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
+    """Return the groups of a cache that holds `num` pages of tokens.
+
+    What does not see everything has room for what all running requests see and two steps compute, or more, so that
+    prefixes of requests of a typical length can be gone on from; but no more than there are tokens for.
+    """
+    rows, size = plan.max_running_requests, plan.page_size
+    typical = -(-min(plan.context_len, TYPICAL_LEN) // size)
+    groups = []
+    for group in plan.groups:
+        seen, wanted = group.seen_pages, num
+        if seen is not None:
+            least = floor_pages(seen, rows, plan.step_tokens - rows, size)
+            wanted = min(num, max(least, -(-num * min(seen, typical) // typical)))
+        groups.append(dataclasses.replace(group, num_pages=wanted))
+    return tuple(groups)
+
+
+def _bytes_for(plan: MemoryPlan, num: int) -> int:
+    """Bytes of a cache that holds `num` pages of tokens."""
+    return sum(group.num_bytes for group in groups_for(plan, num))
 
 
 def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int) -> int:
@@ -284,16 +360,16 @@ def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[st
     if settings.max_total_tokens is not None:
         num = settings.max_total_tokens // plan.page_size
         budget, limit = left, f"--max-total-tokens {settings.max_total_tokens}"
-        if (num + 1) * plan.page_bytes > left:
-            raise ConfigError(_no_room(plan, left, f"{limit} takes {gib((num + 1) * plan.page_bytes)}; lower it"))
+        if _bytes_for(plan, num) > left:
+            raise ConfigError(_no_room(plan, left, f"{limit} takes {gib(_bytes_for(plan, num))}; lower it"))
     else:
         budget, limit = _budget(settings, plan.device, left, working)
         useful = settings.max_running_requests * -(-plan.context_len // plan.page_size)
-        num = min(useful, budget // plan.page_bytes - 1)
+        num = bisect_right(range(useful + 1), budget, key=lambda pages: _bytes_for(plan, pages)) - 1
     if num < 1:
         raise ConfigError(_no_room(plan, left, _advice(settings, limit)))
     notes = []
-    rest = left - (num + 1) * plan.page_bytes
+    rest = left - _bytes_for(plan, num)
     if rest < working:
         notes.append(
             f"{limit} leaves {gib(rest)} for activations and graphs, which may need {gib(working)}: if memory runs "
@@ -327,7 +403,7 @@ def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: i
 
 def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
     """Bound the context by the KV cache; refuse that where the user asked for more. A last token needs no page."""
-    if plan.context_len <= plan.num_tokens:
+    if plan.context_len <= plan.num_tokens or plan.groups[0].seen_pages is not None:
         return plan
     if settings.context_length is not None:
         raise ConfigError(

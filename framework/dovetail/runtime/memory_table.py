@@ -15,6 +15,9 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     per_token = plan.page_bytes / plan.page_size / 1024
     tokens = f"{plan.num_tokens:,} tokens, {per_token:,.1f} KiB each, pages of {plan.page_size}"
     yield "KV cache", gib(plan.kv_bytes), tokens
+    for group in plan.groups if len(plan.groups) > 1 else ():
+        seen = "" if group.seen_pages is None else f", at most {group.seen_pages} of a decoding request"
+        yield f"  {group.name}", gib(group.num_bytes), f"{group.num_pages:,} pages of {plan.page_size} tokens{seen}"
     yield "activations", gib(plan.activation_bytes), f"estimated for steps of {plan.step_tokens:,} tokens"
     if cuda:
         measured = "" if plan.measured_bytes is None else f", {gib(plan.measured_bytes)} taken until ready"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization
@@ -21,12 +20,13 @@ from dovetail.errors import ModelError, PluginError
 from dovetail.grammar.masks import MaskBuffer
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
-from dovetail.runtime.backends import choose_backend, find_device
+from dovetail.runtime.backends import choose_backends, find_device
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
+from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
 from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
@@ -71,7 +71,7 @@ class ModelRunner:
         self.config = replace(config, context_len=context_len(settings, config))
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
-        backend, self.attention_name = choose_backend(plugins, self.config, self.device, self.dtype, settings)
+        backends, self.attention_name = choose_backends(plugins, self.config, self.device, self.dtype, settings)
         memory = DeviceMemory(settings, self.config, self.device, self.dtype)
         if self.device.type == "cpu":
             bound_primitive_caches()
@@ -82,8 +82,8 @@ class ModelRunner:
         self.pool = memory.make_pool(self.weight_bytes)
         self.context_len = memory.context_len
         max_pages = -(-self.context_len // settings.page_size)
-        self.state = DeviceState(settings.max_running_requests, max_pages, self.device)
-        self.attention: AttentionBackend = backend(self.config, self.pool, self.device)
+        self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools))
+        self.attention = make_attention(backends, self.config, self.pool, self.state.page_tables, self.device)
         masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         graphs = self._graphs(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)

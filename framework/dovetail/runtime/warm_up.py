@@ -152,7 +152,7 @@ class EagerWarmUp:
         """See `Chore.rehearse`."""
         for shape in self._waiting:
             self._stepper.run_eagerly(self._plan(shape))
-        self._pool.scrub(0, [NULL_PAGE])
+        self._pool.scrub_null()
         self._state.clear_spare()
 
     @torch.inference_mode()
@@ -180,7 +180,7 @@ class EagerWarmUp:
             logger.error("A trial step of %s failed, before any request came that would have needed it.", shape)
             raise
         finally:
-            self._pool.scrub(0, [NULL_PAGE])
+            self._pool.scrub_null()
             self._state.clear_spare()
 
     def _bound(self, shape: Shape) -> None:

@@ -114,7 +114,8 @@ class TinyEngine:
         self.config, self.model = load_model(plugin, folder)
         pages_each = -(-max_len // PAGE_SIZE)
         dtype = getattr(torch, self.config.dtype)
-        self.pool = KVCache(self.config.cache_groups, num_rows * pages_each + 1, PAGE_SIZE, dtype, CPU)
+        groups = self.config.cache_groups
+        self.pool = KVCache(groups, [num_rows * pages_each + 1] * len(groups), PAGE_SIZE, dtype, CPU)
         self.attention = ReferenceAttention(self.config, self.pool, CPU)
         pages = torch.arange(1, num_rows * pages_each + 1, dtype=torch.int32)
         order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(0))
