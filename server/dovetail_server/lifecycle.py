@@ -23,12 +23,17 @@ from dovetail_server.state import ServerState
 logger = logging.getLogger("dovetail.server")
 LINGER_NOT = struct.pack("ii", 1, 0)
 LINGER_S = 2.0
+"""So long new requests are refused before the end."""
 LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
 
 class HttpServer(uvicorn.Server):
-    """Drains at the first SIGTERM or SIGINT; a second one ends at once."""
+    """Drains at the first SIGTERM or SIGINT; a second one ends at once.
+
+    After SIGTERM new requests are still served for `--drain-grace` seconds while health says that none should come:
+    whoever routes requests looks at it now and then only.
+    """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         """Serve `app` whose state is `state`."""
@@ -44,14 +49,16 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""
-        drain_s = 0.0 if self.state.is_draining else self.state.settings.drain_timeout
-        self.state.tasks.exit_after(drain_s + LAST_RESORT_S)
-        if self._loop is None or self.state.is_draining or not self.state.has_started:
-            self.force_exit = self.state.is_draining and sig in (signal.SIGINT, signal.SIGTERM)
+        state = self.state
+        drain_s = 0.0 if state.is_stopping else state.settings.drain_timeout
+        state.tasks.exit_after(drain_s + LAST_RESORT_S)
+        if self._loop is None or state.is_stopping or not state.has_started:
+            self.force_exit = state.is_stopping and sig in (signal.SIGINT, signal.SIGTERM)
             self.should_exit = True
             return
-        self.state.is_draining = True
-        self._loop.call_soon_threadsafe(self._begin_drain)
+        state.is_leaving = True
+        grace_s = min(state.settings.drain_grace, drain_s) if sig == signal.SIGTERM else 0.0
+        self._loop.call_soon_threadsafe(self._begin_drain, grace_s)
 
     def cut_off(self, scope: Scope) -> None:
         """Close the connection of a request; what is still to be sent on it is dropped, by the kernel too."""
@@ -61,13 +68,16 @@ class HttpServer(uvicorn.Server):
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
                 transport.abort()
 
-    def _begin_drain(self) -> None:
-        self.state.tasks.start("drain", self.drain())
+    def _begin_drain(self, grace_s: float = 0.0) -> None:
+        self.state.tasks.start("drain", self.drain(grace_s))
 
-    async def drain(self) -> None:
-        """Let what is under way finish, cut off the rest, then stop serving."""
-        state, timeout = self.state, self.state.settings.drain_timeout
+    async def drain(self, grace_s: float = 0.0) -> None:
+        """Serve on for a while, let what is under way finish, cut off the rest, then stop serving."""
+        state, began = self.state, time.monotonic()
+        state.is_leaving = True
+        await self._while_connected(grace_s)
         state.is_draining = True
+        timeout = max(0.0, state.settings.drain_timeout - (time.monotonic() - began))
         if self.is_busy:
             logger.info("Stopping: %d requests get up to %g s to finish.", len(self.server_state.tasks), timeout)
         await self._wait_idle(timeout)
@@ -79,15 +89,14 @@ class HttpServer(uvicorn.Server):
         if state.num_live:
             await state.engine.close(wait=False)  # it does not answer: its end is what ends the streams
             await self._wait_idle(LAST_WORDS_S)
-        await self._linger()
+        # A router sends its next request on a connection that it holds open: a 503 it retries elsewhere, a connection
+        # that breaks it may not.
+        await self._while_connected(LINGER_S)
         self.should_exit = True
 
-    async def _linger(self) -> None:
-        """Go on refusing for a while where clients hold connections open.
-
-        A router sends its next request on one of them: a 503 it retries elsewhere, a connection that breaks it may not.
-        """
-        deadline = time.monotonic() + LINGER_S
+    async def _while_connected(self, limit_s: float) -> None:
+        """Wait while clients hold connections open."""
+        deadline = time.monotonic() + limit_s
         while self.server_state.connections and time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
 

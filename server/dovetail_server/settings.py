@@ -267,6 +267,15 @@ class ServeSettings(PluginSettings, BaseSettings):
         description="Seconds that running requests get to finish after SIGTERM.",
         json_schema_extra=flag("shutdown-timeout", common=True),
     )
+    drain_grace: float = Field(
+        5.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds after SIGTERM, of --drain-timeout, in which new requests are still served while /health "
+        "says 503 and clients hold connections open: a router that looks at it as often loses no request.",
+        json_schema_extra=flag(),
+    )
     max_engine_restarts: int = Field(
         16,
         ge=0,

@@ -79,6 +79,8 @@ class ServerState:
         self.registry: Registry | None = None
         """All installed plugins with what became of them."""
         self.created = int(time.time())
+        self.is_leaving = False
+        """A signal has come; new requests are still served for a while."""
         self.is_draining = False
         self.num_live = 0
         """Engine requests submitted and not yet finished."""
@@ -148,6 +150,11 @@ class ServerState:
         """
         return served_name(name, self.served_names)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal to stop has come: whoever asks is sent elsewhere."""
+        return self.is_leaving or self.is_draining
+
     def check_ready(self) -> None:
         """Raise unless a new request can be served.
 
@@ -214,7 +221,7 @@ class ServerState:
         """As `health`, without asking anybody."""
         if not self.has_started:
             return "starting"
-        if self.is_draining:
+        if self.is_stopping:
             return "draining"
         if self.engine.dead is not None:
             return f"engine dead: {self.engine.dead}"

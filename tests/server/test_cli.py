@@ -30,7 +30,7 @@ attention-backend block-size chat-template chunked-prefill-size config context-l
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
 closed-probes open-metrics download-dir revision
-drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
+drain-grace drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
 enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host

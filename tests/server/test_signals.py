@@ -108,7 +108,7 @@ def finish_of(lines: Iterator[str]) -> tuple[int, list[Any], str]:
 
 def test_a_group_signal_drains_and_then_everything_is_gone(serve: Callable[..., Running]) -> None:
     """SIGTERM to the whole process group: not ready at once, the stream completes, both processes end, exit code 0."""
-    server = serve("--drain-timeout", "60")
+    server = serve("--drain-timeout", "60", "--drain-grace", "0")
     reply, lines = server.stream(150)
     os.kill(server.engine, signal.SIGSTOP)  # the stream does not end before all of this has been asked
     os.killpg(server.process.pid, signal.SIGTERM)
@@ -126,6 +126,23 @@ def test_a_group_signal_drains_and_then_everything_is_gone(serve: Callable[..., 
     assert count > 5
     assert server.process.wait(60) == 0
     assert gone(server.engine)
+
+
+def test_whoever_has_not_noticed_is_served_for_a_while(serve: Callable[..., Running]) -> None:
+    """After SIGTERM health says 503 while new requests are answered; with the last connection the server ends."""
+    server = serve("--drain-timeout", "600", "--drain-grace", "600")
+    reply, lines = server.stream(150)
+    os.kill(server.engine, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + START_S
+    while server.ready() != 503:
+        assert time.monotonic() < deadline
+    os.kill(server.engine, signal.SIGCONT)
+    late = requests.post(f"{server.base}/v1/completions", json={**LONG, "stream": False, "max_tokens": 2}, timeout=60)
+    assert late.status_code == 200
+    assert finish_of(lines)[1:] == (["length"], "data: [DONE]")
+    reply.close(), late.close()
+    assert server.process.wait(60) == 0
 
 
 def test_what_does_not_finish_in_time_is_told(

@@ -145,7 +145,7 @@ class Runner:
 
     def _may_run(self) -> bool:
         state = self.state
-        can = state.has_started and not state.is_draining and state.engine.dead is None
+        can = state.has_started and not state.is_stopping and state.engine.dead is None
         return can and not self.is_closing and self.writer.problem is None and not self._pause.is_on
 
     @property

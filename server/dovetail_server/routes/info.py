@@ -57,7 +57,7 @@ async def server_info(state: State) -> Response:
         {
             **settings,
             "version": dovetail.__version__,
-            "status": "draining" if state.is_draining else "ready",
+            "status": "draining" if state.is_stopping else "ready",
             "engine": info,
             "max_total_num_tokens": state.info.max_total_tokens,
             "internal_states": [load],
