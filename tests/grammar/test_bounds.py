@@ -87,6 +87,22 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
     assert service.pids == []
 
 
+def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) -> None:
+    """Any JSON is enforced rather than nothing; what took too long is not tried again with less of it."""
+    service = make_service(3.0)
+    settle(service, service.request((outlines_step("warm"),)))
+    slow = {"type": "integer", "multipleOf": 5_000_011}
+    steps = (
+        json_step(slow),
+        json_step(slow, weaken=True),
+        json_step({**slow, "minimum": 1}),
+        json_step({"type": "integer"}),
+    )
+    outcome = settle(service, service.request(steps))
+    assert isinstance(outcome, Enforced)
+    assert outcome.step == 3
+
+
 def test_waiting_counts(make_service: Make) -> None:
     """A grammar that waited all its time for others is told to come again, and is not remembered as too complex."""
     service = make_service(600.0)

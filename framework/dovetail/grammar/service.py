@@ -36,6 +36,8 @@ NUM_THREADS = 2
 MAX_CHILDREN = 2
 EARLY_WAY_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
+LAST_WAY_SHARE = 0.1
+"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 AGAIN = 12
@@ -91,6 +93,7 @@ class Job:
         began: When a compilation began; None while it waits for its first.
         index: The way that is tried next.
         refused: Why the first way that was tried failed.
+        slow: Backends and sources that took too long: with less of the same source they would not be faster.
     """
 
     steps: Steps
@@ -101,6 +104,12 @@ class Job:
     began: float | None = None
     index: int = 0
     refused: Refused | None = None
+    slow: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def last_way_at(self) -> float:
+        """When there is time for nothing but the last way."""
+        return self.deadline - LAST_WAY_SHARE * (self.deadline - self.asked)
 
     @property
     def num_bytes(self) -> int:
@@ -300,9 +309,14 @@ class GrammarService:
             now = time.monotonic()
             if now >= job.deadline or job.ticket.num_claims <= 0:
                 break
+            step = job.steps[job.index]
+            if job.index < len(job.steps) - 1 and (
+                (job.began is not None and now >= job.last_way_at) or (step.backend, step.source) in job.slow
+            ):
+                job.index += 1
+                continue
             try:
                 self.token_sets()  # here, and not when the engine needs them
-                step = job.steps[job.index]
                 with self._lock:
                     alone = self._cache.get((step,))  # of a request that went on with it, after a restart
                 if isinstance(alone, Enforced):
@@ -317,6 +331,8 @@ class GrammarService:
                 return
             except Exception as error:  # whatever a backend raises ends one request
                 job.refused = job.refused or _refusal(error)
+                if isinstance(error, ChildTimeoutError):
+                    job.slow.add((step.backend, step.source))
                 if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
                     break
             job.index += 1
@@ -336,7 +352,7 @@ class GrammarService:
                 raise
         job.began = job.began or now
         is_last = job.index == len(job.steps) - 1
-        return self._compiler.outside(step, job.deadline if is_last else min(job.deadline, now + EARLY_WAY_S))
+        return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
 
     def _why_not(self, job: Job) -> Refused:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""

@@ -19,7 +19,8 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar import schema
 from dovetail.grammar.normal.nodes import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
-from dovetail_grammar.patterns import is_leaky, is_unreadable
+from dovetail_grammar.lookaround import without_lookaround
+from dovetail_grammar.patterns import is_leaky, is_unreadable, tightened
 
 REFUSED = frozenset(
     [
@@ -80,10 +81,10 @@ class SchemaWalk:
         if key in REFUSED:
             self._refuse(where)
         elif key == "pattern":
-            self._pattern(where, node[key])
+            self._pattern(where, *(without_lookaround(node[key]) or [node[key]]))
         elif key == "patternProperties":
             for pattern in node[key]:
-                self._pattern(f"{where}/{escape(pattern)}", pattern)
+                self._pattern(f"{where}/{escape(pattern)}", pattern, is_exact=_is_open_beside(node))
         elif key in ("minProperties", "maxProperties"):
             self._count(where, key, node)
         elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
@@ -97,15 +98,28 @@ class SchemaWalk:
         elif key == "minProperties" and node[key] - len(required) > 1 and node.get("additionalProperties") is not False:
             self._ignored.append(where)
 
-    def _pattern(self, where: str, pattern: str) -> None:
-        if is_unreadable(pattern):
+    def _pattern(self, where: str, *patterns: str, is_exact: bool = False) -> None:
+        if any(map(is_unreadable, patterns)):
             self._refuse(where)
-        elif is_leaky(pattern):
+        elif any(is_leaky(pattern if is_exact else tightened(pattern)) for pattern in patterns):
             self._ignored.append(where)
 
     def _refuse(self, where: str) -> None:
         self._ignored.append(where)
         self._refused.append(where)
+
+
+def _is_open_beside(node: Mapping[str, Any]) -> bool:
+    """Whether keys may come that no pattern finds: then a pattern must find exactly those that it says."""
+    return node.get("additionalProperties") is not False
+
+
+def _tightened_names(parts: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, part in parts.items():
+        known = made.get(tightened(name))
+        made[tightened(name)] = part if known is None else {"allOf": [known, part]}
+    return made
 
 
 def is_open(node: Mapping[str, Any]) -> bool:
@@ -150,7 +164,14 @@ def prepare_value(root: Any, between: str) -> Any:
 def _prepare(root: Any) -> Any:
     if not isinstance(root, dict):
         return root
-    made = {key: _prepare_keyword(key, value) for key, value in root.items() if key != _GUIDANCE and key != "format"}
+    made = {key: _prepare_keyword(key, value) for key, value in root.items() if key not in (_GUIDANCE, "format")}
+    if isinstance(made.get("pattern"), str):
+        first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]
+        made["pattern"] = tightened(first)
+        if others:
+            made["allOf"] = [*made.get("allOf", ()), *({"pattern": tightened(other)} for other in others)]
+    if "patternProperties" in made and not _is_open_beside(root):
+        made["patternProperties"] = _tightened_names(made["patternProperties"])
     if root.get("format") in FORMATS:
         made["format"] = root["format"]
     elif root.get("format") in PATTERNS:

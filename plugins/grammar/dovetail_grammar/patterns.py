@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
-_NEGATED = re.compile(r"\[\^((?:\\.|[^\]\\])*)\]")
-_HARMLESS = re.compile(r"[A-Za-z0-9]-[A-Za-z0-9]|\\[sSwWdDnrtfv./\]\[^*+?(){}|$-]|-$|^-")
-_CONTROLS = re.compile(r"\\x[01][0-9a-fA-F]?|\\u00[01][0-9a-fA-F]?|\\c|\\0|[\x00-\x1f]")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_PARTS = re.compile(rf"{_CLASS.pattern}|\\[pPux]\{{[^{{}}]*\}}|\\.|\{{\d+(?:,\d*)?\}}|\{{", re.DOTALL)
+_CONTROL_CLASS = re.compile(r"\\p\{?(?:C|Other)")
+_PROPERTY = re.compile(r"\\p\{?([LNZMPSC])[a-z]?\}?")
+_STRICT = frozenset(map(chr, range(0x20))) - set("\t\n\r")
+_RARE = r"\x00-\x08\x0b\x0c\x0e-\x1f"
+"""Control characters that nobody writes."""
+_BOM = "\ufeff"
+_SPACES = r" \t\r\n\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
 _OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a class."""
 
@@ -17,14 +25,55 @@ def is_unreadable(pattern: str) -> bool:
     return _UNREADABLE.search(pattern) is not None
 
 
+@lru_cache(maxsize=256)
 def is_leaky(pattern: str) -> bool:
-    """Whether a class may let an escaped quote or backslash through that it excludes.
+    """Whether a class lets an escaped quote or backslash through that it excludes: as some controls are in it.
 
-    Such a class holds a control character, by being written so or by negation. May say so of a pattern that is fine.
+    Found by trying thousands of classes. May say so of a pattern that is fine.
     """
-    if _CONTROLS.search(_NEGATED.sub("", pattern)):
+    if _CONTROL_CLASS.search(_CLASS.sub("", pattern)):
         return True
-    return any(set(_CONTROLS.sub("", _HARMLESS.sub("", body))) & set('"\\-') for body in _NEGATED.findall(pattern))
+    return any(_is_leaky_class(found) for found in _CLASS.findall(pattern))
+
+
+def tightened(pattern: str) -> str:
+    """Return a pattern without rare control characters in its classes, which would make these leaky.
+
+    What ECMAScript calls white space is so here, too, and what it takes for a character is written as one.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        body = found[0]
+        if body in (r"\S", r"[\S]"):
+            return f"[^\\s{_BOM}]"
+        if body == "{":
+            return r"\{"  # as itself, which only some read so
+        if not body.startswith("["):
+            return body
+        body = _DASH.sub(r"\1\\-", body)
+        if body.startswith("[^"):
+            body = body[:-1] + (_BOM if r"\s" in body else "") + "]"
+            return f"{body[:-1]}{_RARE}]" if _is_leaky_class(body) else body
+        return body.replace(r"\s", _SPACES) if _is_leaky_class(body) and r"\S" not in body else body
+
+    return _PARTS.sub(one, pattern)
+
+
+@lru_cache(maxsize=256)
+def _is_leaky_class(body: str) -> bool:
+    if r"\S" in body and r"\s" not in body:
+        return True  # with a byte order mark, which ECMAScript calls white space
+    try:
+        found = re.compile(_PROPERTY.sub(_without_property, body), re.ASCII)
+    except (re.error, KeyError):
+        return True
+    members = {chr(i) for i in range(128) if found.fullmatch(chr(i))}
+    return bool(members & _STRICT) and not {'"', "\\"} <= members
+
+
+def _without_property(found: re.Match[str]) -> str:
+    """Characters of ASCII that have a property for certain, by its first letter."""
+    return {"L": "A-Za-z", "N": "0-9", "Z": " ", "M": "", "P": "", "S": "", "C": r"\x00-\x1f\x7f"}[found[1]]
 
 
 def has_inner_anchors(pattern: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +82,20 @@ class _Document:
         self._draft = draft_of(given)
         self._references = References(given, self._draft)
         self._names: dict[int, str] = {}
-        self._targets: list[tuple[str, Target]] = []
+        self._taken: dict[str, int] = {}  # names, and how many were made of each
+        self._targets: deque[tuple[str, Target]] = deque()
+        self._anchors = Counter(
+            node["$dynamicAnchor"]
+            for _, node in schema.every(given)
+            if isinstance(node, dict) and isinstance(node.get("$dynamicAnchor"), str)
+        )
 
     def write(self) -> Any:
         """Return the document; definitions that nothing refers to are left out."""
         root = self._node(self._given, "")
         definitions: Node = {}
         while self._targets:
-            name, target = self._targets.pop(0)
+            name, target = self._targets.popleft()
             definitions[name] = self._node(target.node, target.pointer)
         if definitions and isinstance(root, dict):
             root["$defs"] = definitions
@@ -138,13 +145,16 @@ class _Document:
     def _is_dynamic(self, target: Target) -> bool:
         """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
         name = target.node.get("$dynamicAnchor") if isinstance(target.node, dict) else None
-        found = [n for _, n in schema.every(self._given) if isinstance(n, dict) and n.get("$dynamicAnchor") == name]
-        return name is not None and len(found) > 1
+        return isinstance(name, str) and self._anchors[name] > 1
 
     def _new_name(self, pointer: str) -> str:
         name = pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~") or "d"
-        taken = set(self._names.values())
-        return next(n for n in _numbered(name) if n not in taken)
+        made = name
+        while made in self._taken:
+            self._taken[name] = self._taken.get(name, 1) + 1
+            made = f"{name}-{self._taken[name]}"
+        self._taken[made] = 1
+        return made
 
     def _value(self, key: str, value: Any, pointer: str) -> Any:
         if key in schema.ONE and isinstance(value, dict):
@@ -154,11 +164,3 @@ class _Document:
         if key in schema.MAPS and isinstance(value, dict):
             return {name: self._node(item, f"{pointer}/{nodes.escape(name)}") for name, item in value.items()}
         return value
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1

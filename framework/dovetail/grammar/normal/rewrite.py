@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from math import comb
+from dataclasses import replace
+from math import perm
 from typing import Any
 
 from dovetail.grammar import schema
+from dovetail.grammar.normal import counts
 from dovetail.grammar.normal.logic import Logic, all_of, any_of, types_of_value
 from dovetail.grammar.normal.nodes import Place, kinds_of, matches
 
@@ -17,8 +19,8 @@ MAX_OPTIONS = 24
 """Alternatives that one keyword may become, and options of a `oneOf` that are looked at."""
 MAX_PRODUCT = 48
 """Alternatives of one schema, multiplied."""
-MAX_UNIQUE = 4
-"""Values of which all orders are written out."""
+MAX_LISTS = 500
+"""Orders of values that are written out: of five values, or of twenty up to two at a time."""
 
 
 class Rewriter:
@@ -36,14 +38,22 @@ class Rewriter:
         """Return the document."""
         for _, node in list(schema.every(self._root)):
             if isinstance(node, dict):
-                for key, rewrite in _REWRITES.items():
+                for key, rewriting in _REWRITES.items():
                     if key in node:
-                        rewrite(self, node)
+                        rewriting(self, node)
         return self._root
 
-    def _replace(self, node: Node, key: str, made: Any, *also: str) -> bool:
-        """Put a schema in a keyword's place, if there is room for it; `also`: keywords that go with it."""
-        if made is None or not self._fits(node, made):
+    def _replace(self, node: Node, key: str, made: Any, *also: str, most: int = MAX_PRODUCT) -> bool:
+        """Put a schema in a keyword's place, if there is room for it.
+
+        Args:
+            node: Where the keyword stands.
+            key: The keyword.
+            made: The schema.
+            also: Keywords that go with it.
+            most: How many alternatives the node may then have in all.
+        """
+        if made is None or not self._fits(node, made, most):
             return False
         for name in (key, *also):
             node.pop(name, None)
@@ -52,14 +62,16 @@ class Rewriter:
             return True
         if isinstance(made, dict) and set(made) == {"anyOf"} and "anyOf" not in node:
             node["anyOf"] = made["anyOf"]
+            if (place := self._places.get(id(node))) is not None:
+                self._places[id(node)] = replace(place, names={**(place.names or {}), "anyOf": key})
         else:
             node.setdefault("allOf", []).append(made)
         return True
 
-    def _fits(self, node: Node, made: Any) -> bool:
+    def _fits(self, node: Node, made: Any, most: int = MAX_PRODUCT) -> bool:
         options = len(made["anyOf"]) if isinstance(made, dict) and "anyOf" in made else 1
         size = len(json.dumps(made)) if options > 1 else 0
-        if options * _ways(node) > MAX_PRODUCT or size > self._room:
+        if options * _ways(node) > most or size > self._room:
             return False
         self._room -= size
         return True
@@ -178,48 +190,20 @@ class Rewriter:
         )
 
     def fewest_properties(self, node: Node) -> None:
-        """Some of the optional properties are there, or one that is not listed is."""
-        required = set(node.get("required", ()))
-        missing = node["minProperties"] - len(required)
-        if missing <= 0:
-            del node["minProperties"]
-            return
-        free = _optional(node, required)
-        closed = node.get("additionalProperties") is False and "patternProperties" not in node
-        if (
-            not free
-            or "patternProperties" in node
-            or comb(len(free), missing) > MAX_OPTIONS
-            or (not closed and missing > 1)
-        ):
-            return
-        ways: list[Any] = [{"required": list(some)} for some in itertools.combinations(free, missing)]
-        if not closed:
-            others = dict.fromkeys(free, False)
-            ways.append({"properties": others, "minProperties": node["minProperties"]})
-        self._replace(node, "minProperties", any_of(ways or _not_object(node)))
+        """Some of the optional properties are there, or others that are not declared."""
+        self._count(node, "minProperties")
 
     def most_properties(self, node: Node) -> None:
         """All but so many of the optional properties are absent."""
-        required = set(node.get("required", ()))
-        free, most = _optional(node, required), node["maxProperties"]
-        room = most - len(required)
-        closed = node.get("additionalProperties") is False and "patternProperties" not in node
-        if closed and len(free) <= room:
-            del node["maxProperties"]
+        if "maxProperties" in node:  # else it went with the other count
+            self._count(node, "maxProperties")
+
+    def _count(self, node: Node, key: str) -> None:
+        found = counts.ways_of(node, key)
+        if found is None:
             return
-        if not free or room < 0 or "patternProperties" in node:
-            return
-        sizes = [room] if closed else range(min(room, len(free)) + 1)
-        if sum(comb(len(free), size) for size in sizes) > MAX_OPTIONS:
-            return
-        ways = []
-        for some in itertools.chain.from_iterable(itertools.combinations(free, size) for size in sizes):
-            way: Node = {"properties": {name: False for name in free if name not in some}}
-            if not closed:
-                way |= {"required": list(some), "maxProperties": most}
-            ways.append({key: value for key, value in way.items() if value not in ({}, [])})
-        self._replace(node, "maxProperties", any_of(ways))
+        ways, said = found
+        self._replace(node, key, any_of(ways or _not_object(node)), *said, most=counts.MAX_SINGLE + 1)
 
     def unique_items(self, node: Node) -> None:
         """Few values in every order, or no more than one item."""
@@ -230,11 +214,13 @@ class Rewriter:
         if not isinstance(items, dict) or {"prefixItems", "contains", "const", "enum"} & set(node):
             return
         values = [False, True] if items == {"type": "boolean"} else items.get("enum")
-        if values is None or set(items) - {"enum", "type"} or len(values) > MAX_UNIQUE:
+        if values is None or set(items) - {"enum", "type"}:
             return
         if "type" in items:
             values = [value for value in values if types_of_value(value) & kinds_of(items)]
         low, high = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
+        if sum(perm(len(values), size) for size in range(low, high + 1)) > MAX_LISTS:
+            return
         texts = {json.dumps(value, sort_keys=True) for value in values}
         if len(texts) < len(values) or any(isinstance(value, (float, list, dict)) for value in values):
             return
@@ -260,10 +246,6 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
 
 def _absent(name: str) -> Node:
     return {"properties": {name: False}}
-
-
-def _optional(node: Node, required: set[str]) -> list[str]:
-    return [name for name, part in node.get("properties", {}).items() if name not in required and part is not False]
 
 
 def _not_object(node: Node) -> list[Any]:

@@ -1,0 +1,182 @@
+r"""Patterns that libraries read in another way than JSON Schema does: look-around, leaky classes, `\S`."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarMatcher, GrammarSpec, Kind, SupportLevel
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_grammar.lookaround import without_lookaround
+from dovetail_grammar.patterns import is_leaky, tightened
+
+AROUND = [
+    "^(?!aws:).*$", "^(?!aws:)[ a-zA-Z+.:-]+$", "^(?!svc-)(?![-])(?!.*[-]$)(?!.*[-]{2})[a-z0-9-]+$",
+    "^(?=.{2,5}$)[a-z]+(?:[._-][a-z]+)*$", r"^(?!\s*$).+$", r"^(?!\s+$).*$", "^(?!.* {2})[a-z ]*$",
+    r"^(?!^lucene\.|built\.).*$", "^[a-z-]+(?<!-)$", "^(?!(true|false)$).*$", "^(?!a$|ab)[ab]*$", "^(?!.*ab)[abc]*$",
+    r"^(?!.*\.)[a-z.]+$", r"^(?=.*\w).+$", "^(?!.*a$)[ab]+$", "^(?!(?:a|bc))[abc]+$", "^(?![Aa][Bb])[a-bA-B]+$",
+]  # fmt: skip
+PIECES = ["aws:", "svc-", "lucene.", "true", "false", "AB", "ab", "a", "b", "c", "-", "--", " ", "  ", ".", "x", "\t"]
+
+
+def at_ends(pattern: str) -> re.Pattern[str]:
+    r"""As JSON Schema reads it: `$` is the end of the text, and not also what stands before a last newline."""
+    return re.compile(re.sub(r"(?<!\\)\$", r"\\Z", pattern))
+
+
+@pytest.mark.parametrize("pattern", AROUND)
+def test_look_around_at_the_ends_is_several_expressions(pattern: str) -> None:
+    """None of which looks around, and which together match the same texts."""
+    made = without_lookaround(pattern)
+    assert made is not None
+    assert not any("(?!" in part or "(?=" in part or "(?<" in part for part in made)
+    whole, parts = at_ends(pattern), [at_ends(part) for part in made]
+    rng = random.Random(1)
+    for _ in range(2000):
+        text = "".join(rng.choices(PIECES, k=rng.randint(0, 5)))
+        assert (whole.search(text) is not None) == all(part.search(text) is not None for part in parts), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a(?!b)c", "^a(?=b)", "^(?!a)b|c$", "^(?!a+)b", "(?!a)b", r"^(?!\d)a", "^(?=a$|b)c", "^(?<=a)b", "^(?!(a"],
+)
+def test_other_look_around_is_left_alone(pattern: str) -> None:
+    """Wherever it could mean something else."""
+    assert without_lookaround(pattern) is None
+
+
+@pytest.fixture(scope="module")
+def backend() -> GrammarBackend:
+    made: GrammarBackend = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "compiler").get(
+        "grammar_backend", "llguidance"
+    )(small_vocabulary())
+    return made
+
+
+def matcher_of(backend: GrammarBackend, schema: Any) -> GrammarMatcher:
+    spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
+    made = backend.compile(spec, GrammarLimits())
+    return (backend.load(made) if isinstance(made, bytes) else made).matcher()
+
+
+def accepts(matcher: GrammarMatcher, text: str) -> bool:
+    fresh, ids = matcher.fork(), list(text.encode())
+    return fresh.accept(ids) == len(ids) and fresh.accepting
+
+
+@pytest.mark.parametrize("pattern", AROUND)
+def test_look_around_is_enforced_in_full(backend: GrammarBackend, pattern: str) -> None:
+    """Also beside other keywords of strings."""
+    schema = {"type": "string", "pattern": pattern, "maxLength": 12}
+    assert backend.supports(GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))).level is SupportLevel.FULL
+    matcher, whole, rng = matcher_of(backend, schema), at_ends(pattern), random.Random(2)
+    for _ in range(300):
+        text = "".join(rng.choices(PIECES, k=rng.randint(0, 4)))
+        right = whole.search(text) is not None and len(text) <= 12
+        assert accepts(matcher, json.dumps(text)) == right, text
+
+
+def spellings(char: str) -> set[str]:
+    return {json.dumps(char), json.dumps(char, ensure_ascii=False), f'"\\u{ord(char):04x}"'}
+
+
+def random_class(rng: random.Random) -> str:
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        low, high = sorted(rng.sample(range(128), 2))
+        kinds = [
+            f"\\x{low:02x}",
+            f"\\x{low:02x}-\\x{high:02x}",
+            r"\s",
+            r"\d",
+            r"\w",
+            r"\n",
+            r"\x00-\x1f",
+            r"\"",
+            r"\\",
+            "a",
+        ]
+        parts.append(rng.choice([*kinds, r"\x20-\x7e", "#"]))
+    return f"[{rng.choice(['^', ''])}{''.join(parts)}]"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_not_leaky_lets_no_other_character_through(backend: GrammarBackend, seed: int) -> None:
+    """In any spelling; and classes that exclude quotes are none of the leaky ones once rare controls are out."""
+    rng = random.Random(seed)
+    chars = [chr(i) for i in range(1, 128)]
+    for _ in range(4):
+        pattern = rng.choice(["^%s$", "^%s+$", "^(%s|x)$"]).replace("%s", random_class(rng))
+        if is_leaky(tightened(pattern)):
+            continue
+        right, matcher = (
+            re.compile(pattern.replace("$", r"\Z"), re.ASCII),
+            matcher_of(backend, {"pattern": pattern, "type": "string"}),
+        )
+        for char in chars:
+            offered = [text for text in spellings(char) if accepts(matcher, text)]
+            assert right.search(char) or not offered, (pattern, offered)
+            assert offered or not right.search(char) or not (char.isprintable() or char in "\n\t"), (pattern, char)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        '^[^"]*$',
+        r"^[^\\]+$",
+        '^[^<>:;,?"*|/]+$',
+        r"^[^\s]*$",
+        r"^\S+$",
+        r"^[^\p{C}]+$",
+        r"^[\w\s.-]*$",
+        r"^[\w-_.]+$",
+        r"^[\S]+$",
+    ],
+)
+def test_everyday_classes_are_not_leaky(pattern: str) -> None:
+    """As everyday patterns have them."""
+    assert not is_leaky(tightened(pattern))
+
+
+def test_a_byte_order_mark_is_white_space(backend: GrammarBackend) -> None:
+    """As ECMAScript says, in and out of classes."""
+    for pattern in (r"^\S$", r"^[^\s]$", r"^[^\sa]$"):
+        matcher = matcher_of(backend, {"type": "string", "pattern": pattern})
+        assert accepts(matcher, '"b"')
+        assert not accepts(matcher, '"\ufeff"')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\${.*?}$", "${x}", "$x"),
+        (r"^{{[a-z]+}}$", "{{x}}", "x"),
+        (r"^[\w-.]+$", "a-b.c", "a b"),
+        (r"^[\w\s]+$", "a\tb c", "a-b"),
+        (r"^\u{41}{2}$|^\x41$", None, "B"),
+        (r"^a{2}$", "aa", "a"),
+    ],
+)
+def test_what_only_some_read_is_written_for_all(
+    backend: GrammarBackend, pattern: str, right: str | None, wrong: str
+) -> None:
+    """Braces and dashes that stand for themselves."""
+    matcher = matcher_of(backend, {"type": "string", "pattern": pattern})
+    assert right is None or accepts(matcher, json.dumps(right))
+    assert not accepts(matcher, json.dumps(wrong))
+
+
+def test_patterns_of_keys_stay_exact_where_others_may_come(backend: GrammarBackend) -> None:
+    """A key with a control character would pass for one that no pattern finds."""
+    names = {'^[^"]$': {"type": "integer"}}
+    opened = {"type": "object", "patternProperties": names}
+    closed = {**opened, "additionalProperties": False}
+    levels = [backend.supports(GrammarSpec(kind=Kind.JSON, source=json.dumps(s))).level for s in (opened, closed)]
+    assert levels == [SupportLevel.APPROXIMATE, SupportLevel.FULL]
+    assert not accepts(matcher_of(backend, closed), '{"\\"":1}')
