@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from dovetail.contracts.grammar import GrammarLimits, Vocabulary
+from dovetail.grammar.fields import json_spec
 from dovetail.grammar.normal import normalize
 from dovetail.grammar.normal.counts import MAX_SINGLE
 from dovetail.grammar.route import Router
@@ -70,8 +71,6 @@ def test_counts_of_open_objects_are_enforced(
     given = {"type": "object", "properties": PARTS, **counts, **beside}
     plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "compiler")
     backend = plugins.get("grammar_backend", "llguidance")(vocabulary)
-    from dovetail.grammar.fields import json_spec
-
     way = Router({"llguidance": backend}).route(json_spec(given, "x"), "x").ways[0]
     assert way.enforcement == "full" or way.ignored == ("/minProperties",)
     assert way.enforcement == "full" or counts["minProperties"] > 1
