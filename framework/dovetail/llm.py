@@ -31,6 +31,7 @@ from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningPar
 from dovetail.contracts.tools import ToolParser
 from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
+from dovetail.grammar.blame import explained
 from dovetail.grammar.fields import NAMES, read_grammar
 from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.output_types import fields_of
@@ -470,8 +471,10 @@ class LLM(OutlinesModel):
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None
         left_out: tuple[str, ...] = ()
+        code = None
         async with aclosing(self._deltas(job.submit)) as stream:
             async for delta in stream:
+                code = None if delta.finish is None else delta.finish.code
                 try:
                     job.output.feed(delta)
                 except RequestError as error:  # ends this reply, not the others
@@ -489,6 +492,9 @@ class LLM(OutlinesModel):
             calls = [(call.name, call.arguments) for call in output.tool_calls]
             outcome = Outcome(step=step, left_out=left_out, text=output.text, calls=calls, ended=ended)
             grammar = await asyncio.to_thread(self._grammar.report, job.route, outcome)
+        message = finish.message if finish is not None else None
+        if message is not None:
+            message = await asyncio.to_thread(explained, job.route, code, message)
         return Reply(
             prompt_index=job.prompt_index,
             text=output.text,
@@ -499,7 +505,7 @@ class LLM(OutlinesModel):
             prompt_token_ids=tuple(job.submit.prompt_ids),
             finish_reason=finish.reason if finish is not None else "abort",
             matched_stop=finish.matched if finish is not None else None,
-            message=finish.message if finish is not None else None,
+            message=message,
             cached_tokens=cached,
             logprobs=logprobs[: output.num_tokens],
             prompt_logprobs=prompt_logprobs,

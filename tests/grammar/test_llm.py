@@ -105,3 +105,12 @@ def test_a_backend_for_one_request(llm: LLM) -> None:
     assert found == ["outlines", "llguidance"]
     with pytest.raises(RequestError, match="none-such"):
         llm.generate("x", SamplingParams(regex="a", grammar_backend="none-such"), use_tqdm=False)
+
+
+def test_a_refusal_names_the_place(llm: LLM) -> None:
+    """As over HTTP."""
+    part = {"type": "integer", "minimum": 3, "maximum": 2}
+    given = {"type": "object", "properties": {"n": part}, "required": ["n"]}
+    [reply] = llm.generate("x", SamplingParams(json_schema=given), use_tqdm=False)
+    assert reply.finish_reason == "abort"
+    assert "/properties/n" in str(reply.message)

@@ -25,6 +25,15 @@ ADVICE = {
     "patternProperties": "write patterns that exclude each other, without look-around",
     "$ref": "put what it names under $defs; nothing is fetched",
     "multipleOf": "use a smaller divisor, or an enum",
+    "enum": "list fewer values, or write a pattern",
+    "properties": "declare fewer properties, or put them into objects of their own",
+    "required": "require fewer properties, or put them into objects of their own",
+    "anyOf": "write fewer alternatives, told apart by a const each",
+    "allOf": "write the parts together as one schema",
+    "minLength": "use a smaller bound",
+    "maxLength": "use a smaller bound, or none",
+    "minItems": "use a smaller bound",
+    "maxItems": "use a smaller bound, or none",
 }
 
 

@@ -57,8 +57,14 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
     if size > limits.max_source_bytes:
         text = f"the grammar has {size} bytes; at most {limits.max_source_bytes} are allowed"
         raise RequestError(text, code="grammar_too_large")
-    if "\0" in spec.source or (spec.kind in _IN_JSON and _NUL.search(spec.source)):
-        raise RequestError("the grammar holds a NUL character; remove it", code="invalid_grammar")
+    nul = spec.source.find("\0")
+    if nul < 0 and spec.kind in _IN_JSON and (found := _NUL.search(spec.source)) is not None:
+        nul = found.start()
+    if nul >= 0:
+        text = (
+            f"the grammar holds a NUL character at position {nul} ({spec.source[max(0, nul - 20) : nul]!r}); remove it"
+        )
+        raise RequestError(text, code="invalid_grammar")
     if spec.kind in _IN_JSON:
         check_nesting(spec.source, limits.max_nesting)
     if spec.kind is Kind.JSON:
@@ -80,7 +86,7 @@ def check_nesting(source: str, max_nesting: int) -> None:
     if source.count("{") + source.count("[") <= max_nesting:
         return
     depth, in_string, escaped = 0, False, False
-    for char in source:
+    for place, char in enumerate(source):
         if in_string:
             if escaped:
                 escaped = False
@@ -93,7 +99,8 @@ def check_nesting(source: str, max_nesting: int) -> None:
         elif char in "{[":
             depth += 1
             if depth > max_nesting:
-                text = f"the grammar's JSON is nested more than {max_nesting} deep; flatten it, for instance with $ref"
+                what = f"the grammar's JSON is nested more than {max_nesting} deep at position {place}"
+                text = f"{what}; flatten it, for instance with $ref"
                 raise RequestError(text, code="grammar_too_complex")
         elif char in "}]":
             depth -= 1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
+from dovetail.grammar.blame import explained
 from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.route import GrammarReport, Route
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
@@ -58,6 +59,7 @@ class Choice:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     abort_code: str | None = None
+    explanation: str | None = None
     """Set by the engine where the request is at fault."""
     route: Route | None = None
     """How its grammar is enforced."""
@@ -94,6 +96,8 @@ class Choice:
     @property
     def abort_message(self) -> str | None:
         """Why the engine gave up."""
+        if self.explanation is not None:
+            return self.explanation
         return None if self.output.finish is None else self.output.finish.message
 
     def accept(self, delta: TokenDelta) -> Step:
@@ -125,7 +129,9 @@ class Choice:
         return None if self.route is None else self.route.param
 
     async def judge(self, front: GrammarFront) -> None:
-        """Say what came of its grammar, now that it has ended."""
+        """Say what came of its grammar, now that it has ended, or where the cause stands if it was refused."""
+        if self.finish_reason == "abort" and (message := self.abort_message) is not None:
+            self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)
         if self.route is None or self.grammar_step is None or self.finish_reason == "abort":
             return
         ended = self.finish_reason in ("stop", "tool_calls") and not isinstance(self.matched_stop, str)

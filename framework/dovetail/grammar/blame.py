@@ -1,0 +1,124 @@
+"""Where in the schemas of a request the cause of a refusal stands, and what to write there instead.
+
+What compiles a grammar says what is wrong in words of its own, or only that it took too long. The places are looked for
+in the schemas as they were given: keywords and names that the words hold, or what costs most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.contracts.grammar import Kind
+from dovetail.grammar import schema
+from dovetail.grammar.advice import advice
+from dovetail.grammar.keywords import MEANING
+from dovetail.grammar.normal.nodes import escape
+from dovetail.grammar.refusals import LATER, TOO_COMPLEX
+from dovetail.grammar.route import Route
+from dovetail.grammar.weaken import schemas_with_places
+
+MAX_PLACES = 3
+MIN_WEIGHT = 500
+_WORDS = re.compile(r"[a-z]+[A-Z][A-Za-z]+|\b(?:pattern|regex|format|enum|const|not|if|contains|minimum|maximum)\b")
+_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
+_REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_PAIRS = (
+    *(("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")),
+    ("minProperties", "maxProperties"),
+)
+
+
+def explained(route: Route | None, code: str | None, message: str) -> str:
+    """Return a refusal's message with places and advice, where it is one of a grammar with schemas.
+
+    Args:
+        route: The request's; None where it has no grammar.
+        code: Of the refusal.
+        message: What was wrong.
+    """
+    if route is None or code is None or code in LATER:
+        return message
+    found: list[tuple[str, str]] = []
+    for start, given in _schemas(route):
+        places = _costly(given) if code == TOO_COMPLEX else _named(given, message)
+        found += ((f"{start}{place}", why) for place, why in places)
+    if not found:
+        return message
+    return f"{message}; see {'; '.join(f'{place} ({why})' for place, why in found[:MAX_PLACES])}"
+
+
+def _schemas(route: Route) -> Iterator[tuple[str, Any]]:
+    """Yield place and value of every schema of a request."""
+    if route.tools:
+        yield from ((tool.place, json.loads(tool.source)) for tool in route.tools)
+    elif route.spec.kind is Kind.JSON:
+        yield "", schema.parse(route.spec.source)
+    elif route.spec.kind is Kind.STRUCTURAL:
+        yield from schemas_with_places(json.loads(route.spec.source))
+
+
+def _named(given: Any, message: str) -> list[tuple[str, str]]:
+    """Return what a message speaks of: patterns that it quotes, names, bounds that no value is within, keywords."""
+    quoted = {next(filter(None, groups)) for groups in _QUOTED.findall(message)}
+    words = {"pattern" if word == "regex" else word for word in _WORDS.findall(message)}
+    exact: list[tuple[str, str]] = []
+    rest: list[tuple[str, str]] = []
+    for pointer, node in _nodes(given):
+        exact += ((f"{pointer}/{low}", "no value is within these bounds") for low in _contradictions(node))
+        for key, value in node.items():
+            place = f"{pointer}/{escape(key)}"
+            if key == "pattern" and isinstance(value, str) and len(value) > 2 and value in message:
+                exact.append((place, advice(place)))
+            elif key == "properties" and isinstance(value, Mapping):
+                names = (name for name in value if name in quoted)
+                exact += ((f"{place}/{escape(name)}", "no value of it conforms to all that is said") for name in names)
+            elif key in words and key in MEANING:
+                rest.append((place, advice(place)))
+    return (exact or rest)[:MAX_PLACES]
+
+
+def _contradictions(node: Mapping[str, Any]) -> Iterator[str]:
+    for low, high in _PAIRS:
+        if (
+            isinstance(node.get(low), (int, float))
+            and isinstance(node.get(high), (int, float))
+            and node[low] > node[high]
+        ):
+            yield low
+
+
+def _costly(given: Any) -> list[tuple[str, str]]:
+    """Return the places that cost most, the worst first."""
+    weights = [
+        (weight, f"{pointer}/{escape(key)}")
+        for pointer, node in _nodes(given)
+        for key, value in node.items()
+        if (weight := _weight(key, value)) >= MIN_WEIGHT
+    ]
+    weights.sort(key=lambda item: -item[0])
+    return [(place, advice(place)) for weight, place in weights[:MAX_PLACES] if weight * 10 >= weights[0][0]]
+
+
+def _weight(key: str, value: Any) -> float:
+    """Estimate what a keyword costs, in no unit."""
+    if key == "multipleOf" and isinstance(value, (int, float)):
+        return float(f"{value:.12f}".rstrip("0").rstrip(".").replace(".", "").lstrip("0") or 1)
+    if key in ("pattern", "format") and isinstance(value, str):
+        weight = float(len(value))
+        for low, high in _REPEAT.findall(value):
+            weight *= max(int(low), int(high or 0), 1)
+        return weight
+    if key in ("maxLength", "minLength", "maxItems", "minItems", "minProperties", "maxProperties"):
+        return float(value) if isinstance(value, (int, float)) else 0.0
+    if key in ("enum", "required"):
+        return float(len(value))
+    if key in ("properties", "patternProperties", "anyOf", "oneOf", "allOf"):
+        return len(value) ** 2 / 4
+    return 0.0
+
+
+def _nodes(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((pointer, node) for pointer, node in schema.every(given) if isinstance(node, Mapping))
