@@ -67,7 +67,7 @@ def kinds_table() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for kind in KINDS.values():
         contract = f"`{kind.contract.partition(':')[2]}`" if kind.contract else "nothing: a module or an object"
-        spoken = str(kind.api) if kind.api == kind.oldest_api else f"{kind.oldest_api} to {kind.api}"
+        spoken = f"{kind.api}.{kind.minor}" + ("" if kind.api == kind.oldest_api else f", and {kind.oldest_api}")
         roles = ", ".join(kind.roles)
         yield f"| `{kind.name}` | `{kind.entry_point_group}` | {spoken} | {contract} | {roles} |"
 

@@ -11,7 +11,6 @@ import pytest
 
 import dovetail
 import dovetail_backends
-import dovetail_events
 import dovetail_grammar
 import dovetail_models
 import dovetail_parsers
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = [
     Path(package.__path__[0])
     for package in (
-        *(dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends, dovetail_events),
+        *(dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends),
         dovetail_grammar,
     )
 ]

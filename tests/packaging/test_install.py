@@ -19,7 +19,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
     packages = {"dovetail", "dovetail_server", "dovetail_models", "dovetail_parsers", "dovetail_backends"}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {*packages, "dovetail_events", "dovetail_grammar"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*packages, "dovetail_grammar"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert {"dovetail_parsers/dovetail-plugins.json", "dovetail_backends/dovetail-plugins.json"} <= set(names)
 

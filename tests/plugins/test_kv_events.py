@@ -22,7 +22,7 @@ from dovetail.contracts import CacheEvent
 from dovetail.errors import ConfigError
 from dovetail.testing import HooksConformance
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
-from dovetail_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
+from dovetail_backends.kv_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
 from dovetail_server.peers.arguments import Translation
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -280,7 +280,7 @@ def test_a_wrong_value_of_the_flag_says_why(value: str, part: str) -> None:
 
 def test_an_address_that_is_taken_ends_the_start(tmp_path: Path) -> None:
     """One line names the settings."""
-    from dovetail_events.kv_events import KvEventsOptions, Publisher
+    from dovetail_backends.kv_events.publisher import KvEventsOptions, Publisher
 
     with pytest.raises(ConfigError, match=r"kv-events\.endpoint"):
         Publisher(KvEventsOptions(endpoint=f"ipc://{tmp_path}/missing/e*"))
@@ -288,7 +288,7 @@ def test_an_address_that_is_taken_ends_the_start(tmp_path: Path) -> None:
 
 def test_a_plugin_that_falls_behind_takes_everything_back(tmp_path: Path) -> None:
     """After lost events subscribers start anew; what follows lost pages is left out."""
-    from dovetail_events.kv_events import KvEventsOptions, Publisher
+    from dovetail_backends.kv_events.publisher import KvEventsOptions, Publisher
 
     publisher = Publisher(KvEventsOptions(endpoint=f"ipc://{tmp_path}/e"))
     try:
@@ -310,7 +310,7 @@ class TestKit(HooksConformance):
     @pytest.fixture(autouse=True)
     def closed(self) -> Iterator[None]:
         """Nobody else stops what the kit starts."""
-        from dovetail_events import kv_events
+        from dovetail_backends.kv_events import publisher as kv_events
 
         yield
         while kv_events._publishers:

@@ -17,7 +17,7 @@ from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
 
 HEAVY = ("torch", "pydantic", "fastapi", "transformers", "numpy", "pluggy", "rich")
-BUILTIN_PACKAGES = ("dovetail_models", "dovetail_parsers", "dovetail_backends", "dovetail_events", "dovetail_grammar")
+BUILTIN_PACKAGES = ("dovetail_models", "dovetail_parsers", "dovetail_backends", "dovetail_grammar")
 
 
 def run(code: str) -> str:

@@ -29,5 +29,8 @@ class Configurable:
     Options: ClassVar[type[Any] | None] = None
     """A dataclass or a pydantic model whose fields all have defaults; None for a plugin without settings."""
 
+    needs_minor: ClassVar[int] = 0
+    """The lowest minor version of its kind's API that it can do with: one that uses what 1.2 has added says 2."""
+
     options: ClassVar[Any] = None
     """An instance of `Options`, there before anything is called. The loader sets it on a subclass of its own."""

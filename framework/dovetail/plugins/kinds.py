@@ -37,6 +37,7 @@ class Kind(NamedTuple):
         watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
         api: The API version this Dovetail speaks.
         oldest_api: The oldest API version it still speaks, through an adapter.
+        minor: How often the API of this version has grown since its first release. A class says the lowest it needs.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Kind(NamedTuple):
     watched: tuple[str, ...] = ()
     api: int = 1
     oldest_api: int = 1
+    minor: int = 0
 
     @property
     def entry_point_group(self) -> str:

@@ -192,6 +192,8 @@ def _static_state(
     if not kind.speaks(api):
         fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
         return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
+    if installed.unmet is not None:
+        return State.INCOMPATIBLE, installed.unmet
     if not is_target(entry.target):
         return State.INCOMPATIBLE, f"entry point {entry.target!r} is not of the form 'module:attr'"
     if (blocked := rules.why_blocked(installed.name, installed.version, entry.name)) is not None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
-from dovetail.plugins.kinds import MANIFEST_GROUP, ROLES, normalise_distribution
+from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
@@ -60,6 +61,7 @@ class Installed(NamedTuple):
         facts: By (kind, name as the manifest writes it).
         problems: What is wrong with its manifest, one line each.
         shadowed_by: `version at location` of the same distribution found earlier on `sys.path`, or None.
+        unmet: What it requires of Dovetail or Python that is not so here, with the fix; or None.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Installed(NamedTuple):
     facts: dict[tuple[str, str], Facts]
     problems: tuple[str, ...]
     shadowed_by: str | None
+    unmet: str | None = None
 
 
 def scan(path: list[str] | None = None) -> Iterator[Installed]:
@@ -102,6 +105,7 @@ def scan(path: list[str] | None = None) -> Iterator[Installed]:
             facts=facts,
             problems=problems,
             shadowed_by=f"{winner[0]} at {winner[1]}" if shadowed else None,
+            unmet=None if key == BUILTIN_DISTRIBUTION else _unmet(dist),
         )
 
 
@@ -145,6 +149,38 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
         header, _, value = line.partition(":")
         found.setdefault(header.lower(), value.strip())
     return found.get("name", "(unnamed)"), found.get("version", "0")
+
+
+def _unmet(dist: Distribution) -> str | None:
+    """Compare what a distribution requires of Dovetail and of Python with what is here: pip may have been overruled."""
+    dovetail, python = [], ""
+    for line in (_read(dist, "METADATA") or _read(dist, "PKG-INFO")).splitlines():
+        if not line.strip():
+            break
+        header, _, value = line.partition(":")
+        if header.lower() == "requires-python":
+            python = value.strip()
+        elif header.lower() == "requires-dist" and value.strip().lower().startswith(BUILTIN_DISTRIBUTION):
+            dovetail.append(value.strip())
+    if not any(any(sign in text for sign in "<>=~!") for text in (*dovetail, python)):
+        return None
+    from packaging.requirements import InvalidRequirement, Requirement  # only here: it costs `plugin list` 10 ms
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    from dovetail import __version__
+
+    try:
+        here = ".".join(map(str, sys.version_info[:3]))
+        if not SpecifierSet(python).contains(here, prereleases=True):
+            return f"it requires Python {python}, this is {here}; use such a Python, or upgrade the package"
+        for requirement in map(Requirement, dovetail):
+            is_meant = normalise_distribution(requirement.name) == BUILTIN_DISTRIBUTION
+            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if is_meant and holds and not requirement.specifier.contains(__version__, prereleases=True):
+                return f"it requires dovetail {requirement.specifier}, this is {__version__}; upgrade one of the two"
+    except (InvalidRequirement, InvalidSpecifier) as error:
+        return f"its requirements cannot be read: {' '.join(str(error).split())}; reinstall it"
+    return None
 
 
 def _manifests(entry_points: Iterable[EntryPoint]) -> tuple[dict[tuple[str, str], Facts], tuple[str, ...]]:

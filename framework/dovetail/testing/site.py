@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class FakeSite:
         entry_points: Mapping[str, Mapping[str, str]] | None = None,
         files: Mapping[str, str] | None = None,
         manifest: Mapping[str, Any] | None = None,
+        requires: Sequence[str] = (),
     ) -> Path:
         """Install a distribution and return its `.dist-info` folder.
 
@@ -40,6 +41,7 @@ class FakeSite:
             entry_points: Targets by name by group.
             files: Text by path below `root`.
             manifest: Facts by name by kind; written to a package `<name>_facts` and registered.
+            requires: Further headers of its metadata, such as `Requires-Python: >=3.12`.
         """
         groups = {group: dict(entries) for group, entries in (entry_points or {}).items()}
         written = dict(files or {})
@@ -53,7 +55,8 @@ class FakeSite:
             (self.root / path).write_text(text, encoding="utf-8")
         info = self.root / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        headers = [f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}", *requires]
+        (info / "METADATA").write_text("\n".join(headers) + "\n", encoding="utf-8")
         lines = (f"[{group}]\n" + "".join(f"{n} = {t}\n" for n, t in e.items()) for group, e in groups.items())
         (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
         importlib.invalidate_caches()

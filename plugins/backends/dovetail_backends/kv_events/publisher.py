@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dovetail.contracts import CacheEvent, CacheObserver
 from dovetail.errors import ConfigError
 from dovetail.plugins import ProcessContext, hookimpl
-from dovetail_events.blocks import AllBlocksCleared, BlockNames, EventBatch
+from dovetail_backends.kv_events.blocks import AllBlocksCleared, BlockNames, EventBatch
 
 logger = logging.getLogger("dovetail.kv_events")
 plugin = sys.modules[__name__]

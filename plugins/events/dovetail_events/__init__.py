@@ -1,1 +1,0 @@
-"""Plugins that tell other programs what happens here."""

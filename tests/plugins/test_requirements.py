@@ -1,0 +1,71 @@
+"""What a package requires of Dovetail, of Python and of an API's minor version is held, whoever installed it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.errors import PluginError
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.plugins.records import State
+from dovetail.testing import FakeSite
+
+PARSER = """
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser
+
+class Acme(ReasoningParser):
+    needs_minor = 0
+
+    def spec(self, tokenizer, template, request):
+        return FormatSpec(reasoning=Markers("<r>", "</r>"))
+"""
+GROUP = "dovetail.reasoning_parsers.v1"
+
+
+def add(site: FakeSite, *requires: str, source: str = PARSER) -> Registry:
+    """A package with a parser, and what is found of it."""
+    site.add("acme", "1.2", {GROUP: {"acme": "acme_parser:Acme"}}, {"acme_parser.py": source}, requires=requires)
+    return Registry.scan(path=[str(site.root)])
+
+
+@pytest.mark.parametrize(
+    ("requires", "reason"),
+    [
+        ("Requires-Dist: dovetail>=99", "it requires dovetail >=99, this is "),
+        ("Requires-Dist: Dovetail<0.0.1", "it requires dovetail <0.0.1, this is "),
+        ("Requires-Dist: dovetail>=99; python_version >= '3'", "it requires dovetail >=99, this is "),
+        ("Requires-Python: >=4", "it requires Python >=4, this is 3."),
+        ("Requires-Dist: dovetail>>=1", "its requirements cannot be read: "),
+        ("Requires-Python: new", None),
+        ("Requires-Python: >=new", "its requirements cannot be read: "),
+        ("Requires-Dist: dovetail>=0.0.1", None),
+        ("Requires-Dist: dovetail", None),
+        ("Requires-Dist: dovetail>=99; extra == 'later'", None),
+        ("Requires-Dist: dovetail-extras>=99", None),
+        ("Requires-Dist: torch>=99", None),
+        ("Requires-Python: >=3.9", None),
+    ],
+)
+def test_a_package_installed_against_its_requirements_is_refused(
+    site: FakeSite, requires: str, reason: str | None
+) -> None:
+    """It is listed with the reason and the fix, and using its name says so; other packages are none of our business."""
+    registry = add(site, requires)
+    (record,) = registry.records
+    if reason is None:
+        assert (record.state, record.reason) == (State.FOUND, "")
+        return
+    assert record.state is State.INCOMPATIBLE
+    assert record.reason.startswith(reason)
+    with pytest.raises(PluginError, match=r"--reasoning-parser 'acme': installed but not usable: acme 1.2 is incompat"):
+        make_plan(registry, reasoning_parser="acme")
+
+
+def test_a_class_that_needs_a_later_minor_version_is_refused(site: FakeSite) -> None:
+    """One line, when it is loaded: what it needs, what is spoken, what to do."""
+    registry = add(site, source=PARSER.replace("needs_minor = 0", "needs_minor = 7"))
+    with pytest.raises(PluginError) as error:
+        load(make_plan(registry, reasoning_parser="acme"), "api")
+    assert str(error.value) == (
+        "reasoning_parser 'acme' of acme 1.2: it needs API 1.7 of reasoning_parser, this dovetail speaks 1.0; "
+        "upgrade dovetail"
+    )
