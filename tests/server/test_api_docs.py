@@ -25,6 +25,7 @@ SECTIONS = {
     "/v1/responses/compact": ("Responses",),
     "/v1/messages": ("Messages",),
     "/v1/messages/count_tokens": ("Messages",),
+    "/v1/messages/batches": ("Messages",),
     "/v1/embeddings": ("Embeddings",),
     "/generate": ("Generate", "Completions"),
     "/v1/score": ("Generate",),

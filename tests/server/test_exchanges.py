@@ -35,12 +35,14 @@ RESPONSE = {"model": "tiny", "input": "Hey"}
 MESSAGE = {"model": "tiny", "max_tokens": 90, "messages": USER}
 CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
-NAMES = "cmp|chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
+NAMES = "msgbatch|cmp|chatcmpl|cmpl|gen|resp|msg|rs|fco|fc|file|batch_req|batch|req|call"
 SECRETS = [
     (re.compile(rf"\b({NAMES})[-_](?:[0-9a-f]{{24,}}[io][0-9a-f]{{4}}|[0-9a-f]{{24,}})"), r"<\1>"),
     (re.compile(r"\b[0-9a-f]{32,40}\b"), "<id>"),
     (re.compile(r"fp_dovetail_\w+"), "<fingerprint>"),
     (re.compile(r'("(?:created|\w+_at|e2e_latency)": ?)\d+(?:\.\d+)?'), r"\g<1>0"),
+    (re.compile(r'("\w+_at": ?)"[^"]+Z"'), r'\g<1>"<time>"'),
+    (re.compile(r"http://127\.0\.0\.1:\d+"), "<base>"),
 ]
 
 
@@ -136,6 +138,13 @@ FAMILIES: dict[str, list[Ask]] = {
         post("rendered", "/v1/messages/render", {**MESSAGE, "max_tokens": 5}),
         post("no limit", "/v1/messages", {"model": "tiny", "messages": USER}),
         post("other model", "/v1/messages", {**MESSAGE, "model": "x"}),
+        post("batch", "/v1/messages/batches", {"requests": [{"custom_id": "a", "params": MESSAGE}]}, save="messages"),
+        get("batch ends", "/v1/messages/batches/{messages}", until="ended"),
+        get("results", "/v1/messages/batches/{messages}/results"),
+        get("list batches", "/v1/messages/batches"),
+        post("cancel too late", "/v1/messages/batches/{messages}/cancel"),
+        Ask("delete", "DELETE", "/v1/messages/batches/{messages}"),
+        get("gone", "/v1/messages/batches/{messages}"),
     ],
     "files": [
         post("upload", "/v1/files", form={"purpose": "batch"}, save="file"),
@@ -205,7 +214,11 @@ def send(server: Harness, ask: Ask, saved: dict[str, str]) -> requests.Response:
     deadline = time.monotonic() + 60
     while True:
         reply = server.http.request(ask.method, server.base + path, timeout=60, **options)
-        if not ask.until or reply.json().get("status") == ask.until or time.monotonic() > deadline:
+        if (
+            not ask.until
+            or ask.until in (reply.json().get("status"), reply.json().get("processing_status"))
+            or time.monotonic() > deadline
+        ):
             return reply
         time.sleep(0.02)
 

@@ -133,7 +133,6 @@ def test_a_route_of_a_peer_that_is_not_served_says_why(harness: Harness) -> None
         "/v1/audio/transcriptions": "text only",
         "/update_weights_from_disk": "restart",
         "/dumper/x": "GET /metrics",
-        "/v1/messages/batches/msgbatch_1": "/v1/batches",
     }.items():
         reply = harness.post(path, {})
         body = reply.json()["error"]

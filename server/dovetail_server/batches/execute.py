@@ -6,13 +6,14 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dovetail.errors import RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server import errors
+from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.auth import CALLER
 from dovetail_server.bodies.work import read_line
 from dovetail_server.body import read
@@ -22,7 +23,7 @@ from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.reading import parse
-from dovetail_server.serving import chat, chat_reply, completions, embeddings
+from dovetail_server.serving import chat, chat_reply, completions, embeddings, messages
 
 if TYPE_CHECKING:
     from dovetail_server.serving.generation import Generation
@@ -43,10 +44,11 @@ class Reasoned(msgspec.Struct):
     """Part of `usage`."""
 
     reasoning_tokens: int = 0
+    thinking_tokens: int = 0
 
 
 class ReplyUsage(msgspec.Struct):
-    """The part of a reply's `usage` that batches sum up; responses have other names for it."""
+    """The part of a reply's `usage` that batches sum up; responses and messages have other names for it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -56,9 +58,14 @@ class ReplyUsage(msgspec.Struct):
     output_tokens: int = 0
     input_tokens_details: Cached | None = None
     output_tokens_details: Reasoned | None = None
+    cache_read_input_tokens: int | None = None
 
     def as_chat(self) -> ReplyUsage:
         """Return it under the names of chat replies."""
+        cached = self.cache_read_input_tokens
+        if cached is not None:
+            thinking = 0 if self.output_tokens_details is None else self.output_tokens_details.thinking_tokens
+            return ReplyUsage(self.input_tokens + cached, self.output_tokens, thinking, Cached(cached))
         if self.input_tokens_details is None or self.output_tokens_details is None:
             return self
         reasoning = self.output_tokens_details.reasoning_tokens
@@ -157,7 +164,8 @@ async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Genera
         return await prepare_response(state, raw)
     if endpoint == "/v1/embeddings":
         raise embeddings.refusal(state, await read(raw, EmbeddingRequest, is_line=True))
-    task = tasks.CHAT if endpoint == "/v1/chat/completions" else tasks.COMPLETIONS
+    known: dict[str, tasks.Task[Any]] = {"/v1/chat/completions": tasks.CHAT, "/v1/messages": tasks.MESSAGES}
+    task = known.get(endpoint, tasks.COMPLETIONS)
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
     owner = CALLER.get().owner
@@ -181,7 +189,7 @@ async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, 
 
 
 def job_of(
-    state: ServerState, asked: ChatRequest | CompletionRequest, prompts: Prompts | None
+    state: ServerState, asked: ChatRequest | CompletionRequest | MessagesRequest, prompts: Prompts | None
 ) -> tuple[Generation, Reply]:
     """Prepare what needs nothing but the line; CPU work.
 
@@ -196,6 +204,9 @@ def job_of(
     if isinstance(asked, ChatRequest):
         chat_job = chat.prepare(state, asked, model, prompts)
         return chat_job.generation, lambda: chat_reply.reply(chat_job)
+    if isinstance(asked, MessagesRequest):
+        message_job = messages.prepare(state, asked, model, prompts)
+        return message_job.chat.generation, lambda: messages.reply(message_job)
     job = completions.prepare(state, asked, model, prompts)
     return job.generation, lambda: completions.reply(job)
 

@@ -102,14 +102,14 @@ class BatchService:
     def _on_saved(self) -> None:
         self.runner.wake()
 
-    async def create(self, owner: str, request: BatchRequest) -> Batch:
-        """Accept a batch.
+    async def create(self, owner: str, request: BatchRequest, num_total: int = 0) -> Batch:
+        """Accept a batch; `num_total` are its lines, where they are known.
 
         Raises:
             RequestError: The endpoint is none that batches have.
         """
         check_endpoint(request.endpoint)
-        row = await self.batches.create(owner, request)
+        row = await self.batches.create(owner, request, num_total)
         self.runner.wake()
         return to_batch(row)
 

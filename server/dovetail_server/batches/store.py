@@ -57,8 +57,8 @@ class BatchStore:
         self.processes = processes
         self.served = tuple(served)
 
-    async def create(self, owner: str, request: BatchRequest) -> RowMapping:
-        """Write down a new batch; whether its input is good is found out later."""
+    async def create(self, owner: str, request: BatchRequest, num_total: int = 0) -> RowMapping:
+        """Write down a new batch; whether its input is good, and how many lines it has, is found out later."""
         expiry = request.output_expires_after
         batch_id = new_id("batch_")
         row = {
@@ -71,6 +71,7 @@ class BatchStore:
             "output_expires_s": None if expiry is None else expiry.seconds,
             "metadata": request.metadata,
             "status": "validating",
+            "num_total": num_total,
             "created_at": self.database.stamp(),
             "expires_at": self.database.stamp(WINDOW_S[request.completion_window]),
         }
@@ -91,11 +92,21 @@ class BatchStore:
             raise no_such_batch(batch_id)
         return row
 
-    async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[RowMapping], bool]:
-        """Return a page of batches, newest first, and whether there are more."""
+    async def page(
+        self, owner: str, after: str | None, limit: int, *, endpoint: str | None = None, is_ascending: bool = False
+    ) -> tuple[list[RowMapping], bool]:
+        """Return a page of batches, newest first unless `is_ascending`, and whether there are more."""
         async with self.database.read() as db:
             query = sa.select(batches).where(batches.c.owner == owner)
-            return await read_page(db, batches, query, after, limit, False)
+            if endpoint is not None:
+                query = query.where(batches.c.endpoint == endpoint)
+            return await read_page(db, batches, query, after, limit, is_ascending)
+
+    async def delete(self, batch_id: str, owner: str) -> None:
+        """Delete a batch that has ended."""
+        async with self.database.write() as db:
+            query = sa.delete(batches).where(batches.c.id == batch_id, batches.c.owner == owner)
+            await db.execute(query.where(batches.c.status.in_(["completed", "failed", "expired", "cancelled"])))
 
     async def cancel(self, batch_id: str, owner: str) -> RowMapping:
         """Ask for a batch to end; asking again changes nothing.

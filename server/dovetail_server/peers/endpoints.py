@@ -70,7 +70,6 @@ PATHS: dict[str, str] = {
     **_all("/abort_requests", "POST /abort_request ends one request, or all"),
     **_all("/load", "GET /v1/loads has the load"),
     **_all("/ready", "GET /readyz tells whether it should get traffic"),
-    **_all("/v1/messages/batches /v1/messages/batches/{}", "send the lines to /v1/batches as /v1/chat/completions"),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),
     **_all("/v1/conversations /v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
     **_all(
