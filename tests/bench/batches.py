@@ -36,7 +36,7 @@ class Server:
     def __init__(self, storage: Path, port: int, *more: str, log: Path | None = None) -> None:
         code = "import sys; from dovetail_server.cli import main; sys.exit(main(sys.argv[1:]))"
         flags = ["--num-threads", "1", "--file-storage-path", str(storage), "--min-free-disk-bytes", "0"]
-        flags += ["--disable-access-log", "--log-level", "warning", "--port", str(port)]
+        flags += ["--disable-access-log", "--log-level", "info" if log else "warning", "--port", str(port)]
         command = [sys.executable, "-c", code, "serve", *flags, *more]
         with open(log or os.devnull, "wb") as errors:
             self.process = subprocess.Popen(command, stderr=errors)
