@@ -27,7 +27,7 @@ from typing import Any
 
 import requests
 
-READY_S = 120
+READY_S = 600
 
 
 class Server:
@@ -105,7 +105,7 @@ def kills(arguments: argparse.Namespace) -> None:
         took = time.monotonic() - began
         seen: Counter[str] = Counter()
         for kind in ("output_file_id", "error_file_id"):
-            if batch[kind] is not None:
+            if batch.get(kind) is not None:
                 text = requests.get(f"{server.base}/v1/files/{batch[kind]}/content", timeout=60).text
                 seen.update(json.loads(line)["custom_id"] for line in text.splitlines())
         server.stop()

@@ -8,8 +8,8 @@ Streams, stop strings with colliding identifiers, clients that leave, tools, gra
 uploads, hostile bodies, and batches at the same time. After a warm-up (a quarter of the time) the memory, open files
 and threads of server and engine must stay level, and the engine's memory within what its memory table printed at the
 start, and the cache of grammars. Exit code 1 if an answer was wrong or something grew. In the first half of the time
-the engine is ended with SIGKILL every `--kill-every` seconds, which must cost the streams that run nothing; the one that
-is there in the end is looked at for growth, the others did not live long enough to be warm.
+the engine is ended with SIGKILL every `--kill-every` seconds, which must cost the streams that run nothing; the one
+that is there in the end is looked at for growth, the others did not live long enough to be warm.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Pair:
         for server in (self.survivor, self.victim):
             batch = server.api.wait(batch_id)
             outputs, errors = server.api.results(batch)
-            began = batch["in_progress_at"] is not None  # or it was cancelled before that, and has no results
+            began = batch.get("in_progress_at") is not None  # or it was cancelled before that, and has no results
             assert sorted(each["custom_id"] for each in outputs + errors) == (IDS if began else [])
             if batch["status"] == "completed":
                 assert not errors
