@@ -95,7 +95,8 @@ class ForwardBatch:
         kv_slots: `[T]` int64, where each new token's key and value go: `page * P + offset`. In a graph, negative for
             the rows that pad its batch: write nothing there.
         rows: `[B]` int64, device row of each request, an index into `page_table`.
-        page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined.
+        page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined. Where
+            all layers have a sliding window, pages behind it are given back: their entries are 0, the null page.
         seq_lens: `[B]` int64, KV length of each request after this step's tokens are written.
         q_starts: `[B + 1]` int32, first token of each request in the batch; the last entry is T.
         seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.

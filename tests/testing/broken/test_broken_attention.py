@@ -126,6 +126,15 @@ def mistaken(**mistake: Any) -> type[Right]:
     return type("Broken", (Right,), {"mistake": replace(RIGHT, sentence="seeded", **mistake), "__module__": __name__})
 
 
+class TakesZeroForTheEnd(Right):
+    """Counts a request's pages by the entries of its page table."""
+
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        table = batch.page_table[batch.rows[number]]
+        kept = torch.cat((table[table > 0], table[table == 0]))
+        return super().gather(layer, replace(batch, page_table=kept[None], rows=batch.rows * 0), number, num)
+
+
 class WrongScaleWhenGrouped(Right):
     def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         group = layer.num_qo_heads / layer.num_kv_heads
@@ -387,6 +396,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "host sync by tolist": (ListsInDecode, "test_no_host_sync_in_decode", "tolist() at test_broken_attention.py"),
     "host sync by mask": (MasksInDecode, "test_no_host_sync_in_decode", "indexing with a mask at"),
     "host lengths in decode": (HostLensInDecode, "test_no_host_sync_in_decode", "host-side lengths are empty there"),
+    "takes zero for the end": (TakesZeroForTheEnd, "test_pages_behind_a_window", "pages given back: wrong result at"),
     "ignores the window": (mistaken(ignores_window=True), "test_sliding_window", "it ignores the sliding window"),
     "window off by one": (mistaken(window_shift=1), "test_sliding_window", "window is one token too wide"),
     "ignores sinks": (mistaken(ignores_sinks=True), "test_sinks", "it ignores the sinks"),

@@ -199,6 +199,15 @@ class AttentionBackendConformance(Conformance):
         for lengths in (DECODE, PREFILL, MIXED):
             self._verify(lengths, window=window)
 
+    @pytest.mark.parametrize("window", [1, 5, 16])
+    def test_pages_behind_a_window(self, window: int) -> None:
+        """Pages that no query sees any more are the null page in the page table, and are not needed."""
+        if not self._caps().sliding_window:
+            pytest.skip("caps claim no sliding window")
+        for size in self._page_sizes():
+            for lengths in (DECODE, PREFILL, MIXED):
+                self._verify(lengths, "pages given back", window=window, page_size=size, gives_back=True)
+
     def test_sinks(self) -> None:
         """Sinks are one more, valueless key of every query head."""
         if not self._caps().sinks:

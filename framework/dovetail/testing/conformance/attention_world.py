@@ -32,6 +32,7 @@ class Case:
 
     `common` holds, per request, how many of its leading tokens stand in pages of the request before it, rounded down to
     whole pages that both have cached. Where it is given, the batch has the hint `shares_prefixes` if `hint` is true.
+    With `gives_back`, pages wholly behind the window of a request's first query are not its any more.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -48,6 +49,7 @@ class Case:
     layer: int = 1
     common: Sequence[int] = ()
     hint: bool = True
+    gives_back: bool = False
 
     @property
     def num_decode(self) -> int:
@@ -61,6 +63,7 @@ class Case:
         """Say what is special about the batch."""
         parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
         parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
+        parts += ["pages given back"] if self.gives_back else []
         parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
         parts += [f"common tokens {list(self.common)} {'with' if self.hint else 'without'} hint"] if self.common else []
@@ -187,6 +190,10 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
         if same:
             k[: same * size], v[: same * size] = (tensor[: same * size] for tensor in parts[-1][1:])
         _store(pool, case, pages, k[:cached], v[:cached])
+        if case.gives_back and case.window is not None:
+            num_gone = Window(case.window).start(cached) // size
+            table[row, :num_gone] = 0
+            pool.memory[:, pages[:num_gone]] = float("nan")
         slots += [pages[i // size] * size + i % size for i in range(cached, cached + new)]
         parts.append((q[cached:].contiguous(), k, v))
     layer = AttentionLayer(

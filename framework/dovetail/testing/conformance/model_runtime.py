@@ -22,6 +22,7 @@ from dovetail.contracts.attention import (
     KVPool,
     Phase,
 )
+from dovetail.contracts.cache import Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin
 from dovetail.layers.plain import PLAIN
@@ -34,6 +35,8 @@ from dovetail.testing.conformance.host_sync import HostSyncs
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
+FOREIGN = 30.0
+"""What stands in the cache where somebody else writes."""
 
 
 class ReferenceAttention(AttentionBackend):
@@ -154,7 +157,17 @@ class TinyEngine:
         check(right, f"lm_head returns {list(logits.shape)}; expected [{len(ids)}, {self.config.vocab_size}]")
         for request, new in work:
             request.computed += new
+            self._give_back(request)
         return logits
+
+    def _give_back(self, request: Running) -> None:
+        """Overwrite what no layer sees any more that is as its spec says: an engine gives it to others."""
+        for group, pool in zip(self.config.cache_groups, self.pool.pools, strict=True):
+            if isinstance(group.reach, Window):
+                places = torch.arange(group.reach.start(request.computed))
+                pages = self.page_table[request.row, places // PAGE_SIZE].long()
+                for index in group.layers:
+                    pool.layer(index)[pages, :, places % PAGE_SIZE] = FOREIGN
 
     def _slots(self, request: Running, new: int) -> Tensor:
         places = torch.arange(request.computed, request.computed + new)
