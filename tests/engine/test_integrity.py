@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.contracts.cache import FULL, Window
 from dovetail.engine import integrity
 from dovetail.engine.integrity import PageWatch
 from dovetail.engine.request import Request
@@ -26,10 +27,14 @@ spec.loader.exec_module(_scheduler)
 World: Any = _scheduler.World
 
 
-def loaded(seed: int = 0, **options: Any) -> Any:
-    """A world in the middle of some requests, with cached prefixes."""
+GROUPS = ((FULL,), (FULL, Window(6)))
+
+
+def loaded(seed: int = 0, group: int = 0, **options: Any) -> Any:
+    """A world in the middle of some requests, with cached prefixes; faults are of one cache group."""
     rng = random.Random(seed)
-    world = World(num_pages=60, **options)
+    world = World(num_pages=60, reaches=GROUPS[group], **options)
+    world.group = group
     for _ in range(4):
         world.add([rng.randrange(3) for _ in range(17)], 6)
     world.drain()
@@ -49,37 +54,46 @@ def end(world: Any, victims: list[Request]) -> None:
 
 def holder(world: Any) -> Request:
     """A running request with pages of its own."""
-    found: Request = next(r for r in world.scheduler.running if len(r.pages[0]) > r.num_tree_pages)
-    return found
+    return holders(world)[0]
+
+
+def holders(world: Any) -> list[Request]:
+    """All of them."""
+    return [r for r in world.scheduler.running if len(r.pages[world.group]) > r.num_tree_pages]
+
+
+def allocator(world: Any) -> Any:
+    """Of the group that is at fault."""
+    return world.pages.allocators[world.group]
 
 
 def leak(world: Any) -> None:
     """A page leaves the free list and reaches nobody."""
-    world.pages.allocator.allocate(2)
+    allocator(world).allocate(2)
 
 
 def free_twice(world: Any) -> None:
     """A page is in the free list twice, and in place of another."""
-    [page] = world.pages.allocator.allocate(1)
-    world.pages.allocator.allocate(1)
-    world.pages.allocator.free([page, page])
+    [page] = allocator(world).allocate(1)
+    allocator(world).allocate(1)
+    allocator(world).free([page, page])
 
 
 def free_while_held(world: Any) -> None:
     """A page is in use and in the free list."""
-    world.pages.allocator.free([holder(world).pages[0][-1]])
+    allocator(world).free([holder(world).pages[world.group][-1]])
 
 
 def hold_twice(world: Any) -> None:
     """Two requests own one page."""
-    one, other = [r for r in world.scheduler.running if len(r.pages[0]) > r.num_tree_pages][:2]
-    one.pages[0][-1] = other.pages[0][-1]
+    one, other = holders(world)[:2]
+    one.pages[world.group][-1] = other.pages[world.group][-1]
 
 
 def cache_what_is_held(world: Any) -> None:
     """The tree and a request own one page."""
-    node = next(node for node in world.pages.tree.nodes() if node.num_locks == 0)
-    node.pages[0][0] = holder(world).pages[0][-1]
+    node = next(node for node in world.pages.tree.nodes() if node.num_locks == 0 and node.pages[world.group][-1])
+    node.pages[world.group][-1] = holder(world).pages[world.group][-1]
 
 
 def lock_for_nobody(world: Any) -> None:
@@ -98,10 +112,11 @@ FAULTS: list[tuple[Callable[[Any], None], int]] = [
 ]
 
 
+@pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize(("fault", "num_victims"), FAULTS, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], num_victims: int) -> None:
+def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], num_victims: int, group: int) -> None:
     """Only requests that shared a page are ended; the rest finish, and every page is free or cached in the end."""
-    world = loaded()
+    world = loaded(group=group)
     running = world.scheduler.running
     assert world.pages.is_exact(running)
     fault(world)
@@ -115,16 +130,15 @@ def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], 
     world.drain()
     assert world.pages.num_used == 0
     world.pages.flush()
-    assert (
-        world.pages.allocator.num_free == world.pages.allocator.num_pages == len(set(world.pages.allocator.free_pages))
-    )
+    for own in world.pages.allocators:
+        assert own.num_free == own.num_pages == len(set(own.free_pages))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([fault for fault, _ in FAULTS]), min_size=1, max_size=4))
 def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callable[[Any], None]]) -> None:
     """After one repair the book is right, whatever was wrong with it."""
-    world = loaded(seed, page_size=random.Random(seed).randrange(1, 5))
+    world = loaded(seed, group=seed % 2, page_size=random.Random(seed).randrange(1, 5))
     for fault in faults:
         try:
             fault(world)
@@ -134,7 +148,8 @@ def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callabl
     world.pages.check(world.scheduler.running)
     world.drain()
     world.pages.flush()
-    assert sorted(world.pages.allocator.free_pages) == list(range(1, world.pages.allocator.num_pages + 1))
+    for own in world.pages.allocators:
+        assert sorted(own.free_pages) == list(range(1, own.num_pages + 1))
 
 
 def test_a_sound_book_is_left_alone() -> None:

@@ -205,7 +205,7 @@ class PartialGroup:
     def _unclaim(self, node: Node) -> None:
         first, last = self._claims.pop(node)
         for at, _, page in self._places(node, first, last):
-            num = self._num_claims.pop(page) - 1
+            num = self._num_claims.pop(page, 1) - 1  # a page that a fault put here has none
             if num:
                 self._num_claims[page] = num
             elif page not in self._pins:
