@@ -32,12 +32,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.derive import CALLED, THOUGHTS, derive, rendered
 from dovetail.text.machine import Machine
 from dovetail.text.output import fold, make_parser
 from dovetail.text.stream import NoTemplate
+from dovetail.text.templates import FOLDER
 from dovetail.text.tokenizer import Tokenizer
 
-MAX_US = 15.0
+MAX_US = 2.0
 """Most that a token may cost, in microseconds."""
 CHUNKINGS = 4
 """Ways in which one text is cut."""
@@ -101,8 +104,8 @@ PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "
 TAILS = ["", "<|assistant|>", "<think>", "<think>\n", "</think>", "<think>\n\n</think>\n\n", "<|start|>assistant", "[THINK]", "◁think▷", "<seed:think>", "<|start|>assistant<|channel|>final<|message|>"]  # fmt: skip
 
 
-def samples() -> list[str]:
-    """Return the calls of the parsers' own tests."""
+def samples() -> Any:
+    """Return the table of the parsers' own tests."""
     path = Path(__file__).parents[1] / "parsers" / "samples.py"
     spec = importlib.util.spec_from_file_location("bench_samples", path)
     if spec is None or spec.loader is None:
@@ -110,18 +113,22 @@ def samples() -> list[str]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return list(module.CALLS.values())
+    return module
 
 
-CALLS += samples()
+TABLE = samples()
+CALLS += TABLE.CALLS.values()
+TEMPLATES = (FOLDER, Path(__file__).parents[1] / "text" / "templates")
+"""Chat templates whose formats are read off them."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One combination of parsers."""
+    """One combination of parsers, and what is written in its formats."""
 
     name: str
     spec: FormatSpec
+    own: tuple[str, ...] = ()
 
 
 def vocabulary() -> Tokenizer:
@@ -146,8 +153,20 @@ def combinations(tokenizer: Tokenizer) -> list[Pair]:
         for second, caller in tools.items():
             spec = FormatSpec() if thinker is None else thinker.spec(tokenizer, NoTemplate(), ParserRequest())
             spec = spec if caller is None else caller.extend(spec, TOOLS)
-            pairs.append(Pair(f"{first} + {second}", spec))
-    return pairs
+            rows = [row.text for row in TABLE.MACHINE_ROWS.get(first, ())]
+            own = (*rows, TABLE.CALLS[second]) if second in TABLE.CALLS else (*rows,)
+            pairs.append(Pair(f"{first} + {second}", spec, own))
+    return [*pairs, *derived()]
+
+
+def derived() -> Iterator[Pair]:
+    """What is read off chat templates, in place of the parsers that would be chosen for them."""
+    for path in sorted(path for folder in TEMPLATES for path in folder.glob("*.jinja")):
+        template = ChatTemplate({"default": path.read_text(encoding="utf-8")})
+        spec = derive(template).spec(TOOLS)
+        if spec.reasoning is not None or spec.tools is not None:
+            shown = [rendered(template, reply, {}) for reply in (*CALLED, *THOUGHTS)]
+            yield Pair(f"derived + {path.stem}", spec, tuple(each.output or "" for each in shown if each is not None))
 
 
 def random_text(rng: random.Random, pair: Pair) -> str:
@@ -155,7 +174,7 @@ def random_text(rng: random.Random, pair: Pair) -> str:
 
     A third is of the pair's own format, the rest of any.
     """
-    own = [call for call in CALLS if starts(pair, call)]
+    own = [call for call in CALLS if starts(pair, call)] + [*pair.own]
     if pair.spec.reasoning is not None:
         own += [pair.spec.reasoning.start, pair.spec.reasoning.end]
     parts = []

@@ -30,7 +30,8 @@ from dovetail.errors import ModelError, RequestError
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.registry import Registry
-from dovetail.text.chat import ChatTemplate, common_len
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.derive import behind
 from dovetail.text.detect import resolve_parsers
 from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.output import make_parser, parse_full
@@ -55,6 +56,8 @@ TURN_ENDS = (
     "<｜hy_eos:opensource｜>",
 )
 """What ends a turn behind calls alone."""
+LAST = ("<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>")
+"""Tokens at which models stop whose templates write more behind them."""
 COLUMNS = ("content", "reasoning", "call", "parallel")
 
 
@@ -126,8 +129,7 @@ class Parsers:
 def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the prompt's tail and the reply as rendered behind it; None where the template does not show it all.
 
-    A template that leaves thinking out of a history does not write what its prompt opened: the reply then stands behind
-    what both begin with.
+    What ends the turn ends the reply: some templates write the next prompt behind a call, asked for or not.
     """
     tools = TOOLS if case.calls else None
     try:
@@ -136,14 +138,10 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
         end = turn_end(template, switches, tools)
     except RequestError:
         return None
-    common = common_len(prompt.text, whole)
-    for unit in UNIT.finditer(whole, max(common - 80, 0)):
-        if unit.start() < common < unit.end():
-            common = unit.start()
-    shared = common - (len(prompt.text) - len(prompt.tail))
-    if shared < 0 or (not shared and prompt.tail):
+    found = behind(prompt, whole, case.reasoning)
+    if found is None:
         return None
-    output = ended(whole[common:], end)
+    tail, output = found[0], ended(found[1], end)
     parts = [case.reasoning, case.content, *(name for name, _ in case.calls)]
     parts += [str(value) for _, values in case.calls for value in values.values() if isinstance(value, int | str)]
     plain = output.replace('\\"', '"').replace("\\n", "\n")
@@ -151,7 +149,7 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
         return None
     if case.reasoning is None and THOUGHT in output:
         return None
-    return prompt.tail[:shared], output
+    return tail, output
 
 
 def prints(text: str, part: str) -> bool:
@@ -177,6 +175,7 @@ def turn_end(template: ChatTemplate, switches: Mapping[str, Any], tools: Any) ->
 
 def ended(output: str, end: str) -> str:
     """Return a reply as a model generates it: without what ends a turn, and nothing behind that."""
+    output = min((output.partition(text)[0] for text in LAST), key=len)
     if end and output.endswith(end):
         return output.removesuffix(end)
     units = UNIT.findall(end)

@@ -282,6 +282,8 @@ MUSE = [
     Row(f" to=commentary<|message|>Let me look.{EOM} to=user<|message|>so", None, "Let me look.so"),
     Row(f" to=developer<|message|>hm{EOM} to=user<|message|>so", "hm", "so"),
     Row(" to=user<|message|>walk to=\nthe to=b <|eot|>", None, "walk to=\nthe to=b "),
+    Row(" to=user<|message|>walto=self<|message|>so<|eot|>", None, "walto=self<|message|>so"),
+    Row(f" to=self<|message|>to=get_weather<|message|>{ATEM}{ROME}<|eot|>", None, None, IN_ROME),
     Row(" to=user<|message|>so <atem:invoke", None, "so <atem:invoke"),
     Row(f" to=get_weather<|message|>{ATEM}{ROME}<|eot|>", None, None, IN_ROME),
     Row(f" to=self<|message|>why{EOM} to=get_weather<|message|>{ATEM}{ROME}<|eot|>", "why", None, IN_ROME),

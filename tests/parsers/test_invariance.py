@@ -35,6 +35,7 @@ def test_the_pairs_hold_what_they_should(bench: ModuleType) -> None:
     tokenizer = bench.vocabulary()
     pairs = bench.combinations(tokenizer)
     assert len(pairs) > 24 * 30
+    assert sum(pair.name.startswith("derived") for pair in pairs) > 15
     thinking = calling = 0
     for number in range(2000):
         pair = pairs[number % len(pairs)]
@@ -60,9 +61,10 @@ def test_a_mismatch_would_be_seen(bench: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 def test_tokens_are_cheap(bench: ModuleType) -> None:
-    """Three times the bound at most, on a machine that others use too."""
+    """A token costs a few times what it does as plain text; both are measured here, so other load does not matter."""
     tokenizer = bench.vocabulary()
+    plain = bench.Pair("plain", bench.FormatSpec())
     for pair in bench.combinations(tokenizer):
-        if pair.name in ("qwen3 + deepseek-v32", "gpt-oss + gpt-oss", "kimi + pythonic"):
+        if pair.name in ("qwen3 + deepseek-v32", "gpt-oss + gpt-oss", "kimi + pythonic", "muse + muse"):
             ids = tokenizer.encode(bench.stream_of(pair), add_special_tokens=False)
-            assert bench.measured(pair, tokenizer, ids) < 3 * bench.MAX_US
+            assert bench.measured(pair, tokenizer, ids) < 8 * bench.measured(plain, tokenizer, ids)

@@ -216,6 +216,36 @@ def test_a_template_that_refuses_is_a_bad_request(source: str, message: str) -> 
     assert caught.value.status == 400
 
 
+LISTS = {
+    "{% set n = namespace(a=[]) %}{% for i in range(3) %}{% set _ = n.a.append(i) %}{% endfor %}{{ n.a }}": "[0, 1, 2]",
+    "{% set a = [3] %}{% set _ = a.insert(0, 'b') %}{% set _ = a.extend('c') %}{{ a.pop(0) }}{{ a }}": "b[3, 'c']",
+    "{% set a = [1] %}{{ [] == [] }}{{ a + [2] }}{{ a is sequence }}{{ a | tojson }}": "True[1, 2]True[1]",
+}
+
+
+@pytest.mark.parametrize("source", LISTS)
+def test_a_template_may_change_its_own_lists(source: str) -> None:
+    """As Kimi-K2's does: with what it wrote itself it may do what it likes."""
+    assert render(source) == LISTS[source]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% set a = messages[:] %}{% set _ = a.append(1) %}", "unsafe"),
+        ("{% set _ = messages[0].update(role='x') %}", "unsafe"),
+        ("{% set a = [1] %}{{ a.clear() }}", "unsafe"),
+        ("{% set a = [] %}{% set _ = a.append(a) %}", "stands in another"),
+        ("{% set a = [1] %}{% set b = [a] %}{% set _ = a.append(2) %}", "stands in another"),
+        ("{% set a = [1] %}{% set b = {'a': a} %}{% set _ = a.append(2) %}", "stands in another"),
+    ],
+)
+def test_nothing_else_is_changed(source: str, message: str) -> None:
+    """The request's messages stay as they are, and no list grows inside another."""
+    with pytest.raises(RequestError, match=message):
+        render("{% if messages[0].content == 'hello' %}" + source + "{% endif %}")
+
+
 GROW = "{% set ns = namespace(s='ab') %}{% for i in range(70) %}{% set ns.s = SET %}{% endfor %}{{ ns.s }}"
 RUNAWAYS = {
     "empty loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -235,6 +265,10 @@ RUNAWAYS = {
     "join filter": GROW.replace("SET", "['a', 'b', 'c'] | join(ns.s)"),
     "join attribute": GROW.replace("SET", "([{'a': ns.s}] * 99) | join(attribute='a')"),
     "macro": "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}" + GROW.replace("SET", "two(ns.s)"),
+    "appending": "{% set a = ['x' * 9999] %}{% for i in range(9999) %}{% set _ = a.append('x' * 9999) %}{% endfor %}",
+    "nesting lists": GROW.replace(
+        "{% set ns.s = SET %}", "{% set b = [] %}{% set _ = b.extend([ns.s, ns.s]) %}{% set ns.s = b %}"
+    ),
     "lists": GROW.replace("SET", "[ns.s, ns.s]"),
     "tuples": GROW.replace("SET", "(ns.s, ns.s)"),
     "listed tuples": GROW.replace("SET", "(ns.s, ns.s) | list"),

@@ -343,6 +343,7 @@ class MessageGate(Gate):
             if not text.strip():
                 return True
             self.phase, self._header = "answer", ""
+            self._tail = text.lstrip().encode() if self._bare is not None else b""
             return False
         self._between = False
         self._header += text

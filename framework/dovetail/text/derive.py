@@ -26,7 +26,7 @@ from typing import Any
 from dovetail.contracts.reasoning import FormatSpec, Markers, TemplateView
 from dovetail.errors import RequestError
 from dovetail.text.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
-from dovetail.text.chat import ChatTemplate, common_len
+from dovetail.text.chat import ChatTemplate, RenderedChat, common_len
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.reply import Folded
 
@@ -123,15 +123,50 @@ def rendered(template: ChatTemplate, reply: Reply, switches: Mapping[str, Any]) 
         ).text
     except RequestError:
         return None
+    found = None if "'role'" in whole else behind(prompt, whole, reply.reasoning)  # data is not a template's writing
+    return Rendered(whole, None, prompt.tail) if found is None else Rendered(whole, found[1], found[0])
+
+
+def behind(prompt: RenderedChat, whole: str, thought: str | None) -> tuple[str, str] | None:
+    """Return what a reply follows, and the reply, in a conversation; None where it does not follow the prompt.
+
+    That is what the template appended to the prompt, as far as the conversation has it, too. It may write it with other
+    space, or leave out what opens thinking in the prompt.
+
+    Args:
+        prompt: The prompt for the reply.
+        whole: The conversation with it.
+        thought: The reply's reasoning, if it has any.
+    """
     common = common_len(prompt.text, whole)
     for unit in _UNIT.finditer(whole, max(common - 80, 0)):
         if unit.start() < common < unit.end():
             common = unit.start()
     shared = common - (len(prompt.text) - len(prompt.tail))
-    is_data = "'role'" in whole  # a conversation printed as data is not a template's writing
-    if shared < 0 or (not shared and prompt.tail) or is_data:
-        return Rendered(whole, None, prompt.tail)
-    return Rendered(whole, whole[common:], prompt.tail[:shared])
+    if shared < 0:
+        return None
+    rest = prompt.tail[shared:].strip()
+    if rest and (place := _after(whole, common, rest)) >= 0:
+        return prompt.tail, whole[place:].lstrip()
+    if not prompt.tail[:shared].strip() and prompt.tail.strip():
+        return None
+    output = whole[common:]
+    opened = bool(thought and rest) and rest not in output and output.lstrip().startswith(thought or "")
+    return prompt.tail if opened else prompt.tail[:shared], output
+
+
+def _after(text: str, begin: int, part: str) -> int:
+    """Return where a text ends that stands at a place, whatever space stands in and before it; -1: it does not."""
+    pattern = r"\s*" + r"\s*".join(re.escape(char) for char in "".join(part.split()))
+    found = re.compile(pattern).match(text, begin)
+    return -1 if found is None else found.end()
+
+
+@lru_cache(maxsize=8)
+def turn_end(template: ChatTemplate) -> str:
+    """Return what the template writes behind an answer; empty where it shows none."""
+    plain = rendered(template, Reply(content=ANSWER), {})
+    return "" if plain is None else plain.whole.rpartition(ANSWER)[2] if ANSWER in plain.whole else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +339,15 @@ def _read_back(template: ChatTemplate, spec: FormatSpec, reply: Reply, switches:
     content = reply.content if reply.content is not None and reply.content in shown.output else None
     parser = make_parser(spec)
     parser.prime(shown.tail)
-    got = parse_full(parser, text=shown.output)
+    got = parse_full(parser, text=_ended(shown.output, wanted, turn_end(template) if reply.calls else ""))
     return _agrees(got, Reply(reply.reasoning, content, reply.calls), shown.whole)
+
+
+def _ended(output: str, parts: Sequence[str | None], end: str) -> str:
+    """Return a reply up to the first end of a turn behind all its parts: some templates write on."""
+    last = max((output.rfind(part) for part in parts if part), default=0)
+    place = output.find(end, last) if end.strip() else -1
+    return output if place < 0 else output[:place]
 
 
 def _agrees(got: Folded, reply: Reply, whole: str) -> bool:

@@ -16,6 +16,7 @@ class Detokenizer:
 
     Attributes:
         pending: Bytes of a character whose other bytes are still to come.
+        skipped: Tokens that give no text.
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class Detokenizer:
         """
         self._pieces = tokenizer.pieces
         self._bytes = tokenizer.bytes_table
-        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
+        self.skipped = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self.pending = b""
         self._strip = at_start and tokenizer.strips_leading_space
 
     def push(self, token_id: int) -> str:
         """Return the text that one more token completes."""
-        if token_id in self._skip:
+        if token_id in self.skipped:
             return ""
         text = self._pieces[token_id]
         if text is None or self.pending:

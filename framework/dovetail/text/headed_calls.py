@@ -59,6 +59,8 @@ class HeadedCalls(ToolBody):
         self._out: list[ToolEvent] = []
         self._at: At = "between"
         self._held = ""
+        self._read_on = (0, 0)
+        """How much of what is held was read, and the matcher's state behind it."""
         self._raw: list[str] = []
         self._head: list[str] = []
         self._head_len = 0
@@ -67,8 +69,14 @@ class HeadedCalls(ToolBody):
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
-        text, self._held = self._held + text, ""
         pos = 0
+        if self._at == "value" and not self._held and self._call is not None:
+            piece, end = self._value.take(text, 0)
+            if end < 0:
+                return [ToolArgs(self._call, piece)] if piece else []
+            pos = self._after_value(piece, text, end)
+        else:
+            text, self._held = self._held + text, ""
         while pos < len(text):
             if self._at == "broken":
                 pos = self._skip_noise(text, pos)
@@ -131,13 +139,16 @@ class HeadedCalls(ToolBody):
 
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next marker, or as far as there certainly is none; return where."""
-        end, state, length = self._matcher.scan(text, pos, 0)
+        read, state = self._read_on
+        end, state, length = self._matcher.scan(text, pos + read, state)
+        self._read_on = (0, 0)
         cut = end - (length or self._matcher.held(state))
         self._text(text[pos:cut])
         if self._at == "broken":
             return cut
         if not length:
             self._held = text[cut:]
+            self._read_on = (end - cut, state)
             return len(text)
         return self._mark(text[cut:end], cut, end)
 
@@ -224,10 +235,16 @@ class HeadedCalls(ToolBody):
 
     def _read_value(self, text: str, pos: int) -> int:
         piece, end = self._value.take(text, pos)
+        if end < 0:
+            if piece:
+                self._out.append(ToolArgs(self._call or 0, piece))
+            return len(text)
+        return self._after_value(piece, text, end)
+
+    def _after_value(self, piece: str, text: str, end: int) -> int:
+        """Take the last of a value, which ends at `end`; return where to read on."""
         if piece:
             self._out.append(ToolArgs(self._call or 0, piece))
-        if end < 0:
-            return len(text)
         if self._value.interrupted:
             return self._interrupted(text, end)
         self._out.append(ToolEnd(self._call or 0))

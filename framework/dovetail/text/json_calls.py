@@ -68,6 +68,12 @@ class JsonCalls(ToolBody):
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         pos = 0
+        if self._at == "stream" and self._call is not None:
+            piece, pos = self._value.take(text, 0)
+            if pos < 0:
+                return [ToolArgs(self._call, piece)] if piece else []
+            self._pass_on(piece)
+            self._end_value()
         while pos < len(text):
             if self._at == "broken":
                 self._out.append(Malformed("tool_call", text[pos:]))

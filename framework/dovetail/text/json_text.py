@@ -60,6 +60,10 @@ class JsonText:
             found = _LITERAL_STOP.search(text, pos)
             end = found.start() if found else -1
             return (text[pos:] if end < 0 else text[pos:end]), end
+        if not pos and not self._escaped and not self._word:
+            stop = _STRING_STOP[self._quote] if self._quote else self._outside
+            if stop.search(text) is None:
+                return text, -1
         out: list[str] = []
         while pos < len(text):
             if self._escaped:

@@ -22,8 +22,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 
 from dovetail.contracts.reasoning import FormatSpec, Markers
 from dovetail.text.matcher import Matcher, matcher
@@ -61,11 +62,12 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The markers of one phase: those matched by token id, and those matched in the text."""
+    """The markers of one phase: those matched by token id, and those matched in the text; `number` is its own."""
 
     ids: Mapping[int, enum.Enum]
     roles: Mapping[str, enum.Enum]
     matcher: Matcher | None
+    number: int = field(default_factory=count().__next__, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, St
 from dovetail.contracts.tools import ToolStart
 from dovetail.text.detokenizer import Detokenizer
 from dovetail.text.layout import Layout, Phase, View
+from dovetail.text.plain import Plain, plain_tokens
 from dovetail.text.tokenizer import Tokenizer
 
 
@@ -52,12 +53,16 @@ class Machine(ABC):
         self.reasoning_tokens = 0
         self.num_chars = 0
         self._layout = layout
+        self._by_ids = layout.by_ids
         self.marker_ids = layout.marker_ids
         self._decoder = None
+        self._plain: dict[Phase, Plain] = {}
         if tokenizer is not None:
             self._decoder = Detokenizer(
                 tokenizer, skip_special_tokens=skip_special_tokens, keep=layout.marker_ids | layout.kept
             )
+            skipped = self._decoder.skipped
+            self._plain = {phase: plain_tokens(tokenizer, view, skipped) for phase, view in layout.by_ids.items()}
         self._keep_markers = keep_markers
         self._make_id = make_id
         self._num_calls = 0
@@ -96,31 +101,38 @@ class Machine(ABC):
             self._use(self._layout.by_text)
             self._push(text)
             return self._drain()
-        self._use(self._layout.by_ids)
+        if self._views is not self._by_ids:
+            self._use(self._by_ids)
         decoder = self._decoder
         if decoder is None:
             raise ValueError("a parser without a tokenizer takes text, not token ids")
         for token_id in token_ids:
-            view = self._views[self._phase]
-            role = view.ids.get(token_id)
-            if role is not None and self._take_token(role, token_id, decoder):
+            piece = self._plain[self._phase][token_id]
+            if not piece or self._held or self._starts or decoder.pending:
+                self._token(token_id, decoder)
                 continue
-            piece = decoder.push(token_id)
             self.num_chars += len(piece)
-            matcher = view.matcher
-            if matcher is None:
-                if self._phase is Phase.IN:
-                    self.reasoning_tokens += 1
-                if piece:
-                    self._sink(piece)
-            elif piece and not self._held and not self._starts and matcher.begins(piece) is None:
-                self._seen += len(piece)  # no marker begins here: what `_push` would find out more slowly
-                self.reasoning_tokens += self._phase is Phase.IN
+            if self._phase is Phase.IN:
+                self.reasoning_tokens += 1
+            self._sink(piece)
+        return self._drain() if self._run or self._events else []
+
+    def _token(self, token_id: int, decoder: Detokenizer) -> None:
+        """Take a token that is a marker, or part of one or of a character, or may be."""
+        view = self._views[self._phase]
+        role = view.ids.get(token_id)
+        if role is not None and self._take_token(role, token_id, decoder):
+            return
+        piece = decoder.push(token_id)
+        self.num_chars += len(piece)
+        if view.matcher is None:
+            if self._phase is Phase.IN:
+                self.reasoning_tokens += 1
+            if piece:
                 self._sink(piece)
-            else:
-                self._starts.append(self._seen)
-                self._push(piece)
-        return self._drain()
+        else:
+            self._starts.append(self._seen)
+            self._push(piece)
 
     def finish(self, reason: str) -> list[Event]:
         """Give out what was held back. A tool call that was open is complete if the model stopped by itself."""
@@ -226,14 +238,16 @@ class Machine(ABC):
         self._run.append(text)
 
     def _event(self, event: Event) -> None:
-        self._end_run()
+        if self._run:
+            self._end_run()
         self._events.append(event)
 
     def _end_run(self) -> None:
-        if not self._run:
+        run = self._run
+        if not run:
             return
-        text = "".join(self._run)
-        self._run.clear()
+        text = run[0] if len(run) == 1 else "".join(run)
+        run.clear()
         if self._run_kind is ContentDelta:
             self._events.append(ContentDelta(text))
         else:
@@ -241,6 +255,10 @@ class Machine(ABC):
             self._reported = self.reasoning_tokens
 
     def _drain(self) -> list[Event]:
-        self._end_run()
-        events, self._events = self._events, []
+        if self._run:
+            self._end_run()
+        events = self._events
+        if not events:
+            return []
+        self._events = []
         return [] if self._priming else events

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from dovetail.contracts.reasoning import ContentDelta, FormatSpec, Markers, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent, ToolStart
+from dovetail.contracts.tools import Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
 from dovetail.text.layout import Phase, Role, compile_layout
 from dovetail.text.machine import Machine, new_call_id
 from dovetail.text.reply import Folded, ToolCall, fold
@@ -64,6 +64,7 @@ class FormatParser(Machine):
             make_id=make_id,
         )
         self._markers = spec.reasoning or Markers("", "")
+        self._before_end = "" if keep_markers else self._markers.before_end
         self._tools = spec.tools
         self._answer = spec.answer
         self._answers = False
@@ -221,16 +222,19 @@ class FormatParser(Machine):
             text = self._skip_newlines(text)
             if not text:
                 return
-        if self._phase is Phase.IN:
+        if self._body is not None:
+            if not self._closer:
+                self._tool_events(self._body.feed(text))
+            elif text.isspace():
+                self._closer.append(text)
+            else:
+                self._sink_pending()
+                self._feed_body(text)
+        elif self._phase is Phase.IN:
             self._begun = True
-            self._text(ReasoningDelta, self._hold_tail(text, "" if self._keep_markers else self._markers.before_end))
-        elif self._body is None:
-            self._sink_content(text)
-        elif self._closer and text.isspace():
-            self._closer.append(text)
+            self._text(ReasoningDelta, self._hold_tail(text, self._before_end))
         else:
-            self._sink_pending()
-            self._feed_body(text)
+            self._sink_content(text)
 
     def _skip_newlines(self, text: str) -> str:
         """Drop the part of `text` that agrees with what the template puts behind the last marker."""
@@ -251,7 +255,7 @@ class FormatParser(Machine):
 
     def _hold_tail(self, text: str, newlines: str) -> str:
         """Keep back as many characters of `newlines` as end `text`; return the rest."""
-        if not newlines:
+        if not newlines or not (self._tail or text[-1:] in newlines):
             return text
         text, length = self._tail + text, 0
         while length < min(len(text), len(newlines)) and text[-1 - length] in newlines:
@@ -269,6 +273,9 @@ class FormatParser(Machine):
 
     def _tool_events(self, events: Iterable[ToolEvent]) -> None:
         for event in events:
+            if type(event) is ToolArgs:
+                self._event(event)
+                continue
             if isinstance(event, Malformed) and self._opening:
                 self._hold_noise(event.text)
                 continue

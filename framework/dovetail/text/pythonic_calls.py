@@ -1,23 +1,35 @@
 """`PythonicCalls`: tool calls written as a list of Python calls, `[f(a=1, b="x"), g()]`.
 
 An argument reaches the client as JSON when it is complete. Values are read by `python_literals`; nothing is evaluated.
-Positional arguments take their names from the tool's schema, in its order.
+Positional arguments take their names from the tool's schema, in its order. With the schema's help more is understood:
+
+| written | becomes |
+|---|---|
+| `city=Rome, Italy, days=3` | `"Rome, Italy"`, for a parameter that may be a string |
+| `city="the "old" town"` | a string, for such a parameter |
+| `days="3"` | `3`, for one that may not |
+| `city=3` | `"3"`, for one that must be |
+| `city="Rome"days=3` | two arguments |
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.python_literals import literal_json
-from dovetail.text.schema_types import properties_of, quoted, schemas_by_tool
+from dovetail.text.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
 _STRUCTURE = re.compile(r"[\"'()\[\]{},]")
 _MAX_NAME = 256
+_MAX_TRIES = 8
+"""Places where an argument may end without a comma that are looked at."""
 At = Literal["start", "name", "argument", "after", "end", "broken"]
 
 
@@ -35,6 +47,8 @@ class PythonicCalls(ToolBody):
         self._in_list = False
         self._call: int | None = None
         self._num_arguments = 0
+        self._text_key = ""
+        self._text_parts: list[str] = []
         self._depth = 0
         self._quote = ""
         self._escaped = False
@@ -155,24 +169,75 @@ class PythonicCalls(ToolBody):
         elif char == ",":
             self._failed = True
         if not self._failed and char == ")":
+            self._end_text()
             self._end_call()
 
     def _add(self, text: str) -> None:
         """Add an argument to the call."""
         found = _KEYWORD.fullmatch(text)
+        if found is None and self._text_key:
+            self._text_parts.append(text)  # a comma in a text without quotes
+            return
+        self._end_text()
+        names = [*properties_of(self._schema)]
         if found:
-            key, value = found[1], literal_json(found[2])
+            key, value = found[1], found[2]
         else:
-            names = [*properties_of(schemas_by_tool(self._tools).get(self._name))]
             key = names[self._num_arguments] if self._num_arguments < len(names) else ""
-            value = literal_json(text)
-        if not key or value is None:
+            value = text
+        if not key:
             self._failed = True
             return
+        self._add_value(key, value)
+
+    def _add_value(self, key: str, text: str, depth: int = 0) -> None:
+        types = types_of(properties_of(self._schema).get(key), self._schema)
+        value = literal_json(text)
+        if value is not None:
+            if value[:1] == '"' and types and "string" not in types:
+                value = value_text(json.loads(value), types)
+            elif types == STRING and value[:1] not in '"[{n':
+                value = quoted(text.strip())
+            self._add_json(key, value)
+        elif not self._add_two(key, text, depth):
+            if "string" not in types:
+                self._failed = True
+                return
+            inner = text.strip()
+            if len(inner) > 1 and inner[0] in "\"'" and inner[0] == inner[-1]:
+                self._add_json(key, quoted(inner[1:-1]))
+            else:
+                self._text_key, self._text_parts = key, [text]
+
+    def _add_two(self, key: str, text: str, depth: int) -> bool:
+        """Add arguments that no comma stands between, no more than the tool has."""
+        names = [*properties_of(self._schema)]
+        if depth >= len(names):
+            return False
+        pattern = re.compile(rf"(?<=[\w\"'\])}}])({'|'.join(map(re.escape, names))})\s*=(?!=)")
+        for found in islice(pattern.finditer(text), _MAX_TRIES):
+            value = literal_json(text[: found.start()])
+            if value is not None:
+                self._add_json(key, value)
+                self._add_value(found[1], text[found.end() :], depth + 1)
+                return True
+        return False
+
+    def _add_json(self, key: str, value: str) -> None:
         self._start()
         self._explained = True
         self._args(("{" if not self._num_arguments else ", ") + quoted(key) + ": " + value)
         self._num_arguments += 1
+
+    def _end_text(self) -> None:
+        """Add a text without quotes: the next argument begins, or the call ends."""
+        if self._text_key:
+            key, self._text_key = self._text_key, ""
+            self._add_json(key, quoted(",".join(self._text_parts).strip()))
+
+    @property
+    def _schema(self) -> Mapping[str, Any] | None:
+        return schemas_by_tool(self._tools).get(self._name)
 
     def _start(self) -> None:
         if self._call is None:

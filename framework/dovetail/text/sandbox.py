@@ -5,7 +5,8 @@ reaching Python objects; it bounds neither time nor memory. Bounded here:
 
 - *time*: a check is compiled into every loop iteration and macro call (the only ways to repeat work in Jinja);
 - *size*: operators, filters and string methods that can make more text than they were given are checked before they
-  run; lists and dicts carry a weight (the text they would print), so that nesting cannot explode either;
+  run; lists and dicts carry a weight (the text they would print), so that nesting cannot explode either; a list that
+  the template wrote itself may be changed by `append`, `extend`, `insert` and `pop` (Kimi-K2's does so);
 - *output*: every printed value is counted, in captured blocks too, and the text of a loop's body at each iteration.
 
 Each limit raises `TemplateLimitError`, which ends the render, and nothing else.
@@ -37,6 +38,7 @@ MAX_CHARS = 1 << 24
 MAX_SECONDS = 5.0
 _MAX_WIDTH = 1 << 16
 _SIZED_FILTERS = {"center", "indent", "wordwrap", "batch", "slice", "truncate", "tojson", "round"}
+_CHANGES = {"append", "extend", "insert", "pop"}
 _SIZED_METHODS = {"center", "ljust", "rjust", "zfill", "expandtabs"}
 _WIDE_FORMAT = re.compile(r"\d{6}")
 
@@ -106,9 +108,34 @@ class Meter(threading.local):
         known = self._weights.get(id(value))
         if known is None:
             items: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-            known = (value, 2 + sum(2 + self.weigh(item) for item in items))
+            known = (value, 2 + sum(2 + self._weigh_item(item) for item in items))
             self._weights[id(value)] = known  # the reference keeps the id from being reused
         return known[1]
+
+    def _weigh_item(self, item: Any) -> int:
+        if isinstance(item, OwnList):
+            item.is_item = True
+        return self.weigh(item)
+
+    def grow(self, owner: OwnList, items: Iterable[Any]) -> None:
+        """Check a list that is about to take more items."""
+        self.tick()
+        owner.weight += sum(2 + self._weigh_item(item) for item in items)
+        self._weights.pop(id(owner), None)
+        if owner.is_item:
+            raise TemplateLimitError("the chat template changes a list that stands in another")
+        self.size(owner.weight)
+
+
+class OwnList(list[Any]):
+    """A list that the template wrote itself (`[]`): the only thing that a template may change.
+
+    What others hold, such as the request's messages, cannot be changed. A list that stands in another cannot either:
+    the weight of the other is known.
+    """
+
+    weight = 2
+    is_item = False
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -120,6 +147,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
         self.meter = meter = Meter()
         self.tick, self.check, self.finalize = meter.tick, meter.check, meter.finalize
+        self.own = self._own
         self.globals.pop("lipsum")
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.filters.update(tojson=_to_json, join=_join)
@@ -137,6 +165,17 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         _Checks().visit(tree)
         tree.set_environment(self)
         return tree
+
+    def _own(self, value: list[Any]) -> OwnList:
+        """Take a list that the template writes."""
+        self.meter.check(value)
+        made = OwnList(value)
+        made.weight = self.meter.weigh(value)
+        return made
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow the methods that change a list of the template's own, beside what Jinja's sandbox allows."""
+        return (isinstance(obj, OwnList) and attr in _CHANGES) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Run an operator that can build more than it was given."""
@@ -157,6 +196,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             args = __self._check_method(owner, __obj.__name__, args, kwargs)
+        elif isinstance(owner, OwnList) and __obj.__name__ in _CHANGES:
+            args = ([*args[0]],) if __obj.__name__ == "extend" and args else args
+            meter.grow(owner, args[0] if __obj.__name__ == "extend" and args else args)
         return meter.check(super().call(__context, __obj, *args, **kwargs))
 
     def _check_method(self, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -209,14 +251,12 @@ class _Checks(NodeTransformer):
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         node = super().generic_visit(node, *args, **kwargs)
-        is_display = isinstance(node, (nodes.List, nodes.Dict)) and not _is_empty(node)
+        if isinstance(node, nodes.List):
+            return _call("own", node)
+        is_display = isinstance(node, nodes.Dict) and node.items
         if is_display or isinstance(node, nodes.Concat) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
             return _call("check", node)
         return node
-
-
-def _is_empty(node: nodes.List | nodes.Dict) -> bool:
-    return not node.items
 
 
 def _call(name: str, arg: nodes.Node) -> nodes.Call:

@@ -96,6 +96,8 @@ class TaggedCalls(ToolBody):
         self._plain = _not_plain(tags)
         self._out: list[ToolEvent] = []
         self._held = ""
+        self._read_on = (0, 0)
+        """How much of what is held was read, and the matcher's state behind it."""
         self._raw: list[str] = []
         self._call: int | None = None
         self._first: At = "call" if tags.call[0] else "name"
@@ -192,13 +194,16 @@ class TaggedCalls(ToolBody):
     def _read(self, text: str, pos: int) -> int:
         """Read up to the next tag that counts here, or as far as there certainly is none; return where."""
         found = self._matchers[self._at]
-        end, state, length = found.scan(text, pos, 0)
+        read, state = self._read_on
+        end, state, length = found.scan(text, pos + read, state)
+        self._read_on = (0, 0)
         cut = end - (length or found.held(state))
         self._text(text[pos:cut])
         if self._at == "broken":
             return cut
         if not length:
             self._held = text[cut:]
+            self._read_on = (end - cut, state)
             return len(text)
         return self._tag(text[cut:end], cut, end)
 

@@ -68,6 +68,7 @@ class Tokenizer:
         strips_leading_space: Whether a text decoded from its start loses one leading space (sentencepiece).
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
         bytes_table: Bytes of a token by id. For hot loops.
+        plain: Tables of `dovetail.text.plain`, by what they are for.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles | None = None) -> None:
@@ -87,6 +88,7 @@ class Tokenizer:
         self.default_sampling = _default_sampling(files.generation_config)
         self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})
         self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)
+        self.plain: dict[Any, Any] = {}
         self.strips_leading_space = self.bytes_table.strips_leading_space
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")

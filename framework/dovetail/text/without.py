@@ -19,18 +19,23 @@ class Without(ToolBody):
         self._body = body
         self._matcher = matcher(tuple(markers))
         self._held = ""
+        self._state = 0
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
+        if not self._held and self._matcher.begins(text) is None:
+            return self._body.feed(text)
+        read, state = len(self._held), self._state
         text, self._held = self._held + text, ""
         events: list[ToolEvent] = []
         pos = 0
         while pos < len(text):
-            end, state, length = self._matcher.scan(text, pos, 0)
+            end, state, length = self._matcher.scan(text, pos + read, state)
+            read = 0
             cut = end - (length or self._matcher.held(state))
             events += self._body.feed(text[pos:cut]) if cut > pos else []
             if not length:
-                self._held = text[cut:]
+                self._held, self._state = text[cut:], state
                 break
             if self._body.inside_value:
                 events += self._body.feed(text[cut:end])

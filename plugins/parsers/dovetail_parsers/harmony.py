@@ -39,7 +39,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"analysis|commentary|final")
 _PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
 _NAMED = ("<|channel|>", "<|constrain|>")
-_ROLES = ("user", "system", "developer", "tool")
+_KNOWN = re.compile(r"(?:user|system|developer|tool|assistant|analysis|commentary|final|json|code|xml)+")
 _WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "xml", "to=")
 
 MARKS: Mapping[str, Mark] = {
@@ -115,17 +115,22 @@ class HarmonyParser(MessagesParser):
     def explains(self, header: str, written: str) -> bool:
         """Whether what was written holds a marker, and nothing else but the format's words."""
         words = re.sub(r"<\|[a-z]+\|>", " ", written).split()
-        return "<|" in written and all(word.startswith(("to=", *_WORDS)) or _begins(word) for word in words)
+        return "<|" in written and all(_is_word(word) or _begins(word) for word in words)
 
 
 def _stray(header: str) -> str:
     """Return the parts of a header that are none: neither its words, nor one name behind a marker."""
     found = []
     for part in _PART.finditer(header):
-        words = [word for word in part[2].split() if not word.startswith(("to=", "functions.", *_ROLES, *_WORDS))]
+        words = [word for word in part[2].split() if not _is_word(word)]
         if len(words) > (part[1] in _NAMED):
             found.append(part[2])
     return "".join(found)
+
+
+def _is_word(text: str) -> bool:
+    """Whether a word is one of the format's, or several without a space."""
+    return text.startswith(("to=", "functions.")) or _KNOWN.fullmatch(text) is not None
 
 
 def _begins(text: str) -> bool:

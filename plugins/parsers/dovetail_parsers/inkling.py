@@ -27,6 +27,8 @@ from dovetail.text.layout import Phase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 THINKING, CALL, TEXT = "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_text|>"
+NAMED = (CALL, "<|content_invoke_tool_text|>")
+"""Whose headers may hold a name."""
 MARKS: Mapping[str, Mark] = {
     "<|message_model|>": Mark.START,
     THINKING: Mark.BODY,
@@ -59,7 +61,8 @@ class InklingParser(MessagesParser):
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""
-        stray = "" if self.explains(header, written) else written
+        names = 1 if marker in NAMED and header.startswith("<|message_model|>") else 0
+        stray = "" if len(header.rpartition("<|message_model|>")[2].split()) <= names else written
         if marker == THINKING:
             return Header(Phase.IN, stray=stray)
         tools = self._spec.tools
@@ -68,9 +71,9 @@ class InklingParser(MessagesParser):
         return Header(Phase.OUT, stray=stray)
 
     def explains(self, header: str, written: str) -> bool:
-        """Whether a header begins as one and holds one name at most."""
+        """Whether a header is empty, or holds one name at the end of a reply that was cut."""
         _, start, name = header.rpartition("<|message_model|>")
-        return len(name.split()) <= bool(start)
+        return len(name.split()) <= (bool(start) and self._is_over)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         if role is Mark.BODY and self._phase is not Phase.OPEN and not self._is_value(role):

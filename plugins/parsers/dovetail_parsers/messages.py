@@ -95,7 +95,7 @@ class MessagesParser(Machine):
         self._header = ""
         """What stands in the header, markers included; `_written` is the model's own part of it."""
         self._written = ""
-        self._between = False
+        self._between = self._is_over = False
         self._call: int | None = None
         self._body: ToolBody | None = None
         self._arguments = Strings()
@@ -141,6 +141,7 @@ class MessagesParser(Machine):
         if self._phase is Phase.TOOL:
             self._end_call(complete=bool(self._closer) or not cut)
         elif self._phase is Phase.OPEN:
+            self._is_over = True
             self._end_header()
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
@@ -180,7 +181,7 @@ class MessagesParser(Machine):
         """What looked like the end of a message was part of a string."""
         text, self._closer = self._closer, ""
         if text:
-            self._sink(text)
+            self._sink_call(text)
 
     def _sink(self, text: str) -> None:
         if self._phase is Phase.OPEN:
@@ -213,7 +214,7 @@ class MessagesParser(Machine):
             self._between = False
             self._header = self._written = ""
             self._phase = Phase.OUT
-            self._text(ContentDelta, text.lstrip())
+            self._sink(text.lstrip())
             return
         room = MAX_HEADER - len(self._header)
         self._add(text[: room + 1])
@@ -224,7 +225,7 @@ class MessagesParser(Machine):
         """A header is too long to be one: it is content, and so is the text behind it."""
         written, self._header, self._written = self._written, "", ""
         self._phase = Phase.OUT
-        self._text(ContentDelta, written + text)
+        self._sink(written + text)
 
     def _add(self, text: str) -> None:
         self._header += text
@@ -249,7 +250,6 @@ class MessagesParser(Machine):
         self._arguments, self._has_arguments = Strings(), False
         if found.body is not None:
             self._body = found.body(self._new_call)
-            self._tool_events(self._body.feed(""))
             return
         start = self._new_call(found.name)
         self._call = start.index

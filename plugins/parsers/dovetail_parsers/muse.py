@@ -39,7 +39,7 @@ from dovetail_parsers.messages import Header, Mark, MessagesParser
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER = re.compile(r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]*)?\s*")
 _BEGINNINGS = {word[:size] for word in ("assistant", "to=") for size in range(1, len(word) + 1)}
-_TAIL = re.compile(r"(?:^|(?<=\s))(?:t|to|to=[^\s<]*)?\Z")
+_TAIL = re.compile(r"(?<=\s)(?:t|to|to=[^\s<]*)\Z")
 _FIRST = r"\A(?s:(?!\bto=[^\s<]).)*"
 """What stands in a header before its recipient."""
 _MAX_TAIL = 256
@@ -101,7 +101,8 @@ class MuseParser(MessagesParser):
     marks = MARKS
     unaddressed: ClassVar[Phase] = Phase.OUT
     _tail = ""
-    """Text at the end of a message that may be the recipient of the next."""
+    """Text at the end of a message that may be the recipient of the next; `_last` is what stands before it."""
+    _last = " "
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""
@@ -125,21 +126,33 @@ class MuseParser(MessagesParser):
         return self._tail + self._held if self._phase is Phase.OUT else ""
 
     def _sink(self, text: str) -> None:
-        if self._phase is Phase.OPEN or self._priming or self._is_value(Mark.BODY):
-            text, self._tail = self._tail + text, ""
+        if self._phase is Phase.OPEN or self._priming:
             super()._sink(text)
             return
-        text, self._tail = self._tail + text, ""
-        found = _TAIL.search(text, max(0, len(text) - _MAX_TAIL))
-        if found is not None and found[0]:
-            text, self._tail = text[: found.start()], found[0]
-        if text:
+        if not self._tail and "t" not in text:
+            self._last = text[-1:]
             super()._sink(text)
+            return
+        seen = self._last + self._tail + text
+        found = _TAIL.search(seen, max(0, len(seen) - _MAX_TAIL))
+        cut = len(seen) if found is None else found.start()
+        text, self._tail = seen[len(self._last) : cut], seen[cut:]
+        if text:
+            self._last = text[-1]
+            super()._sink(text)
+
+    def _sink_header(self, text: str) -> None:
+        self._last = " " if self._between else self._last
+        super()._sink_header(text)
+
+    def _begin_message(self, marker: str) -> None:
+        self._last = " "
+        super()._begin_message(marker)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """Act on a marker; a recipient in front of `<|message|>` is a header, with what came before it or without."""
         tail, self._tail = self._tail, ""
-        if role is Mark.BODY and _RECIPIENT.fullmatch(tail):
+        if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not self._is_value(role):
             self._end_message("")
             self._add(tail)
         elif tail:

@@ -23,6 +23,7 @@ class GigaChat3(JsonSection):
     """A call as an object behind a marker."""
 
     start = "<|function_call|>"
+    before = "\n\n"
     also = ("function call<|role_sep|>",)
     inner = ("<|role_sep|>", "<|message_sep|>")
     ignored = ("function call<|role_sep|>", "<|message_sep|>")

@@ -20,6 +20,7 @@ class PerCall(ToolBody):
         self._matcher = matcher((begin, end))
         self._held = ""
         self._closer = ""
+        self._space = ""
         self._body: ToolBody | None = None
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -64,7 +65,10 @@ class PerCall(ToolBody):
         if not text:
             return []
         if self._body is None:
-            return [Malformed("tool_call", text)] if text.strip() else []
+            text = self._space + text
+            kept = text.rstrip()
+            self._space = text[len(kept) :]
+            return [Malformed("tool_call", kept)] if kept else []
         if self._closer and text.isspace():
             self._closer += text
             return []
@@ -74,8 +78,9 @@ class PerCall(ToolBody):
     def _mark(self, mark: str) -> list[ToolEvent]:
         body = self._body
         if body is None:
+            space, self._space = self._space, ""
             if mark != self._begin:
-                return [Malformed("tool_call", mark)]
+                return [Malformed("tool_call", space + mark)]
             self._body = self._make()
             return []
         if body.inside_value and not (self._closer and mark == self._begin):

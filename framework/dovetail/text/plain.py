@@ -1,0 +1,42 @@
+"""`Plain`: the text of the tokens that mean nothing but text in one phase of a format."""
+
+from __future__ import annotations
+
+from dovetail.text.layout import View
+from dovetail.text.tokenizer import Tokenizer
+
+MAX_TABLES = 256
+"""Tables that are kept for a tokenizer."""
+
+
+class Plain(dict[int, str]):
+    """Text by token id; `""` for a token that is looked at more closely.
+
+    Plain is a token of whole characters that is no marker, and in which no marker begins. Filled as tokens come; shared
+    by all replies of a format.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, view: View, skipped: frozenset[int]) -> None:
+        """Prepare; `skipped` tokens give no text."""
+        self._pieces, self._view, self._skipped = tokenizer.pieces, view, skipped
+
+    def __missing__(self, token_id: int) -> str:
+        """Look at a token for the first time."""
+        view = self._view
+        text = "" if token_id in view.ids or token_id in self._skipped else self._pieces[token_id] or ""
+        if view.matcher is not None and view.matcher.begins(text):
+            text = ""
+        self[token_id] = text
+        return text
+
+
+def plain_tokens(tokenizer: Tokenizer, view: View, skipped: frozenset[int]) -> Plain:
+    """Return the table of a phase."""
+    tables = tokenizer.plain
+    key = view.number, skipped
+    found = tables.get(key)
+    if found is None:
+        if len(tables) >= MAX_TABLES:
+            tables.clear()
+        found = tables[key] = Plain(tokenizer, view, skipped)
+    return found
