@@ -58,6 +58,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         origin: str = "the model",
         max_seconds: float = MAX_SECONDS,
+        response_template: Any = None,
     ) -> None:
         """Compile.
 
@@ -66,11 +67,13 @@ class ChatTemplate:
             special_tokens: `bos_token`, … as `Tokenizer.special_tokens`.
             origin: Named in errors and logs.
             max_seconds: Time limit of one render.
+            response_template: What the model's tokenizer_config.json says of replies.
 
         Raises:
             ModelError: A template has a syntax error.
         """
         self.origin = origin
+        self.response_template = response_template
         self._special_tokens = dict(special_tokens or {})
         self._max_seconds = max_seconds
         self._environment = ChatEnvironment()
@@ -84,7 +87,7 @@ class ChatTemplate:
     @classmethod
     def load(cls, tokenizer: Tokenizer, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
         """Take the operator's template, or else the model's own; see `choose`."""
-        return cls.choose(tokenizer.chat_templates, tokenizer.special_tokens, choice)
+        return cls.choose(tokenizer.chat_templates, tokenizer.special_tokens, choice, tokenizer.response_template)
 
     @classmethod
     def choose(
@@ -92,6 +95,7 @@ class ChatTemplate:
         own: Mapping[str, str],
         special_tokens: Mapping[str, str],
         choice: str | os.PathLike[str] | None = None,
+        response_template: Any = None,
     ) -> ChatTemplate:
         """Take the template that `--chat-template` says, or else the model's own.
 
@@ -99,14 +103,19 @@ class ChatTemplate:
             own: The model's templates by name.
             special_tokens: As `Tokenizer.special_tokens`.
             choice: A file, or the name of a template that Dovetail brings (`builtin_templates`); a file wins.
+            response_template: As for the class.
 
         Raises:
             ConfigError: It is neither, or the file cannot be read, or its template, or the model's, has a syntax error.
         """
         if choice is None:
-            return cls(own, special_tokens=special_tokens)
-        source = read_template(choice)
-        return cls({"default": source}, special_tokens=special_tokens, origin=f"--chat-template {os.fspath(choice)}")
+            return cls(own, special_tokens=special_tokens, response_template=response_template)
+        return cls(
+            {"default": read_template(choice)},
+            special_tokens=special_tokens,
+            origin=f"--chat-template {os.fspath(choice)}",
+            response_template=response_template,
+        )
 
     def render(
         self,

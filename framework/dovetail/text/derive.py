@@ -29,6 +29,7 @@ from dovetail.text.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
 from dovetail.text.chat import ChatTemplate, RenderedChat, common_len
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.reply import Folded
+from dovetail.text.response_template import declared
 
 logger = logging.getLogger("dovetail.text")
 
@@ -178,12 +179,14 @@ class Derived:
         answer: What stands around an answer.
         calls: How calls are written.
         turn_end: What stands behind a reply.
+        declared: Names of the parts that the template does not show, and `response_template` says.
     """
 
     reasoning: Markers | None = None
     answer: Markers | None = None
     calls: CallShape | None = None
     turn_end: str = ""
+    declared: frozenset[str] = frozenset()
 
     def spec(self, tools: Sequence[Mapping[str, Any]] = ()) -> FormatSpec:
         """Return the format of a request."""
@@ -195,7 +198,18 @@ def derive(template: TemplateView) -> Derived:
     """Read a format off a template; empty where the template cannot be rendered or says nothing."""
     if not isinstance(template, ChatTemplate) or not template.source:
         return Derived()
-    return _derive(template)
+    return _with_declared(template)
+
+
+@lru_cache(maxsize=8)
+def _with_declared(template: ChatTemplate) -> Derived:
+    """Take what the template does not show from the model's own description of replies."""
+    found, said = _derive(template), declared(template.response_template)
+    parts = {name: getattr(said, name) for name in ("reasoning", "calls") if getattr(found, name) is None}
+    if parts.get("reasoning") is not None and found.answer is None:
+        parts["answer"] = said.answer
+    parts = {name: part for name, part in parts.items() if part is not None}
+    return replace(found, **parts, declared=frozenset(parts))
 
 
 @lru_cache(maxsize=8)

@@ -137,7 +137,8 @@ def detect(
 ) -> dict[str, Found]:
     """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
     files = TokenizerFiles.read(folder)
-    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
+    said = files.tokenizer_config.get("response_template")
+    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
     derived = derive(template)
     scored = _scores(registry, "reasoning_parser", files, template, derived, FormatSpec())
     thinking = _found(registry, "reasoning_parser", files, template, derived, _ranked(scored))
@@ -207,9 +208,13 @@ def _found(
             return Found(name, "named by response_template in tokenizer_config.json")
     if not template.source and not declared:
         return Found(None, "the model has no chat template")
-    is_shown = (derived.reasoning if kind == "reasoning_parser" else derived.calls) is not None
+    part = "reasoning" if kind == "reasoning_parser" else "calls"
+    is_known = getattr(derived, part) is not None
+    is_shown = is_known and part not in derived.declared
     if is_shown and not (ranked and ranked[0].reads_back):
         return Found(DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked)
+    if is_known and (not ranked or ranked[0].score < ENOUGH):
+        return Found(DERIVED, "no other parser knows the format; read off response_template", ranked)
     if not ranked:
         return Found(None, "no installed parser knows the chat template")
     best = ranked[0]

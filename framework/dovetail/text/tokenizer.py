@@ -62,6 +62,7 @@ class Tokenizer:
         special_ids: Ids that `skip_special_tokens` drops.
         special_tokens: `bos_token`, `eos_token`, … as templates read them; unset ones are absent.
         chat_templates: Template sources by name; `default` is the usual one.
+        response_template: What the model says of its replies, as tokenizer_config.json has it; None: nothing.
         default_sampling: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` where generation_config
             sets them; `do_sample: false` gives temperature 0.
         adds_bos: Whether raw text gets a BOS token in front.
@@ -84,6 +85,7 @@ class Tokenizer:
         )
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
         self.chat_templates: Mapping[str, str] = files.chat_templates
+        self.response_template = files.tokenizer_config.get("response_template")
         self.eos_token_ids = self._find_eos(files)
         self.default_sampling = _default_sampling(files.generation_config)
         self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})

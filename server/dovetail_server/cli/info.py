@@ -63,7 +63,8 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
     config = read_config(folder)
     texts = Path(tokenizer_path) if tokenizer_path else folder
     files = TokenizerFiles.read(texts)
-    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template)
+    said = files.tokenizer_config.get("response_template")
+    template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
     found = detect(Registry.scan(), texts, chat_template)
     return {
         "model": model,

@@ -1,0 +1,79 @@
+"""What a checkpoint's `response_template` says of replies: taken where its chat template shows nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.plugins.registry import Registry
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.derive import derive
+from dovetail.text.detect import detect
+from dovetail.text.output import make_parser, parse_full
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+)
+CALLS = {
+    "open": "<do>",
+    "close": "</do>",
+    "repeats": True,
+    "content": "json",
+    "transform": {"type": "function", "function": {"name": "{tool}", "arguments": "{content.args}"}},
+}
+SAID: dict[str, Any] = {
+    "start_anchor": "<|a|>",
+    "fields": {
+        "thinking": {"open": "<why>", "close": ["</why>", "</because>"]},
+        "content": {"close": "<|end|>"},
+        "tool_calls": CALLS,
+    },
+}
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+
+
+def test_markers_and_calls_are_read() -> None:
+    """Thinking between literals, calls as JSON under the keys that the transform names."""
+    found = derive(ChatTemplate({"default": PLAIN}, response_template=SAID))
+    reply = parse_full(
+        make_parser(found.spec(TOOLS)), text='<why>\nhm\n</why>\n\nso\n<do>{"tool": "now", "args": {"a": 1}}</do>'
+    )
+    assert (reply.reasoning, reply.content) == ("hm", "so")
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("now", '{"a": 1}')]
+    assert found.declared == {"reasoning", "calls"}
+
+
+def test_auto_takes_it_where_nothing_else_is_known(tmp_path: Path) -> None:
+    """The parser `template` is chosen for both, and `dovetail info` can say why."""
+    config = {"chat_template": PLAIN, "response_template": SAID}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    for found in detect(Registry.scan(), tmp_path).values():
+        assert found.name == "template"
+        assert "response_template" in found.why
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"fields": {"thinking": {"open_pattern": "(", "close": "x"}}},
+        {"fields": {"thinking": {"open": 3, "close": "x"}}},
+        {"fields": {"thinking": ["<a>"]}},
+        {"fields": []},
+        {"version": 9, "fields": {}},
+        {"fields": {"thinking": {"open_pattern": "<a>|<b>", "close": "</a>"}}},
+        {"fields": {"tool_calls": {**CALLS, "content": "xml-inline"}}},
+        {"fields": {"tool_calls": {**CALLS, "transform": {"function": {"name": "{a} {b}"}}}}},
+    ],
+)
+def test_what_cannot_be_read_is_told_once(broken: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """An invalid pattern, or one that is not read, is a line in the log, and replies arrive as content."""
+    with caplog.at_level(logging.WARNING, logger="dovetail.text"):
+        found = [derive(ChatTemplate({"default": PLAIN}, response_template=broken)) for _ in range(3)]
+    assert sum("response_template" in record.message for record in caplog.records) <= 1
+    assert all(each.reasoning is None and each.calls is None for each in found)
+    reply = parse_full(make_parser(found[0].spec(TOOLS)), text="<a>hm</a>so")
+    assert reply.content == "<a>hm</a>so"
