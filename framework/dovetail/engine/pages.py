@@ -133,9 +133,10 @@ class PageBook:
             self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), list(self.tree.partial))
         return max(0, num_tokens)
 
-    def needs_page(self, request: Request) -> bool:
-        """Whether the next token of a decoding request starts a new page, of all groups."""
-        return request.computed_len >= len(request.pages[0]) * self.page_size
+    def growing(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the decoding requests whose next token starts a new page, of all groups."""
+        size = self.page_size
+        return [request for request in requests if request.computed_len >= len(request.pages[0]) * size]
 
     def make_room(self, need: Sequence[int]) -> bool:
         """Evict until `need` pages of each group are free; False if they cannot be."""

@@ -235,7 +235,7 @@ class Scheduler:
         while True:
             ready = [r for r in self.running if r.on_device and not r.is_sampled_out]
             decode = [r for r in ready if id(r) not in paused] if paused else ready
-            growing = [r for r in decode if self.pages.needs_page(r)]
+            growing = self.pages.growing(decode)
             if self.pages.make_room_to_grow(len(growing)):
                 break
             retracted.append(self.retract([*ready, *self._background_prompts()]))
