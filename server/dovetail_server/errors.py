@@ -116,6 +116,15 @@ def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestErr
     return RequestError(text, param=param, code="context_length_exceeded")
 
 
+def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """A look at parts of the prompt says that it is several contexts long."""
+    text = (
+        f"the prompt has about {num_tokens} tokens, which is longer than the model's context length: this model's "
+        f"maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code="context_length_exceeded")
+
+
 def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
     """Prompt and requested output together exceed the context."""
     text = (

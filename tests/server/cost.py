@@ -6,16 +6,22 @@ Every field of every body of the OpenAPI document is filled with each of some sh
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
+import gc
 import json
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from wire import JSON_TYPE, Wire, request
 
 from conftest import Harness
+from dovetail_server.bodies.wire import Answer, Job
+from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -62,6 +68,24 @@ SHAPES: dict[str, Callable[[int], Any]] = {
     "schema": lambda size: {"type": "object", "properties": objects_of({"type": "string"})(size)},
     "nested": nested,
 }
+TASK_OF = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/generate": "generate",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
+    "/v1/responses": "responses",
+    "/v1/responses/input_tokens": "input_tokens",
+    "/v1/responses/compact": "compact",
+    "/v1/score": "score",
+    "/tokenize": "tokenize",
+    "/v1/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+    "/v1/detokenize": "detokenize",
+    "/separate_reasoning": "separate_reasoning",
+    "/parse_function_call": "parse_calls",
+}
+"""What is done with a large body of a route."""
 LARGE = ("text", "escapes", "numbers", "empty objects", "messages", "names")
 """Shapes that are tried at the limit as well."""
 
@@ -101,12 +125,34 @@ class Cost:
     cpu_s: float
     stall_s: float
     """Processor time of the process between two rounds of the event loop, at most."""
-    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one body takes, and the size of it with what it became: ids, a reply, items to be stored."""
+
+    peak_bytes: int
+    num_bytes: int
 
     @property
-    def memory_ratio(self) -> float:
-        """Memory by the body's size."""
-        return self.memory_bytes / self.num_bytes
+    def ratio(self) -> float:
+        """The one by the other."""
+        return self.peak_bytes / self.num_bytes
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Yield a list that gets the memory that Python objects took in the block, at most."""
+    found = [0]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        yield found
+        found[0] = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
 
 
 class Meter:
@@ -115,6 +161,8 @@ class Meter:
     def __init__(self, harness: Harness) -> None:
         """Measure `harness`."""
         self.harness = harness
+        self.patient = copy.copy(harness.tools)
+        self.patient.limits = dataclasses.replace(harness.tools.limits, context_len=1 << 24)
 
     def send(self, path: str, body: bytes) -> Cost:
         """Send one body and measure processor time and stalls."""
@@ -131,18 +179,20 @@ class Meter:
         assert reply is not None, (path, body[:200])
         return Cost(len(body), reply.status, took, max(stalls, default=0.0))
 
-    def send_traced(self, path: str, body: bytes) -> Cost:
-        """As `send`, with the memory that Python objects took meanwhile, at most; the times mean nothing."""
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            tracemalloc.reset_peak()
-            cost = self.send(path, body)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        sent = 2 * len(body)  # the request as this client holds it
-        return Cost(cost.num_bytes, cost.status, cost.cpu_s, cost.stall_s, max(0, peak - before - sent))
+    def server_memory(self, path: str, body: bytes) -> int:
+        """Return what Python objects of the server's own process take for a body, at most."""
+        with peak_memory() as peak:
+            self.send(path, body)
+        return max(0, peak[0] - 2 * len(body))  # the request as this client holds it
+
+    def memory(self, path: str, body: bytes) -> Memory:
+        """Do here what a process does with a body, with a context that takes all, and return what it took."""
+        job = Job(task=TASK_OF[path], num_bytes=len(body), is_line=False, cpu_s=60, context=f"resp_{'0' * 40}")
+        with peak_memory() as peak:
+            outcome = do(job, body, self.patient, ["tiny"], lambda question: Answer())
+        assert outcome.fault is None, outcome.fault
+        became = len(outcome.reply or b"") + len(outcome.items) + sum(len(ids) for ids, _ in outcome.prompts)
+        return Memory(peak[0], len(body) + became)
 
     async def _probe(self, stalls: list[float]) -> None:
         last = time.process_time()

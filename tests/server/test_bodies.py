@@ -282,7 +282,7 @@ def test_without_processes_the_server_reads_them_itself(make_harness: Callable[.
 
 def test_what_stands_beside_the_prompt_is_bounded(fresh: Harness) -> None:
     """The server's own process reads it again."""
-    reply = fresh.post(CHAT, say("hi", chat_template_kwargs={"a": "x" * (5 << 20)}))
+    reply = fresh.post(CHAT, say("hi", chat_template_kwargs={"a": "x" * (2 << 20)}))
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
 
 

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
-from dovetail.grammar.limits import check_spec, nesting
+from dovetail.grammar.limits import check_size, check_spec, nesting
 
 NAMES = ("response_format", "regex", "ebnf", "json_schema", "structural_tag", "structured_outputs")
 FORMATS = ("text", "json_object", "json_schema", "regex", "ebnf", "structural_tag")
@@ -187,7 +189,10 @@ def _json_text(value: Any, param: str) -> str:
         text = f"{param} is nested more than {MAX_NESTING} deep; flatten it, for instance with $ref"
         raise RequestError(text, param=param, code="grammar_too_complex")
     try:
+        check_size(len(msgspec.json.encode(value)))  # Python's writer takes five times the text's memory
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RequestError as error:
+        raise RequestError(f"{param}: {error.message}", param=param, code=error.code) from None
     except (TypeError, ValueError) as error:
         raise _wrong(param, f"must be JSON: {error}") from None
 

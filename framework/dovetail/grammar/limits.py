@@ -54,9 +54,7 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         raise RequestError(
             f"the grammar holds a lone surrogate at position {error.start}", code="invalid_grammar"
         ) from None
-    if size > limits.max_source_bytes:
-        text = f"the grammar has {size} bytes; at most {limits.max_source_bytes} are allowed"
-        raise RequestError(text, code="grammar_too_large")
+    check_size(size, limits)
     nul = spec.source.find("\0")
     if nul < 0 and spec.kind in _IN_JSON and (found := _NUL.search(spec.source)) is not None:
         nul = found.start()
@@ -75,6 +73,17 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():
         raise RequestError("the grammar is empty", code="invalid_grammar")
+
+
+def check_size(num_bytes: int, limits: GrammarLimits = LIMITS) -> None:
+    """Refuse a grammar by its size.
+
+    Raises:
+        RequestError: `grammar_too_large`.
+    """
+    if num_bytes > limits.max_source_bytes:
+        text = f"the grammar has {num_bytes} bytes; at most {limits.max_source_bytes} are allowed"
+        raise RequestError(text, code="grammar_too_large")
 
 
 def check_nesting(source: str, max_nesting: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from dovetail.errors import RequestError
 from dovetail.text.tokenizer import check_text
@@ -17,6 +17,7 @@ from dovetail.text.tokenizer import check_text
 ArgumentsFormat = Literal["object", "string"]
 """Whether a template reads the arguments of a call as an object or as JSON text."""
 ContentFormat = Literal["string", "parts", "both"]
+_PLAIN = {"role", "content"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -36,6 +37,9 @@ def template_messages(
 def _message(
     message: Mapping[str, Any], content_format: ContentFormat, arguments_format: ArgumentsFormat, param: str
 ) -> dict[str, Any]:
+    if content_format != "parts" and _is_plain(message):
+        check_text(message["content"], param=f"{param}.content")
+        return message  # a template changes nothing that it is given, and there may be tens of thousands
     result = {key: value for key, value in message.items() if value is not None}
     result["content"] = _content(message.get("content"), content_format, f"{param}.content")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -49,6 +53,11 @@ def _message(
     else:
         result.pop("tool_calls", None)
     return result
+
+
+def _is_plain(message: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
+    """Whether a message is what templates read, as it is."""
+    return type(message) is dict and message.keys() == _PLAIN and type(message["content"]) is str
 
 
 def _content(content: Any, content_format: ContentFormat, param: str) -> str | list[dict[str, Any]]:

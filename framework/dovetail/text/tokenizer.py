@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from dovetail.errors import RequestError
 from dovetail.text.tokenizer_files import TokenizerFiles, load_backend
 from dovetail.text.vocabulary import VocabularyBytes
 
+JOINED = 4096
+"""Joining takes 80 bytes beside each of what it joins."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -127,7 +130,10 @@ class Tokenizer:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
         skip = self.special_ids if skip_special_tokens else ()
         table = self.bytes_table
-        text = b"".join([table[token_id] for token_id in ids if token_id not in skip]).decode(errors="replace")
+        left, pieces = iter(ids), []
+        while some := list(islice(left, JOINED)):
+            pieces.append(b"".join([table[token_id] for token_id in some if token_id not in skip]))
+        text = b"".join(pieces).decode(errors="replace")
         return text[1:] if self.strips_leading_space and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -19,6 +19,7 @@ from dovetail_server.openai.common import (
     Text,
     TokenId,
 )
+from dovetail_server.openai.early import Plain
 
 BLOCK_TYPES = ("text", "thinking", "tool_use", "tool_result")
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are cached by themselves.")]
@@ -147,7 +148,7 @@ class PromptFields(RequestModel):
     """What a prompt is made of."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=65536)]
+    messages: Annotated[list[dict[str, Any]], Plain(AnthropicMessage, least=1, most=65536)]
     system: Text | TextBlocks | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None

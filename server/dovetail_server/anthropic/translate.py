@@ -11,6 +11,7 @@ from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import NO_THREADS
 from dovetail_server.anthropic.schema import (
+    AnthropicMessage,
     AnthropicTool,
     MessagesRequest,
     PromptFields,
@@ -160,7 +161,8 @@ def chat_messages(request: PromptFields) -> list[dict[str, Any]]:
         conversation.add("system", [request.system])
     elif request.system:
         conversation.add("system", [block.text for block in request.system])
-    for at, message in enumerate(request.messages):
+    for at, given in enumerate(request.messages):
+        message = AnthropicMessage.model_validate(given)
         blocks: Sequence[AnyBlock] = (
             [TextBlock(type="text", text=message.content, citations=None)]
             if isinstance(message.content, str)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ class BodyPool:
         self._start: WorkerStart | None = None
         self._template: ForkServer | None = None
         self._starting = asyncio.Lock()
+        self._lock = threading.Lock()
         self.pids: set[int] = set()
         """Processes that read a body."""
 
@@ -118,10 +120,11 @@ class BodyPool:
 
     def close(self) -> None:
         """End all processes."""
-        self._is_on = False
-        if self._template is not None:
-            self._template.kill()
-            self._template = None
+        with self._lock:
+            self._is_on = False
+            template, self._template = self._template, None
+        if template is not None:
+            template.kill()
         for pid in self.pids:
             kill_process(pid)
 
@@ -139,18 +142,23 @@ class BodyPool:
 
     async def _get_template(self) -> ForkServer:
         async with self._starting:
-            if self._template is None:
-                if self._start is None or not self._is_on:
-                    raise died("is not there: the server ends")
+            if self._template is None and self._start is not None:
                 try:
-                    made = await asyncio.to_thread(ForkServer, MODULE, self._start)
+                    await asyncio.to_thread(self._make_template, self._start)
                 except ForkStartError as error:
                     raise died(f"could not be started: {error}") from None
-                if not self._is_on:
-                    made.kill()
-                    raise died("is not there: the server ends")
-                self._template = made
+            if self._template is None:
+                raise died("is not there: the server ends")
             return self._template
+
+    def _make_template(self, start: WorkerStart) -> None:
+        """Start a template. Whoever waited for that may have left, or the server may have ended meanwhile."""
+        made = ForkServer(MODULE, start)
+        with self._lock:
+            if self._is_on and self._template is None:
+                self._template = made
+                return
+        made.kill()
 
 
 class Conversation:

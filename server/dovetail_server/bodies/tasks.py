@@ -27,7 +27,7 @@ from dovetail_server.serving.text import TextTools
 M = TypeVar("M", bound=BaseModel)
 NOBODY: list[dict[str, Any]] = [{"role": "user", "content": ""}]
 DROPPED = object()
-MAX_BESIDE = 1 << 22
+MAX_BESIDE = 1 << 20
 """Bytes of what stands beside a prompt, such as tools and schemas: the server's own process reads it again."""
 
 

@@ -46,11 +46,9 @@ def _do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Calla
     data: Any = decoded(read_line(raw) if job.is_line else raw)
     request = validated(data, task.model)
     check_name(request, served)
-    light = task.light(data) if task.prompt_fields else b""
-    del data
 
     def ask_for(references: list[tuple[str, int]]) -> Answer:
-        return ask(Question(light=light, references=references))
+        return ask(Question(light=task.light(data), references=references))
 
     made = task.run(Call(text=text, request=request, context=job.context, ask=ask_for))
-    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, light)
+    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, task.light(data))

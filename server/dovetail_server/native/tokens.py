@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from dovetail_server.openai.chat import Message, Tool
-from dovetail_server.openai.common import FreeForm, Name, RequestModel, Text, TokenId
+from dovetail_server.openai.chat import Messages, Tool
+from dovetail_server.openai.common import PASS_KNOWN_IDS, FreeForm, Name, RequestModel, Text, TokenId
 
 MANY = Field(max_length=1 << 24)
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -23,7 +23,7 @@ class TokenizeRequest(RequestModel):
         None, description="One text, or several: then the reply has a list for each."
     )
     text: Text | None = Field(None, description="Another name of `prompt`.")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)] | None = None
+    messages: Messages | None = None
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
     chat_template_kwargs: FreeForm | None = None
     add_generation_prompt: bool | None = None
@@ -39,9 +39,10 @@ class DetokenizeRequest(RequestModel):
     """Token ids."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], MANY] | Annotated[list[Annotated[list[TokenId], MANY]], Field(max_length=4096)] = (
-        Field(description="Ids of one text, or of several.")
-    )
+    tokens: Annotated[
+        Annotated[list[TokenId], MANY] | Annotated[list[Annotated[list[TokenId], MANY]], Field(max_length=4096)],
+        PASS_KNOWN_IDS,
+    ] = Field(description="Ids of one text, or of several.")
     skip_special_tokens: bool | None = None
 
 

@@ -25,6 +25,9 @@ from dovetail_server.openai.common import (
     Top,
     Usage,
 )
+from dovetail_server.openai.early import Plain
+
+JsonObject = dict[str, Any]
 
 
 class ContentPart(RequestModel):
@@ -59,12 +62,15 @@ class Message(RequestModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=65536)] | None = None
+    content: Text | Annotated[list[JsonObject], Plain(ContentPart, most=65536)] | None = None
     name: Name | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = Field(None, description="Another name of `reasoning_content`.")
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=1024)] | None = None
     tool_call_id: Name | None = None
+
+
+Messages = Annotated[list[JsonObject], Plain(Message, least=1, most=65536)]
 
 
 class FunctionSpec(RequestModel):
@@ -94,7 +100,7 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     """Body of `POST /v1/chat/completions`."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)]
+    messages: Messages
     max_completion_tokens: Count | None = Field(None, description="0 reads the prompt and answers nothing.")
     logprobs: bool | None = None
     top_logprobs: Top | None = None
@@ -218,6 +224,3 @@ class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
     first_id: None = None
     last_id: None = None
     has_more: bool = False
-
-
-JsonObject = dict[str, Any]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
 
 PIECE = 64
 """Entries of an object that are validated together: no more than these are looked at behind the first fault."""
@@ -32,6 +32,52 @@ def _change(part: Any) -> None:
         part.clear()
         in_pieces = InPieces(whole.get("max_length"))
         part.update(core_schema.no_info_wrap_validator_function(in_pieces, whole))
+
+
+class Plain:
+    """Makes of a list of plain values one that is checked as a list of `kind`, and stays as it was sent.
+
+    A message is 50 bytes of JSON, 250 as a dictionary and 900 as a model, so models are made of a few at a time, and
+    forgotten: to check them, and again by whoever reads them.
+    """
+
+    def __init__(self, kind: Any, *, least: int = 0, most: int) -> None:
+        """Check entries as `kind`, of which there may be `least` to `most`."""
+        self.kind = kind
+        self.least, self.most = least, most
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of a list of `kind` with our check around it."""
+        items = handler.generate_schema(self.kind)
+        whole = core_schema.list_schema(items, min_length=self.least, max_length=self.most, strict=True, fail_fast=True)
+        return core_schema.no_info_wrap_validator_function(self._check, whole)
+
+    def _check(self, value: Any, handler: core_schema.ValidatorFunctionWrapHandler) -> Any:
+        if type(value) is not list or len(value) <= PIECE:
+            handler(value)
+            return value
+        if len(value) > self.most:
+            context = {"field_type": "List", "max_length": self.most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", context)
+        for start in range(0, len(value), PIECE):
+            try:
+                handler(value[start : start + PIECE])
+            except ValidationError as error:
+                raise _moved(error, start) from None
+        return value
+
+
+def _moved(error: ValidationError, start: int) -> ValidationError:
+    """Return findings in a piece of a list as findings in the list."""
+    found = [
+        InitErrorDetails(
+            type=PydanticCustomError(item["type"], "{text}", {"text": item["msg"]}),
+            loc=(start + int(item["loc"][0]), *item["loc"][1:]),
+            input=item["input"],
+        )
+        for item in error.errors(include_url=False, include_context=False)
+    ]
+    return ValidationError.from_exception_data("list", found)
 
 
 def _target(wrap: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from dovetail_server.openai.common import (
     MAX_TOKEN_ID,
@@ -17,6 +17,7 @@ from dovetail_server.openai.common import (
     StopString,
     Text,
 )
+from dovetail_server.openai.early import Plain
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -142,6 +143,15 @@ Item = Annotated[
 ]
 
 
+Items = Annotated[list[dict[str, Any]], Plain(Item, most=65536)]
+item_model = TypeAdapter(Item).validate_python
+
+
+def item_kind(item: dict[str, Any]) -> str:
+    """Return the type of an item that has been checked."""
+    return _kind(item)
+
+
 class ResponseTool(RequestModel):
     """A tool; only functions exist. `strict` is false where it is left out."""
 
@@ -199,7 +209,7 @@ class ResponsePrompt(RequestModel):
     """What the prompt of a response is made of, and how it is read."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    input: Text | Annotated[list[Item], Field(max_length=65536)] = Field("", description="Left out: an empty message.")
+    input: Text | Items = Field("", description="Left out: an empty message.")
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=1024)] | None = None
@@ -222,7 +232,7 @@ class CompactRequest(RequestModel):
     """Body of `POST /v1/responses/compact`."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    input: Text | Annotated[list[Item], Field(max_length=65536)] | None = None
+    input: Text | Items | None = None
     instructions: Text | None = None
     previous_response_id: ItemId | None = None
     prompt_cache_key: Name | None = None

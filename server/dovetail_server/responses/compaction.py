@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,11 +20,11 @@ from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.responses import CompactRequest
 from dovetail_server.responses import translate
-from dovetail_server.responses.items import Item, decode_items, encode_reasoning, item_id
+from dovetail_server.responses.items import Item, decode_items, encode_reasoning, item_id, messages_of
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, response_usage
 from dovetail_server.serving.prompts import Prompts
-from dovetail_server.serving.responses import as_response, conversation_of
+from dovetail_server.serving.responses import items_before, items_of, joined
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
 
 if TYPE_CHECKING:
@@ -56,13 +57,22 @@ def read_prompt(text: TextTools, request: CompactRequest, compacted_id: str, fou
     Raises:
         RequestError: It cannot be read, or does not fit the context.
     """
-    talk = conversation_of(as_response(request), compacted_id, found)
-    conversation = [*talk.before, *(talk.own if request.input else ())]
-    kept = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
-    if not conversation:
-        return Prompts(prompts=[], items=encode(kept))
-    made = summary_request(talk.messages, compacted_id, lambda asked: chat.read_prompt(text, asked))
-    return Prompts(prompts=made.prompts, tail=made.tail, items=encode(kept))
+    kept: list[bytes] = []
+    num = 0
+
+    def conversation() -> Iterator[Item]:
+        nonlocal num
+        for item in chain(items_before(found), items_of(request.input or None, compacted_id, found)):
+            num += 1
+            if item["type"] == "message" and item["role"] == "user":
+                kept.append(encode(item))
+            yield item
+
+    messages = messages_of(conversation(), request.instructions)
+    if not num:
+        return Prompts(prompts=[], items=joined(kept))
+    made = summary_request(messages, compacted_id, lambda asked: chat.read_prompt(text, asked))
+    return Prompts(prompts=made.prompts, tail=made.tail, items=joined(kept))
 
 
 async def compact(state: ServerState, prompts: Prompts, model: str, compacted_id: str) -> ro.CompactedResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from dovetail_server.openai.responses import (
     ItemReference,
     MessageItem,
     ReasoningItem,
+    item_model,
 )
 from dovetail_server.storage.paths import new_id
 
@@ -38,6 +39,8 @@ SUMMARY = "Summary of the conversation so far:\n"
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
 
 
+_READ: Item = {}
+"""Stands in the place of what has been read."""
 decode_items = msgspec.json.Decoder(list[Item]).decode
 decode_item = msgspec.json.Decoder(Item).decode
 
@@ -79,24 +82,28 @@ def response_of_item(identifier: str) -> str | None:
     return None if found is None else f"resp_{found[1]}"
 
 
-def input_items(given: str | Sequence[AnyItem], response_id: str) -> list[Item]:
-    """Return a request's input as items; references stay as they are.
+def input_items(given: str | Sequence[dict[str, Any]], response_id: str) -> Iterator[Item]:
+    """Yield a request's input as items; references stay as they are.
+
+    Models are made of one at a time, and what has been read is let go: a list is empty of meaning afterwards.
 
     Raises:
         RequestError: A part is not text, or reasoning holds nothing that can be read.
     """
     if isinstance(given, str):
-        text = [{"type": "input_text", "text": given}]
-        return [
-            {
-                "type": "message",
-                "id": item_id(response_id, "message", "i", 0),
-                "role": "user",
-                "status": "completed",
-                "content": text,
-            }
-        ]
-    return [_item(item, response_id, at) for at, item in enumerate(given)]
+        yield {
+            "type": "message",
+            "id": item_id(response_id, "message", "i", 0),
+            "role": "user",
+            "status": "completed",
+            "content": [{"type": "input_text", "text": given}],
+        }
+        return
+    for at, item in enumerate(given):
+        read = item_model(item)
+        if isinstance(given, list):
+            given[at] = _READ
+        yield _item(read, response_id, at)
 
 
 def _item(item: AnyItem, response_id: str, at: int) -> Item:

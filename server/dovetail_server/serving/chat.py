@@ -10,7 +10,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
-from dovetail_server.openai.chat import ChatRequest, Message
+from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.serving.chat_events import ChatView
 from dovetail_server.serving.common import choice_rid, rid_of, salt_of, submit_of
 from dovetail_server.serving.generation import Choice, Generation
@@ -64,14 +64,14 @@ def read_prompt(text: TextTools, request: ChatRequest) -> Prompts:
         RequestError: The request cannot be served as it is.
     """
     refuse_unsupported(request)
+    grammar_of(request)  # refused here, where large ones do not hold others up
     return _prompt(text, request, tool_wish(request, text), template_kwargs(request, text))
 
 
 def _prompt(text: TextTools, request: ChatRequest, wish: ToolWish | None, kwargs: Mapping[str, Any]) -> Prompts:
-    messages = [plain_message(message) for message in request.messages]
-    text.check_size(messages)
+    text.check_size(request.messages)
     rendered = text.template.render(
-        messages,
+        request.messages,
         tools=None if wish is None else wish.tools,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
@@ -87,7 +87,7 @@ def _prompt(text: TextTools, request: ChatRequest, wish: ToolWish | None, kwargs
         tail = text.tokenizer.decode(whole[-TAIL_TOKENS:], skip_special_tokens=False)
     ids = truncated(whole, request, same_field(request, "max_completion_tokens", "max_tokens"), text.limits)
     max_tokens(request, len(ids), text)
-    return Prompts(prompts=[Prompt(ids, echo_of(messages[-1]) if request.echo else "")], tail=tail)
+    return Prompts(prompts=[Prompt(ids, echo_of(request.messages[-1]) if request.echo else "")], tail=tail)
 
 
 def max_tokens(request: ChatRequest, num_prompt: int, text: TextTools) -> int:
@@ -170,14 +170,6 @@ def echo_of(message: Mapping[str, Any]) -> str:
     if message["role"] != "assistant":
         return ""
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
-
-
-def plain_message(message: Message) -> dict[str, Any]:
-    """Return a message as it was sent. Parts are taken one by one: pydantic holds Python's lock while it dumps."""
-    if not isinstance(message.content, list):
-        return message.model_dump(exclude_unset=True)
-    plain = message.model_dump(exclude_unset=True, exclude={"content"})
-    return {**plain, "content": [part.model_dump(exclude_unset=True) for part in message.content]}
 
 
 def template_kwargs(request: ChatRequest, text: TextTools) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from dovetail_server.serving.common import (
     usage_wishes,
 )
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import plain_constraints
+from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
     check_token_ids,
     fit_output,
@@ -79,6 +79,7 @@ def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
         RequestError: The request cannot be served as it is.
     """
     check(request)
+    grammar_of(request)  # refused here, where large ones do not hold others up
     special = request.add_special_tokens is not False
     prompts = every_prompt(request.prompt, text, has_echo=bool(request.echo), special=special)
     if request.truncate_prompt_tokens:

@@ -17,7 +17,7 @@ from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
 from dovetail_server.serving.completions import read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import plain_constraints
+from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
     check_token_ids,
     fit_output,
@@ -74,6 +74,12 @@ def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
     given: Any = request.text if request.text is not None else request.input_ids
     is_one = isinstance(given, str) or isinstance(given[0], int)
     raw = [given] if is_one else given
+    for options in (
+        [request.sampling_params]
+        if isinstance(request.sampling_params, GenerateParams)
+        else request.sampling_params or ()
+    ):
+        grammar_of(options)  # refused here, where large ones do not hold others up
     prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
     for prompt in prompts:
         fit_output(len(prompt.ids), None, DEFAULT_MAX_TOKENS, text.limits, ("text", "max_new_tokens"))

@@ -148,6 +148,7 @@ def count(text: TextTools, request: CountTokensRequest) -> bytes:
     translate.check(request)
     with fields_named(translate.NAMES):
         fields = translate.prompt_fields(request, can_think=text.reasoning is not None)
+        request.messages.clear()  # each of a hundred thousand takes as much again as what it became
         return encode(TokenCount(prompt_tokens(chat_request(fields), text)))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,9 +19,9 @@ from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.responses import (
     CompactRequest,
     InputTokensRequest,
-    ItemReference,
     ResponsePrompt,
     ResponsesRequest,
+    item_kind,
 )
 from dovetail_server.responses import translate
 from dovetail_server.responses.builder import OutputBuilder
@@ -92,28 +93,36 @@ def references_of(request: ResponsePrompt | CompactRequest) -> list[tuple[str, i
         RequestError: They are too many to look up.
     """
     given = request.input
-    found = [(item.id, at) for at, item in enumerate(given) if isinstance(item, ItemReference)] if given else []
+    items = given if isinstance(given, list) else []
+    found = [(str(item["id"]), at) for at, item in enumerate(items) if item_kind(item) == "item_reference"]
     if len(found) > MAX_REFERENCES:
         text = f"input holds more than {MAX_REFERENCES} item references; use previous_response_id, or send the items"
         raise RequestError(text, param="input", code="invalid_value")
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """What a request is about: the items before it, its own, and the messages of all."""
-
-    before: list[Item]
-    own: list[Item]
-    messages: list[dict[str, Any]]
+def items_of(given: str | list[dict[str, Any]] | None, response_id: str, found: Answer) -> Iterator[Item]:
+    """Yield the items of a request's input, references resolved."""
+    for item in () if given is None else input_items(given, response_id):
+        yield decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item
 
 
-def conversation_of(request: ResponsePrompt, response_id: str, found: Answer) -> Conversation:
-    """Return a request's conversation, references resolved."""
-    own = input_items("" if request.input is None else request.input, response_id)
-    own = [decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item for item in own]
-    before = [item for turn in found.turns for item in turn_items(*turn)]
-    return Conversation(before=before, own=own, messages=messages_of([*before, *own], request.instructions))
+def items_before(found: Answer) -> Iterator[Item]:
+    """Yield the items of what a request continues."""
+    for turn in found.turns:
+        yield from turn_items(*turn)
+
+
+def written_down(items: Iterable[Item], rows: list[bytes]) -> Iterator[Item]:
+    """Pass items on, and add each to rows as JSON: as such they take a third of the memory."""
+    for item in items:
+        rows.append(encode(item))
+        yield item
+
+
+def joined(rows: list[bytes]) -> bytes:
+    """Return rows of JSON as one list."""
+    return b"[" + b",".join(rows) + b"]"
 
 
 def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, found: Answer) -> Prompts:
@@ -129,14 +138,16 @@ def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, fo
         RequestError: The request cannot be served as it is.
     """
     translate.check(request)
-    talk = conversation_of(request, response_id, found)
+    rows: list[bytes] = []
+    own = written_down(items_of(request.input, response_id, found), rows)
+    messages = messages_of(chain(items_before(found), own), request.instructions)
 
     def attempt(part: Sequence[dict[str, Any]]) -> Prompts:
         with fields_named(translate.NAMES):
             return chat.read_prompt(text, translate.to_chat(request, part, response_id))
 
-    made = fit(attempt, talk.messages) if request.truncation == "auto" else attempt(talk.messages)
-    return Prompts(prompts=made.prompts, tail=made.tail, items=encode(talk.own))
+    made = fit(attempt, messages) if request.truncation == "auto" else attempt(messages)
+    return Prompts(prompts=made.prompts, tail=made.tail, items=joined(rows))
 
 
 def count(text: TextTools, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:
@@ -153,7 +164,8 @@ def count(text: TextTools, request: InputTokensRequest, response_id: str, found:
     """
     asked = as_response(request)
     translate.check(asked)
-    messages = conversation_of(asked, response_id, found).messages
+    items = chain(items_before(found), items_of(asked.input, response_id, found))
+    messages = messages_of(items, asked.instructions)
     with fields_named(translate.NAMES):
         num = prompt_tokens(translate.to_chat(asked, messages, response_id), text)
     return encode(ro.InputTokens(input_tokens=num))

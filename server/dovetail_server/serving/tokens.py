@@ -8,7 +8,6 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server.native.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from dovetail_server.serving.chat import plain_message
 from dovetail_server.serving.params import check_token_ids, same_field
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def strings_of(ids: list[int], text: TextTools) -> list[str]:
 
 def conversation_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
     """Return the ids of a conversation as the model sees it."""
-    messages = [plain_message(message) for message in body.messages or ()]
+    messages = body.messages or []
     text.check_size(messages)
     rendered = text.template.render(
         messages,

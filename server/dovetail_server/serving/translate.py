@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dovetail.errors import RequestError
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.serving.chat import plain_message, template_kwargs, tool_wish
+from dovetail_server.serving.chat import template_kwargs, tool_wish
 
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
@@ -58,10 +58,9 @@ def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
     wish = tool_wish(request, text)
-    messages = [plain_message(message) for message in request.messages]
-    text.check_size(messages)
+    text.check_size(request.messages)
     rendered = text.template.render(
-        messages,
+        request.messages,
         tools=None if wish is None else wish.tools,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
