@@ -253,7 +253,7 @@ def test_errors_are_anthropics(harness: Harness) -> None:
     error = error_of(post(harness, model="nope"), 404)
     assert (error["type"], "served: tiny" in error["message"]) == ("not_found_error", True)
     assert error_of(harness.get("/v1/messages"), 405)["type"] == "invalid_request_error"
-    assert error_of(harness.get("/v1/messages/batches"), 404)["type"] == "not_found_error"
+    assert error_of(harness.get("/v1/messages/nothing"), 404)["type"] == "not_found_error"
     huge = harness.post("/v1/messages", {"x": "y" * harness.settings.max_body_bytes})
     assert error_of(huge, 413)["type"] == "request_too_large"
     assert error_of(harness.post("/v1/messages", data=b"{", headers={"content-type": "application/json"}))["message"]
