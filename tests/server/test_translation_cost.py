@@ -94,7 +94,7 @@ def test_items_become_messages_in_linear_time(name: str) -> None:
     def request(size: int) -> InputTokensRequest:
         return InputTokensRequest.model_validate({"model": "m", "input": ITEMS[name] * size})
 
-    check_linear(lambda body: messages_of(input_items(body.input, "resp_a"), None), request)
+    check_linear(lambda body: messages_of(input_items(list(body.input), "resp_a"), None), request)
 
 
 def test_ten_thousand_users_in_a_row_are_one_message() -> None:
@@ -118,7 +118,7 @@ def test_what_is_said_in_a_row_stays_in_order() -> None:
     assert (messages[1]["content"], messages[1]["reasoning_content"]) == ("bc", "aa")
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["a"]
     items = InputTokensRequest.model_validate({"model": "m", "input": [REASONING] * 3 + [assistant("x")]}).input
-    [turn] = messages_of(input_items(items, "resp_a"), None)
+    [turn] = messages_of(input_items(list(items), "resp_a"), None)
     assert (turn["reasoning_content"], turn["content"]) == (TEXT * 3, "x")
 
 
