@@ -8,13 +8,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec, Markers
+from dovetail.contracts.reasoning import FormatSpec, Markers, ParserRequest
 from dovetail.contracts.tools import ToolFormat
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
@@ -23,6 +24,7 @@ from dovetail.grammar.gate import MAX_ROLLBACK, Gate, make_gate
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.vocabularies import byte_fallback, byte_level
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.output import Folded, make_parser, parse_full
@@ -165,6 +167,36 @@ def test_gate_and_parser_agree_after_every_token(tokenizer: Tokenizer) -> None:
             assert 0 <= gate.reasoning_tokens - parser.reasoning_tokens <= repeated, text
         num_seen += 1
     assert num_seen > 600
+
+
+THINKERS = [entry for entry in entry_points(group="dovetail.reasoning_parsers.v1") if "dovetail_parsers" in entry.value]
+"""The built-in reasoning parsers; `template` declares nothing without a template."""
+
+
+@pytest.mark.parametrize("entry", THINKERS, ids=lambda entry: str(entry.name))
+def test_gate_and_parser_agree_in_every_format(entry: EntryPoint) -> None:
+    """Also beside calls, with the format's own markers as tokens, repeated, in any order, behind any prompt."""
+    spec = entry.load()().spec(BytesTokenizer(), PlainTemplate(), ParserRequest())
+    if spec.messages is not None or spec.reasoning is None:
+        return  # messages: the soups above; Functionary does not think
+    spec = replace(spec, tools=FULL.tools)
+    marks = spec.reasoning
+    others = () if spec.answer is None else (spec.answer.start, spec.answer.end)
+    tokenizer = byte_level((marks.start, marks.end, *others, *spec.dropped, "<tool_call>", "</tool_call>"))
+    opened = marks.start + marks.after_start
+    tails = ["<|a|>", f"<|a|>{opened}", f"<|a|>{opened}{marks.before_end}{marks.end}", f"<|a|>{marks.end}"]
+    soup = [marks.start, marks.end, *others, "<tool_call>", "</tool_call>", "\n", " ", "why 🎉", "{}", "<"]
+    rng = random.Random(entry.name)
+    for _ in range(200):
+        tail = rng.choice(tails)
+        ids = tokenizer.encode("".join(rng.choices(soup, k=rng.randrange(12))), add_special_tokens=False)
+        gate, parser = gate_of(spec, tokenizer, tail), make_parser(spec, tokenizer)
+        parser.prime(tail)
+        for token_id in ids if gate is not None else ():
+            assert gate is not None
+            gate.accept(token_id)
+            parser.feed([token_id])
+            assert gate.in_reasoning == parser.in_reasoning, (tail, tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def test_rollback_restores_what_was(tokenizer: Tokenizer) -> None:

@@ -67,7 +67,7 @@ class FormatParser(Machine):
         self._before_end = "" if keep_markers else self._markers.before_end
         self._tools = spec.tools
         self._answer = spec.answer
-        self._answers = False
+        self._answers = self._answered = False
         self._trailing = (spec.tools.before_start if spec.tools else "") or (
             spec.answer.before_end if spec.answer else ""
         )
@@ -118,6 +118,8 @@ class FormatParser(Machine):
         if role is Role.START:
             return self._take_start(marker)
         if role is Role.END:
+            return self._take_end(marker)
+        if role is Role.ANSWER_END and not self._answers and marker == self._markers.end:
             return self._take_end(marker)
         if role in (Role.ANSWER_START, Role.ANSWER_END):
             return self._take_answer(role)
@@ -170,7 +172,7 @@ class FormatParser(Machine):
         return True
 
     def _take_end(self, marker: str) -> bool:
-        if self._phase is Phase.OPEN and self._lead is None and not self._priming:
+        if self._phase is Phase.OPEN and (self._lead is None or self._answered) and not self._priming:
             return False
         if self._phase is Phase.OUT and not self._unclosed:
             return False
@@ -187,6 +189,7 @@ class FormatParser(Machine):
         if role is Role.ANSWER_END and not self._answers:
             return False
         self._answers = role is Role.ANSWER_START
+        self._answered = not self._priming
         self._skip = self._answer.after_start if self._answers else self._answer.after_end
         self._tail, self._lead = "", self._new_lead()
         return True
