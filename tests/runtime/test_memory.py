@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dovetail.cache.pool import KVCache
-from dovetail.contracts.cache import Window
-from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.cache import CacheTensor, Recurrent, Window
+from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams, Submit
@@ -353,6 +353,14 @@ def test_a_window_has_no_more_pages_than_there_are_tokens() -> None:
     """A small cache has as many pages of each group; then pages of one never lack where the other has some."""
     plan = planned(max_total_tokens=4096, config=WINDOWED_8B)
     assert [group.num_pages for group in plan.groups] == [256, 256]
+
+
+def test_what_no_cache_holds_is_not_planned() -> None:
+    """A state of each request is not sized as if it were one of each token."""
+    state = (CacheTensor("state", (16, 128, 128), "float32"),)
+    layers = (LayerSpec(index=0, reach=Recurrent(64), state=state), *LLAMA_8B.layers[1:])
+    with pytest.raises(ConfigError, match="LlamaForCausalLM needs recurrent state: no cache or attention backend"):
+        planned(config=replace(LLAMA_8B, layers=layers))
 
 
 def test_each_group_has_a_line_in_the_table() -> None:

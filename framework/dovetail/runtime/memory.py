@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
-from dovetail.errors import ConfigError
+from dovetail.contracts.needs import unserved
+from dovetail.errors import ConfigError, ModelError
 from dovetail.runtime.prefill_sizes import Size, sizes
 from dovetail.settings import EngineSettings
 
@@ -269,8 +270,11 @@ def plan_memory(
 
     Raises:
         ConfigError: The model, the KV cache or the context does not fit; with the numbers and the flags to change.
+        ModelError: Its layers need a cache of a kind that there is not.
     """
     check_settings(settings, device.kind)
+    if (reason := unserved(config)) is not None:
+        raise ModelError(reason)
     item = ITEM_BYTES[dtype]
     context, rows = context_len(settings, config), settings.max_running_requests
     tokens = _step_tokens(settings, device.kind, weight_bytes, context)
