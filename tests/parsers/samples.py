@@ -259,6 +259,8 @@ HARMONY = [
     Row("The answer<|return|>", None, "The answer"),
     Row("<|channel|>The answer<|return|>", None, "<|channel|>The answer"),
     Row("<|channel|>final", None, None),
+    Row("<|channel|>final</x>w0w<|channel|>final<|message|>so", None, "final</x>w0wso"),
+    Row("<|channel|>report<|message|>so", None, "so"),
     Row("<|channel|>ana", None, None),
     Row(f"{F}so <|message|> it<|constrain|>", None, "so <|message|> it<|constrain|>"),
     Row(f"{F}so<|end|>\n and more", None, "soand more"),

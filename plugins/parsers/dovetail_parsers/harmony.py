@@ -38,6 +38,7 @@ from dovetail_parsers.messages import Header, Mark, MessagesParser
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"analysis|commentary|final")
 _PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
+_NAME = re.compile(r"[a-z_\-]{1,32}")
 _NAMED = ("<|channel|>", "<|constrain|>")
 _KNOWN = re.compile(r"(?:user|system|developer|tool|assistant|analysis|commentary|final|json|code|xml)+")
 _WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "xml", "to=")
@@ -123,7 +124,8 @@ def _stray(header: str) -> str:
     found = []
     for part in _PART.finditer(header):
         words = [word for word in part[2].split() if not _is_word(word)]
-        if len(words) > (part[1] in _NAMED):
+        is_name = part[1] in _NAMED and len(words) == 1 and _NAME.fullmatch(words[0]) is not None
+        if words and not is_name:
             found.append(part[2])
     return "".join(found)
 
