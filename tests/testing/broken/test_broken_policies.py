@@ -71,7 +71,7 @@ FAULTS = {
     "one of another step": (Invents, "test_returns_whom_it_was_given", "it returned one that was not among them"),
     "never takes some": (Starves, "test_starves_nobody", "requests are never among the first"),
     "keeps a request": (Keeps, "test_keeps_no_requests", "is still held; keep numbers, not requests"),
-    "quadratic": (Quadratic, "test_work_grows_with_the_queue", "operations, 1,000 of them"),
+    "quadratic": (Quadratic, "test_work_grows_with_the_queue", "operations, twice as many"),
 }
 
 
