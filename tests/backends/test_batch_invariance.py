@@ -34,7 +34,7 @@ class World:
         )  # fmt: skip
         self.page, dtype = page, torch.bfloat16
         self.width = -(-max(lens) // page)
-        self.pool = KVCache(config.cache_groups, len(lens) * self.width + 1, page, dtype, CPU)
+        self.pool = KVCache(config.cache_groups, [len(lens) * self.width + 1], page, dtype, CPU)
         self.backend = TorchNativeBackend(config, self.pool, CPU)
         self.layer = AttentionLayer(
             index=0, num_qo_heads=hq, num_kv_heads=hk, head_dim=d, scale=1 / math.sqrt(d), sliding_window=window
