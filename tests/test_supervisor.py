@@ -31,7 +31,7 @@ ALLOWED = {
     "dovetail_server/observers.py": {"Thread": 1},
     # The engine's own thread and processes are watched by their client.
     "dovetail/engine/wire.py": {"Thread": 2},
-    "dovetail/engine/inprocess.py": {"Thread": 1},
+    "dovetail/client/inprocess.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
     "dovetail/grammar/memory.py": {"Timer": 1},
     "dovetail/grammar/queue.py": {"Thread": 1},

@@ -26,10 +26,10 @@ from typing import Any, TypeVar, overload
 from tqdm import tqdm
 
 from dovetail import messages
+from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts.grammar import GrammarBackend
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.engine.inprocess import InProcessClient
 from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.blame import explained
 from dovetail.grammar.fields import NAMES, read_grammar

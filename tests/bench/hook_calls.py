@@ -19,9 +19,9 @@ from typing import Any
 
 import pluggy
 
+from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts import RequestObserver, RequestStart
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.inprocess import InProcessClient
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.processing.plan import plan_plugins

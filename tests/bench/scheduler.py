@@ -12,43 +12,24 @@ import statistics
 import sys
 import time
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.cache.pool import KVCache
-from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
+from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.messages import SamplingParams, Submit
-from dovetail.runtime.device_state import DeviceState
 from dovetail.testing.engine import make_policy
 
 NUM_RUNNING, PAGE_SIZE, NUM_STEPS = 256, 16, 200
-CONFIG = ModelConfig(
-    architecture="None",
-    vocab_size=1000,
-    hidden_size=2,
-    intermediate_size=2,
-    num_layers=1,
-    layers=dense_layers(1, num_qo_heads=1, num_kv_heads=1, head_dim=1),
-    norm_eps=1e-6,
-    hidden_act="silu",
-    max_position_embeddings=4096,
-    tie_word_embeddings=False,
-    rope=RopeConfig(),
-    dtype="float32",
-)
 
 
 class Bench:
     """A scheduler under load."""
 
     def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
-        cpu = torch.device("cpu")
-        pool = KVCache(CONFIG.cache_groups, [num_pages + 1], PAGE_SIZE, torch.float32, cpu)
-        pages = PageBook(pool, DeviceState(rows, 256, cpu), use_tree=True)
+        pages = PageBook(DeviceRows(rows), page_size=PAGE_SIZE, num_pages=[num_pages])
         self.scheduler = Scheduler(
             pages, make_policy(policy), Limits(max_running_requests=rows, max_prefill_tokens=8192)
         )
@@ -74,7 +55,6 @@ class Bench:
         self.scheduler.landed(plan)
         self.scheduler.counted(plan)
         for request in plan.decode + [chunk.request for chunk in plan.chunks if chunk.samples]:
-            request.sample.num_output += 1
             request.take(1)
         return took
 

@@ -25,7 +25,7 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.engine.core import EngineCore
 from dovetail.layers.ops import reference, skinny
 from dovetail.layers.ops.skinny import Tile
-from dovetail.runtime.graphs import Key
+from dovetail.messages.step import DecodeGraph
 from dovetail.runtime.hf_config import read_config
 from dovetail.testing.engine import make_core
 from dovetail_models.llama import Llama
@@ -125,11 +125,11 @@ def works(site: Site, rows: int, tile: Tile) -> bool:
 
 def step_us(core: EngineCore, rows: int) -> float:
     """Median of a captured decode step of so many rows that have no tokens yet."""
-    graphs = core.stepper._graphs
+    graphs = core.executor.stepper._graphs
     if graphs is None:
         raise RuntimeError("no graphs")
     with torch.inference_mode():
-        graph = graphs.decode._capture(Key(rows)).graph
+        graph = graphs.decode._capture(DecodeGraph(rows)).graph
     times = []
     for _ in range(7):
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
@@ -188,7 +188,7 @@ def main() -> int:
         core = make_core(Path(folder), **settings)
     print(f"{args.folder.name}, {NUM_LAYERS} layers")
     for rows in args.rows:
-        for site in sites(core.runner.config):
+        for site in sites(core.executor.runner.config):
             print(rows, tune(core, site, rows, args.most), flush=True)
     core.close()
     return 0

@@ -55,9 +55,8 @@ class Books:
         self.spoilt: set[tuple[int, int]] = set()
         self.broken: dict[int, set[Request]] = {}
         self.num_broken = self.num_emitted = 0
-        pool = self.world.pages._pool
         self.contents: dict[tuple[int, int], dict[int, int]] = {}
-        pool.scrub = self.scrub
+        self.world.pages.rows.scrub = self.scrub
         self.tables: list[dict[tuple[int, int], int]] = [{} for _ in self.reaches]
 
     def scrub(self, group: int, pages: list[int]) -> None:
@@ -83,8 +82,6 @@ class Books:
             self.flush_tables()
             self.write(plan, breaks)
             scheduler.launched(plan)
-            for request in plan.requests:
-                request.sample.num_output += request.on_device
             world.flying.append(plan)
         while len(world.flying) > (world.depth if plan.requests else 0):
             self.read(world.flying.pop(0))
@@ -92,14 +89,13 @@ class Books:
 
     def flush_tables(self) -> None:
         """Send page table entries, as the device gets them: cleared rows first."""
-        state = self.world.pages._state
-        for g, table in enumerate(self.tables):
-            for row, column in [place for place in table if place[0] in state._released]:
-                del table[row, column]
-            for row, changed in state._pages[g].items():
-                table |= {(row, column): page for column, page in changed.items()}
-            state._pages[g].clear()
-        state._released.clear()
+        changes = self.world.pages.rows.drain()
+        cleared = set(changes.cleared.tolist())
+        for table in self.tables:
+            for place in [place for place in table if place[0] in cleared]:
+                del table[place]
+        for group, row, column, page in changes.tables.T.tolist():
+            self.tables[group][row, column] = page
 
     def write(self, plan: StepPlan, breaks: bool) -> None:
         """Compute, as the device does: reads and writes pages in order; one request may go wrong by itself."""

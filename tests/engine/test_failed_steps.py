@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.recovery import failure_of
 from dovetail.engine.request import StepPlan
+from dovetail.executor.local import step_error
 from dovetail.grammar.constraint import Constraint
 from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
@@ -105,7 +105,7 @@ def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplingParams]], *
     assert not core.has_work
     assert core.pages.num_used == 0
     assert core.pages.is_exact([])
-    assert core.runner.state.num_free == 12
+    assert core.rows.num_free == 12
     return tokens, finishes
 
 
@@ -132,14 +132,14 @@ def undisturbed(model: Path) -> Any:
 
 def places(core: EngineCore) -> dict[str, tuple[Any, str]]:
     """Where a step can fail."""
-    model = core.runner.model
+    model = core.executor.runner.model
     return {
-        "launch": (core.stepper, "launch"),
+        "launch": (core.executor.stepper, "launch"),
         "forward": (model, "forward"),
-        "middle of forward": (core.runner.attention, "forward_extend"),
+        "middle of forward": (core.executor.runner.attention, "forward_extend"),
         "lm_head": (model.lm_head, "forward"),
-        "sampling": (core.stepper, "_sample"),
-        "read": (core.stepper, "read"),
+        "sampling": (core.executor.stepper, "_sample"),
+        "read": (core.executor.stepper, "read"),
     }
 
 
@@ -174,7 +174,7 @@ def test_chunks_shrink_until_the_step_fits(model: Path, overlap: bool, caplog: p
     """Steps of more than 10 tokens do not fit: prompts go on in smaller chunks, all are served, and it is said."""
     want = undisturbed(model)
     core = start(model, overlap)
-    too_large = Failing(core.runner.model, "forward", out_of_memory, lambda ids, batch: len(ids) > 10)
+    too_large = Failing(core.executor.runner.model, "forward", out_of_memory, lambda ids, batch: len(ids) > 10)
     with caplog.at_level(logging.WARNING, "dovetail"):
         found = serve(core, mixed())
     assert found == want
@@ -187,7 +187,7 @@ def test_fewer_requests_take_part_where_small_chunks_do_not_help(model: Path, ov
     """Steps of more than two requests do not fit: all are served, two at a time."""
     want = undisturbed(model)
     core = start(model, overlap)
-    Failing(core.runner.model, "forward", out_of_memory, lambda ids, batch: batch.num_requests > 2)
+    Failing(core.executor.runner.model, "forward", out_of_memory, lambda ids, batch: batch.num_requests > 2)
     assert serve(core, mixed()) == want
 
 
@@ -199,7 +199,7 @@ def test_larger_steps_come_back(model: Path, overlap: bool, monkeypatch: pytest.
     asked, seen = core.scheduler.limits, []
     schedule = core.scheduler.schedule
     monkeypatch.setattr(core.scheduler, "schedule", lambda: (seen.append(core.scheduler.limits), schedule())[1])
-    Failing(core.stepper, "launch", out_of_memory, calls(2, 3, 4))
+    Failing(core.executor.stepper, "launch", out_of_memory, calls(2, 3, 4))
     serve(core, mixed(20))
     assert min(limits.max_prefill_tokens for limits in seen) == asked.max_prefill_tokens // 4
     assert core.scheduler.limits == asked
@@ -212,7 +212,7 @@ def test_a_request_that_fits_in_no_step_ends_alone(model: Path, overlap: bool) -
     want, _ = undisturbed(model)
     loads[4] = ([*loads[4][0], MARK], loads[4][1])
     core = start(model, overlap)
-    Failing(core.runner.model, "forward", out_of_memory, lambda ids, batch: bool((ids == MARK).any()))
+    Failing(core.executor.runner.model, "forward", out_of_memory, lambda ids, batch: bool((ids == MARK).any()))
     tokens, finishes = serve(core, loads)
     assert (finishes[4].reason, finishes[4].code) == ("abort", OUT_OF_MEMORY)
     assert "again later" in finishes[4].message
@@ -228,7 +228,7 @@ def test_who_makes_a_plugin_raise_ends_alone(model: Path, overlap: bool, culprit
     for i in culprits:
         loads[i] = ([*loads[i][0], MARK], loads[i][1])
     core = start(model, overlap)
-    failing = Failing(core.runner.model, "forward", a_bug, lambda ids, batch: bool((ids == MARK).any()))
+    failing = Failing(core.executor.runner.model, "forward", a_bug, lambda ids, batch: bool((ids == MARK).any()))
     tokens, finishes = serve(core, loads)
     for i in range(len(loads)):
         if i in culprits:
@@ -243,7 +243,7 @@ def test_a_plugin_that_always_raises_ends_every_request_and_not_the_engine(model
     """Each ends once, in a bounded number of steps; then the engine serves again."""
     core = start(model, True)
     broken = True
-    failing = Failing(core.runner.model, "forward", a_bug, lambda ids, batch: broken)
+    failing = Failing(core.executor.runner.model, "forward", a_bug, lambda ids, batch: broken)
     _, finishes = serve(core, mixed())
     assert {finish.reason for finish in finishes.values()} == {"abort"}
     assert failing.num <= 3 * 9
@@ -311,7 +311,7 @@ def test_a_lost_device_is_fatal(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal memory access") as raised:
-        failure_of(error, torch.device("cuda"))
+        step_error(error, torch.device("cuda"))
     assert raised.value is error
 
 
@@ -320,7 +320,7 @@ def test_a_fault_and_a_lack_of_memory_at_once(model: Path) -> None:
     loads = mixed()
     want, _ = undisturbed(model)
     core = start(model, True)
-    forward, spoilt, failed = core.runner.model.forward, 0, 0
+    forward, spoilt, failed = core.executor.runner.model.forward, 0, 0
 
     def both(ids: Tensor, batch: Any) -> Tensor:
         nonlocal spoilt, failed
@@ -332,7 +332,7 @@ def test_a_fault_and_a_lack_of_memory_at_once(model: Path) -> None:
             spoilt, hidden[0] = 1, float("nan")
         return hidden
 
-    core.runner.model.forward = both
+    core.executor.runner.model.forward = both
     tokens, finishes = serve(core, loads)
     assert (spoilt, failed) == (1, 1)
     ended = [i for i, finish in finishes.items() if finish.reason == "abort"]
@@ -345,8 +345,8 @@ def test_plans_say_what_they_write(model: Path) -> None:
     core = start(model, False)
     core.handle(Submit(rid="", handle=1, prompt_ids=[1] * 9, params=SamplingParams(max_tokens=3, ignore_eos=True)))
     plans: list[StepPlan] = []
-    launch = core.stepper.launch
-    core.stepper.launch = lambda plan: (plans.append(plan), launch(plan))[1]  # type: ignore[method-assign]
+    launched = core.scheduler.launched
+    core.scheduler.launched = lambda plan: (plans.append(plan), launched(plan))[1]  # type: ignore[method-assign]
     while core.has_work:
         core.step()
     assert [(plan.number, [start for _, _, start in plan.writes]) for plan in plans] == [(1, [0]), (2, [9]), (3, [10])]

@@ -45,9 +45,10 @@ class Poisoned:
     """
 
     def __init__(self, core: EngineCore, picks: Callable[[Tensor, ForwardBatch], Tensor], times: int = 1) -> None:
-        self.model, self.pool, self.picks, self.left = core.runner.model, core.runner.pool, picks, times
-        self.layers = core.runner.config.num_layers
-        core.stepper._model = self
+        runner = core.executor.runner
+        self.model, self.pool, self.picks, self.left = runner.model, runner.pool, picks, times
+        self.layers = core.executor.runner.config.num_layers
+        core.executor.stepper._model = self
         self.lm_head = self.model.lm_head
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
@@ -110,8 +111,10 @@ class Run:
         assert not self.core.has_work
         assert self.core.pages.num_used == 0
         assert self.core.pages.is_exact([])
-        for layer in range(self.core.runner.config.num_layers):
-            assert torch.isfinite(self.core.runner.pool.layer(layer)).all(), "a page holds what is not finite"
+        runner = self.core.executor.runner
+        runner.pool.scrub(0, [page for _, page in self.core.rows.to_scrub])  # as the next step would, before all else
+        for layer in range(runner.config.num_layers):
+            assert torch.isfinite(runner.pool.layer(layer)).all(), "a page holds what is not finite"
 
     @property
     def ended(self) -> list[int]:

@@ -129,13 +129,13 @@ def test_a_client_hears_who_takes_part_before_the_step(core: EngineCore, monkeyp
     """Requests are announced once, before the first step that they are part of, those with grammars on arrival."""
     order: list[Any] = []
     monkeypatch.setattr(core, "tell", lambda message: order.append(message))
-    launch = core.stepper.launch
+    launch = core.executor.stepper.launch
 
     def noted(plan: Any) -> Any:
         order.append("step")
         return launch(plan)
 
-    monkeypatch.setattr(core.stepper, "launch", noted)
+    monkeypatch.setattr(core.executor.stepper, "launch", noted)
     run(core, *(msgspec.structs.replace(submit_of(way), handle=i) for i, way in enumerate(["greedy", "grammar"], 1)))
     told = [each for each in order if each != "step"]
     assert told == [Admitted([2]), Admitted([1])]

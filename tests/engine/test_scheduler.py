@@ -5,40 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.cache.pool import KVCache
-from dovetail.contracts.cache import FULL, Chunk, Reach, Window, cache_groups
-from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.cache import FULL, Chunk, Reach, Window
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
+from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
-from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.memory import floor_pages, seen_pages
 from dovetail.testing.engine import make_policy
-
-CONFIG = ModelConfig(
-    architecture="Test",
-    vocab_size=100,
-    hidden_size=2,
-    intermediate_size=2,
-    num_layers=1,
-    layers=dense_layers(1, num_qo_heads=1, num_kv_heads=1, head_dim=1),
-    norm_eps=1e-6,
-    hidden_act="silu",
-    max_position_embeddings=1000,
-    tie_word_embeddings=False,
-    rope=RopeConfig(),
-    dtype="float32",
-)
-
 
 POLICIES = ("fcfs", "lof", "lpm", "priority")
 
@@ -55,16 +35,12 @@ class World:
         reaches: Sequence[Reach] = (FULL,),
         **limits: int,
     ) -> None:
-        cpu = torch.device("cpu")
         most, prefill = limits.get("max_running_requests", 8), limits.get("max_prefill_tokens", 32)
-        groups = cache_groups([replace(CONFIG.layers[0], index=i, reach=reach) for i, reach in enumerate(reaches)])
-        sizes = [num_pages + 1]
-        for group in groups[1:]:
-            assert isinstance(group.reach, Window | Chunk)
-            least = floor_pages(seen_pages(group.reach, page_size), most, prefill, page_size)
-            sizes.append(min(num_pages, least) + 1)
-        pool = KVCache(groups, sizes, page_size, torch.float32, cpu)
-        self.pages = PageBook(pool, DeviceState(most, num_pages, cpu, len(groups)), use_tree=True)
+        sizes = [num_pages]
+        for reach in reaches[1:]:
+            assert isinstance(reach, Window | Chunk)
+            sizes.append(min(num_pages, floor_pages(seen_pages(reach, page_size), most, prefill, page_size)))
+        self.pages = PageBook(DeviceRows(most), page_size=page_size, num_pages=sizes, reaches=reaches)
         step = Limits(max_running_requests=most, max_prefill_tokens=prefill)
         self.now = 100.0
         self.scheduler = Scheduler(self.pages, make_policy(policy), step, Background(lambda: self.now))
@@ -88,8 +64,6 @@ class World:
         if plan.requests:
             self.scheduler.launching(plan)
             self.scheduler.launched(plan)
-            for request in plan.requests:
-                request.sample.num_output += request.on_device
             self.flying.append(plan)
         while len(self.flying) > (self.depth if plan.requests else 0):
             self._settle(self.flying.pop(0))

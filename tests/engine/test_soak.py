@@ -117,7 +117,7 @@ def stage_of(request: Request) -> str:
         return "retracted" if request.num_retractions else "waiting"
     if not request.on_device:
         return "prefill"
-    return "constrained" if request.sample.constraint is not None else "decode"
+    return "constrained" if request.constraint is not None else "decode"
 
 
 @pytest.mark.timeout(3600)
@@ -145,7 +145,7 @@ def test_random_loads_with_aborts_at_every_stage_hold_nothing_in_the_end(overlap
     probes = [rid for rid in soak.finishes if rid.startswith("probe")]
     assert {len(found) for found in soak.finishes.values()} == {1}
     assert len({tuple(soak.tokens[rid]) for rid in probes}) == 1
-    assert (core.pages.num_used, core.runner.state.num_free) == (0, 12)
+    assert (core.pages.num_used, core.rows.num_free) == (0, 12)
     assert core.grammars is not None
     assert not core.grammars.is_waiting
     core.pages.flush()
@@ -186,15 +186,15 @@ def test_pages_that_nobody_owns_never_reach_a_result(
     core = make_core(folder, **small)
     take = PageBook._take
 
-    def take_and_wipe(book: PageBook, num: int) -> list[int]:
-        pages = take(book, num)
-        core.runner.pool.scrub(pages)
+    def take_and_wipe(book: PageBook, group: int, num: int) -> list[int]:
+        pages = take(book, group, num)
+        core.executor.runner.pool.scrub(group, pages)
         return pages
 
     def poison() -> None:
         free = list(core.pages.allocator.free_pages)
-        for index in range(core.runner.config.num_layers):
-            core.runner.pool.layer(index)[free] = math.nan
+        for index in range(core.executor.runner.config.num_layers):
+            core.executor.runner.pool.layer(index)[free] = math.nan
 
     monkeypatch.setattr(PageBook, "_take", take_and_wipe)
     poison()

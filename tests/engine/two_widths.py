@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dovetail.client import launch
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
@@ -50,7 +51,7 @@ def make_engine(folder: Path, files: Sequence[Path] = (), **changes: Any) -> Eng
         schedule_policy=settings.schedule_policy,
         device=settings.device,
     )
-    return EngineCore(settings, load(plan, "engine"))
+    return launch.make_engine(settings, load(plan, "engine"))
 
 
 def run(core: EngineCore, prompts: Sequence[Sequence[int]], num_new: int) -> list[list[int]]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dovetail.messages import SamplingParams
-from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
+from dovetail.messages.step import DecodeGraph, Ints
+from dovetail.runtime.graphs import Captured, DecodeGraphs
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail.testing.engine import generate, tokens
@@ -152,7 +153,7 @@ def test_greedy_tokens_behind_common_prefixes(
     used: list[bool] = []
     run = DecodeGraphs.run
 
-    def noting(self: DecodeGraphs, rows: list[int], key: Key) -> Captured:
+    def noting(self: DecodeGraphs, rows: Ints, key: DecodeGraph) -> Captured:
         used.append(key.shares)
         return run(self, rows, key)
 

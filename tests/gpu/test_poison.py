@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 def embedding(core: EngineCore) -> torch.Tensor:
     """The row of `MARK`."""
-    weights = [p for name, p in core.runner.model.named_parameters() if "embed" in name]  # type: ignore[attr-defined]
+    weights = [p for name, p in core.executor.runner.model.named_parameters() if "embed" in name]  # type: ignore[attr-defined]
     row: torch.Tensor = weights[0].data[MARK]
     return row
 
@@ -66,8 +66,9 @@ def test_a_token_that_is_not_finite_ends_its_request_alone(changes: dict[str, An
             core.handle(Submit(rid="", handle=handle, prompt_ids=[*prompt, handle], params=GREEDY))
         step(core, found, ends)
         assert not core.has_work
-        for layer in range(core.runner.config.num_layers):
-            assert torch.isfinite(core.runner.pool.layer(layer)).all()
+        runner = core.executor.runner
+        for layer in range(runner.config.num_layers):
+            assert torch.isfinite(runner.pool.layer(layer)).all()
         core.close()
     assert "not finite" in (finishes[1][1].message or "")
     assert not tokens[1][1]

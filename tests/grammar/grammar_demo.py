@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.inprocess import InProcessClient
 from dovetail.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings

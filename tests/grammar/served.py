@@ -8,7 +8,7 @@ from typing import Any
 
 import requests
 
-from dovetail.engine.inprocess import InProcessClient
+from dovetail.client.inprocess import InProcessClient
 from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
 from dovetail_server import preflight, run

@@ -82,7 +82,7 @@ def test_a_grammar_that_is_ready_in_time_costs_no_step(
 ) -> None:
     """The prompt's last token is computed with the others: the first token comes as soon as without a grammar."""
     late = Late(core, monkeypatch)
-    launch: Callable[..., Any] = core.stepper.launch
+    launch: Callable[..., Any] = core.executor.stepper.launch
 
     def compiled_meanwhile(plan: Any) -> Any:
         launched = launch(plan)
@@ -90,7 +90,7 @@ def test_a_grammar_that_is_ready_in_time_costs_no_step(
             ticket.fill(known.outcome)
         return launched
 
-    monkeypatch.setattr(core.stepper, "launch", compiled_meanwhile)
+    monkeypatch.setattr(core.executor.stepper, "launch", compiled_meanwhile)
     submit(core, "g", 16)
     submit(core, "f", 16, free=True)
     found: dict[str, list[int]] = {}
@@ -132,7 +132,7 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
 ) -> None:
     """Refused while the prompt's step is under way: the request ends with the reason, its neighbour goes on."""
     late = Late(core, monkeypatch)
-    launch: Callable[..., Any] = core.stepper.launch
+    launch: Callable[..., Any] = core.executor.stepper.launch
 
     def refused_meanwhile(plan: Any) -> Any:
         launched = launch(plan)
@@ -140,7 +140,7 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
             ticket.fill(Refused("no such thing", "invalid_grammar"))
         return launched
 
-    monkeypatch.setattr(core.stepper, "launch", refused_meanwhile)
+    monkeypatch.setattr(core.executor.stepper, "launch", refused_meanwhile)
     submit(core, "g", 16)
     submit(core, "f", 16, free=True)
     deltas: list[TokenDelta] = []

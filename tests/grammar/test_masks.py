@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import Vocabulary
+from dovetail.grammar.bitmask import fill_masks
 from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
 from dovetail.grammar.gate import make_gate
-from dovetail.grammar.mask_ops import apply_mask_cpu, apply_mask_reference
-from dovetail.grammar.masks import MaskBuffer
-from dovetail.messages import MarkedThinking, Marker, SamplingParams
-from dovetail.runtime.sampler import SampleRow, sample
+from dovetail.messages import MarkedThinking, Marker
+from dovetail.runtime.mask_ops import apply_mask_cpu, apply_mask_reference
+from dovetail.runtime.masks import MaskBuffer
 
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]
 
 KERNEL = """
 import torch
-from dovetail.grammar.mask_ops import apply_mask_reference
-from dovetail.grammar.mask_triton import apply_mask_triton
+from dovetail.runtime.mask_ops import apply_mask_reference
+from dovetail.runtime.mask_triton import apply_mask_triton
 torch.manual_seed(0)
 for size in (1, 33, 100, 4097, 9000):
     logits = torch.randn(5, size)
@@ -77,7 +77,7 @@ def test_the_triton_kernel_equals_the_reference() -> None:
 @pytest.mark.gpu
 def test_the_triton_kernel_on_a_device() -> None:
     """As above, on CUDA, with a vocabulary of real size and many rows."""
-    from dovetail.grammar.mask_triton import apply_mask_triton
+    from dovetail.runtime.mask_triton import apply_mask_triton
 
     logits = torch.randn(64, 151_937, device="cuda")
     mask = torch.randint(-(2**31), 2**31, (64, 4749), dtype=torch.int64, device="cuda").to(torch.int32)
@@ -149,56 +149,13 @@ def test_masks_of_a_step_are_packed(small: Vocabulary, sets: TokenSets) -> None:
     free = Constraint(
         sets, make_gate(MarkedThinking(state="in", start=START, end=END), small.tokens, constrained=False), None
     )
-    mask = buffer.fill([None, free, forced, None], [False] * 4)
+    mask_of, _ = fill_masks([None, free, forced, None], [False] * 4, buffer.lend)
+    assert mask_of.tolist() == [-1, -1, 0, -1]
+    mask = buffer.mask_of(mask_of)
     assert mask is not None
     assert mask.rows.tolist() == [2]
     assert ids_of(mask.words[0].numpy()) == [365]
-    assert buffer.fill([None, free], [False, False]) is None
-    many = buffer.fill([forced] * 40, [False] * 40)
+    assert buffer.mask_of(fill_masks([None, free], [False, False], buffer.lend)[0]) is None
+    many = buffer.mask_of(fill_masks([forced] * 40, [False] * 40, buffer.lend)[0])
     assert many is not None
     assert many.words.shape == (40, small.mask_words)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_found_behind_a_mask(
-    small: Vocabulary, sets: TokenSets, dtype: torch.dtype, bad: float
-) -> None:
-    """Also where the mask bans the token; a mask that bans everything finite is no fault of the model."""
-    end = Marker("</think>", (365,))
-    thinking = MarkedThinking(state="in", start=START, end=end, budget=0)
-    params = SamplingParams(max_tokens=5, temperature=0.0)
-    rows = [
-        SampleRow(
-            params, 1, (), constraint=Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None)
-        )
-        for _ in range(3)
-    ]
-    logits = torch.zeros(3, small.size).to(dtype)
-    logits[0, 7] = bad
-    logits[1, 365] = float("-inf")
-    sampled = sample(logits, rows, MaskBuffer(small.mask_words, torch.device("cpu")))
-    assert sampled.broken.tolist() == [True, False, False]
-    assert sampled.ids[2] == 365
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_sampling_leaves_the_logits_alone(
-    small: Vocabulary, sets: TokenSets, dtype: torch.dtype, logprobs: int | None
-) -> None:
-    """Masks are applied to a copy: the caller's logits stay, and log probabilities are those before the mask."""
-    thinking = MarkedThinking(state="in", start=START, end=END, budget=0)
-    constraint = Constraint(sets, make_gate(thinking, small.tokens, constrained=False), None)
-    params = SamplingParams(max_tokens=5, temperature=0.0, logprobs=logprobs)
-    rows = [SampleRow(params, 1, (), constraint=constraint), SampleRow(params, 1, ())]
-    torch.manual_seed(3)
-    logits = torch.randn(2, small.size).to(dtype)
-    before = logits.clone()
-    sampled = sample(logits, rows, MaskBuffer(small.mask_words, torch.device("cpu")))
-    assert torch.equal(logits, before)
-    assert sampled.ids.tolist() == [END.ids[0], int(before[1].float().argmax())]
-    if logprobs is not None:
-        assert sampled.logprobs is not None
-        wanted = before[0].float().log_softmax(dim=-1)[END.ids[0]].item()
-        assert sampled.logprobs.read()[0].logprob == pytest.approx(wanted)

@@ -8,7 +8,7 @@ seconds a step there. What is not here: streams, and what goes wrong only becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +20,18 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool
 from dovetail.contracts.model import ModelConfig
 from dovetail.engine.core import EngineCore
+from dovetail.executor.local import LocalExecutor
+from dovetail.messages.step import PrefillGraph
+from dovetail.plugins import load
 from dovetail.runtime import draw_triton, graphs, prefill_graphs, step_triton
 from dovetail.runtime.draw import DrawParams
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.prefill_graphs import PrefillGraphs
-from dovetail.runtime.prefill_sizes import Size
 from dovetail.runtime.stepper import StepGraphs
-from dovetail.testing.engine import make_core
+from dovetail.testing.engine import make_plans
 
-SIZES = [Size(8, 1), Size(16, 1), Size(24, 5), Size(40, 5)]
+SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
 
 
 class PlainAttention(AttentionBackend):
@@ -144,22 +146,38 @@ def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **
 
     Every graph is captured: decode buckets up to `max_running_requests`, prefills of `SIZES`.
     """
-    core = make_core(folder, **settings)
-    made, pool = core.runner, FakePool(torch.device("cpu"))
-    backends = [PlainAttention] * len(made.pool.pools)
-    made.attention = make_attention(backends, made.config, made.pool, made.state.page_tables, made.device)
-    core.stepper._attention = made.attention
-    parts = (made.model, made.attention, made.state, made.pool.page_size)
+    settings, plan = make_plans(folder, **settings)
+    plugins = load(plan, "engine")
+    executor = LocalExecutor(settings, plugins)
+    runner = executor.runner
+    backends = [PlainAttention] * len(runner.pool.pools)
+    runner.attention = make_attention(backends, runner.config, runner.pool, runner.state.page_tables, runner.device)
+    executor.stepper._attention = runner.attention
+    add_graphs(executor, prefill=prefill, decode=decode)
+    return EngineCore(settings, plugins, executor)
+
+
+def add_graphs(
+    executor: LocalExecutor,
+    *,
+    sizes: Sequence[PrefillGraph] = SIZES,
+    max_requests: int | None = None,
+    prefill: bool = True,
+    decode: bool = True,
+) -> FakePool:
+    """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it."""
+    runner, pool = executor.runner, FakePool(torch.device("cpu"))
+    parts: Any = (runner.model, runner.attention, runner.state)
+    num = runner.state.spare_row if max_requests is None else max_requests
     with torch.inference_mode():
-        decodes = DecodeGraphs(*parts, settings["max_running_requests"], pool)  # type: ignore[arg-type]
-        prefills = PrefillGraphs(*parts, SIZES, pool)  # type: ignore[arg-type]
-        made.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
+        decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool)
+        prefills = PrefillGraphs(*parts, sizes, pool)
+        runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
         while decode and decodes.num_left:
             decodes.run_next()
         while prefill and prefills.num_left:
             prefills.run_next()
     if not decode:
-        decodes._captured.clear()
-        decodes._keys.clear()
-    core.stepper._graphs = StepGraphs(decode=decodes, prefill=prefills if prefill else None)
-    return core
+        decodes.keys.clear()
+    executor.stepper._graphs = runner.graphs = StepGraphs(decode=decodes, prefill=prefills if prefill else None)
+    return pool

@@ -104,7 +104,7 @@ class Desk:
             if self.patience:
                 self.open.append([request, self.patience])
             else:
-                request.sample.constraint = Thirds()  # type: ignore[assignment]
+                request.constraint = Thirds()  # type: ignore[assignment]
 
     def decide(self) -> list[tuple[Request, Finish]]:
         """As the desk's."""
@@ -112,7 +112,7 @@ class Desk:
             entry[1] -= 1
             if entry[1] == 0:
                 entry[0].undecided = False
-                entry[0].sample.constraint = Thirds()
+                entry[0].constraint = Thirds()
         self.open = [entry for entry in self.open if entry[1] > 0]
         return []
 
@@ -186,8 +186,8 @@ def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: 
 
 def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
     """Decode buckets and prefill sizes that were replayed, and how often draws were."""
-    graphs: Any = core.stepper._graphs
-    buckets = {key.bucket for key, done in graphs.decode._captured.items() if done.graph.num_replays}
+    graphs: Any = core.executor.stepper._graphs
+    buckets = {key.rows for key, done in graphs.decode._captured.items() if done.graph.num_replays}
     prefills = () if graphs.prefill is None else graphs.prefill._captured.items()
     draws = sum(done.draw.graph.num_replays for done in graphs.decode._captured.values() if done.draw is not None)
     return buckets, {size for size, done in prefills if done.graph.num_replays}, draws
@@ -254,7 +254,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     want = serve(make(overlap), [(prompt, params, False) for prompt in prompts])
     core = make(overlap)
-    pool, forward, spoilt = core.runner.pool, core.runner.model.forward, []
+    pool, forward, spoilt = core.executor.runner.pool, core.executor.runner.model.forward, []
 
     def spoil(ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         hidden: torch.Tensor = forward(ids, batch)
@@ -266,7 +266,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
             pool.layer(0)[slot // 4, :, slot % 4] = math.nan
         return hidden
 
-    core.runner.model.forward = spoil
+    core.executor.runner.model.forward = spoil
     ends: dict[int, Finish] = {}
     tokens: list[list[int]] = [[] for _ in prompts]
     for handle, prompt in enumerate(prompts):
@@ -282,8 +282,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     assert [t for i, t in enumerate(tokens) if i not in bad] == [t for i, (t, _, _) in enumerate(want) if i not in bad]
     assert tokens[bad[0]] == want[bad[0]][0][: len(tokens[bad[0]])]
     assert core.pages.is_exact([])
-    with torch.inference_mode():
-        core.stepper._state.flush()
+    pool.scrub(0, [page for _, page in core.rows.to_scrub])  # as the next step would
     assert torch.isfinite(pool.layer(0)).all()
 
 
@@ -297,7 +296,7 @@ def test_replayed_steps_of_two_groups_give_what_eager_steps_give(
     want = serve(make_core(folder, **SETTINGS), asked)
     use_triton(monkeypatch)
     core = make_captured(folder, overlap_on_cpu=True, **SETTINGS)
-    assert [len(pool._layers) for pool in core.runner.pool.pools] == [1, 1]
+    assert [len(pool._layers) for pool in core.executor.runner.pool.pools] == [1, 1]
     assert serve(core, asked) == want
     buckets, prefills, _ = replays(core)
     assert len(buckets) > 1

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dovetail.messages import SamplingParams
+from dovetail.messages.step import Admit
 from dovetail.runtime import draw, draw_triton
 from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.row_params import RowParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -37,9 +39,18 @@ FILTERS = [
 ]
 
 
+def drawn_by(rows: list[SamplingParams], seeds: list[int], positions: list[int], device: torch.device) -> DrawParams:
+    """As in an engine: admitted to device rows, and gathered from there."""
+    made = RowParams(len(rows), device)
+    for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
+        made.admit(Admit(i, seed, 0, row))
+    made.flush()
+    return made.draw_params(torch.arange(len(rows), device=device), torch.tensor(positions, device=device))
+
+
 def params(rows: list[SamplingParams], seed: int) -> DrawParams:
     """Parameters of rows, each with a seed of its own."""
-    return DrawParams.of(rows, [seed + i for i in range(len(rows))], [3] * len(rows), DEVICE)
+    return drawn_by(rows, [seed + i for i in range(len(rows))], [3] * len(rows), DEVICE)
 
 
 def by_sorting(logits: Tensor, p: DrawParams) -> Tensor:
@@ -114,7 +125,7 @@ def test_equal_tokens_on_the_edge_are_kept_by_id(filters: dict[str, float]) -> N
     logits = torch.zeros(40, 30)
     logits[:, 20:] = 1.0
     rows = [sampling(temperature=1.0, **filters)] * 40
-    p = DrawParams.of(rows, list(range(40)), [1] * 40, torch.device("cpu"))
+    p = drawn_by(rows, list(range(40)), [1] * 40, torch.device("cpu"))
     scores = draw.scaled(logits, p.temperature)
     want = draw.draw_filtered(scores, p, 30)[0]
     assert torch.equal(draw.draw_short(scores, p, 7), want)

@@ -1,126 +1,112 @@
-"""Which decode graph serves a batch, and when graphs are captured. Replaying them is tested on a GPU."""
+"""Which decode graphs there are, and in which order they are captured. Who is served by which: the engine chooses."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from fake_graphs import FakePool
 
+from dovetail.messages import SamplingParams
+from dovetail.messages.step import Admit, DecodeGraph
 from dovetail.runtime import graphs as graphs_module
-from dovetail.runtime.graphs import FIRST, PATIENCE, DecodeGraphs, Key
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.graphs import FIRST, DecodeGraphs
+
+CPU = torch.device("cpu")
+
+
+def make(prefix_group: int = 4, rows: int = 100) -> Any:
+    """Graphs of a backend that is not there."""
+    return DecodeGraphs(Mock(), Mock(prefix_group=prefix_group), Mock(), 16, rows, Mock())
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Graphs of up to 100 requests whose capturing is noted only."""
 
-    def capture(self: Any, key: Key) -> object:
+    def capture(self: Any, key: DecodeGraph) -> object:
         return self._captured.setdefault(key, Mock())
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
-    made = DecodeGraphs(Mock(), Mock(prefix_group=4), Mock(), 16, 100, Mock())
+    made = make()
     made.capture_first()
     return made
 
 
-def test_the_smallest_captured_bucket_serves_a_batch(graphs: Any) -> None:
-    """Captured sizes are served at once; beyond the largest bucket nothing is replayed."""
-    graphs._capture(Key(4))
-    assert [graphs.bucket_for(n) for n in (1, 2, 3, *FIRST)] == [1, 4, 4, *FIRST]
-    assert graphs.bucket_for(97) is None
-
-
-def test_a_missing_bucket_is_stood_in_for_until_it_is_worth_capturing(graphs: Any) -> None:
-    """Without its graph a batch runs eagerly, or in a larger one; after enough such steps the graph is captured."""
-    assert graphs.bucket_for(12) is None
-    graphs._capture(Key(24))
-    assert [graphs.bucket_for(12) for _ in range(PATIENCE - 1)] == [24] * (PATIENCE - 1)
-    assert graphs.bucket_for(12) == 12
-
-
-def test_a_bucket_without_memory_is_not_tried_again(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its batches run eagerly, or in a larger graph; the failure is no failure of the step."""
-    tries: list[Key] = []
-
-    def capture(self: Any, key: Key) -> None:
-        tries.append(key)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
-    assert [graphs.bucket_for(12) for _ in range(3 * PATIENCE)] == [None] * 3 * PATIENCE
-    assert tries == [Key(12)]
-    assert [graphs.bucket_for(3) for _ in range(3 * PATIENCE)] == [8] * 3 * PATIENCE
-    assert tries == [Key(12), Key(4)]
-
-
 def test_idle_time_completes_the_buckets(graphs: Any) -> None:
     """Chores capture what is missing, the smallest first, one at a time; then those that share prefixes."""
-    seen: list[Key] = []
+    assert graphs.captured == [*map(DecodeGraph, FIRST)]
     while graphs.num_left:
-        before = set(graphs._captured)
+        before = len(graphs.captured)
         graphs.run_next()
-        seen += set(graphs._captured) - before
-    assert seen == [*map(Key, (2, 4, 12, 16, 24, 32, 48, 64, 96)), *(Key(b, True) for b in (4, 8, 16, 32, 64))]
+        assert len(graphs.captured) == before + 1
+    plain = (2, 4, 12, 16, 24, 32, 48, 64, 96)
+    found = graphs.captured[len(FIRST) :]
+    assert found == [*map(DecodeGraph, plain), *(DecodeGraph(b, True) for b in (4, 8, 16, 32, 64))]
     graphs.run_next()
     assert graphs.num_left == 0
+    assert sorted(graphs.captured, key=str) == sorted(graphs.keys, key=str)
 
 
-def behind(num: int, prefix: int = 2048, own: int = 64) -> list[Any]:
-    """Requests behind one prefix, in pages of 16 tokens."""
-    tokens = prefix + own
-    return [
-        Mock(pages=[*range(1, prefix // 16 + 1), *range(1000 * i, 1000 * i + own // 16)], computed_len=tokens, row=i)
-        for i in range(9, 9 + num)
-    ]
+def test_a_bucket_without_memory_is_not_tried_again(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Captured under load, that is no failure of the step; idle time leaves it out, too."""
+
+    def capture(self: Any, key: DecodeGraph) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory\nDetails")
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
+    num = graphs.num_left
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        graphs.capture(DecodeGraph(12))
+    assert "decode graph of 12 rows (CUDA out of memory)" in caplog.text
+    assert DecodeGraph(12) not in graphs.keys
+    assert graphs.num_left == num - 1
 
 
-def test_rows_behind_a_prefix_get_the_graph_that_shares_it(graphs: Any) -> None:
-    """Until it is captured, after enough steps, the plain one serves in the order given; others get the plain one."""
-    requests = behind(6)[::-1]
-    assert graphs.choose(requests) == (Key(8), requests)
-    for _ in range(PATIENCE - 1):
-        assert graphs.choose(requests).key == Key(8)
-    assert graphs.choose(requests) == (Key(8, shares=True), requests[::-1])
-    assert graphs.choose(requests[:2]) == (Key(8), requests[:2])  # too little is saved, and not yet captured
-    assert graphs.choose(behind(6, prefix=0)).key == Key(8)
-    assert Key(4, shares=True) not in graphs._captured
+def test_a_backend_that_shares_nothing_gets_no_such_graph() -> None:
+    """With `prefix_group` 0 there are plain graphs only."""
+    assert not any(key.shares for key in make(prefix_group=0).keys)
 
 
-def test_a_missing_graph_is_no_graph(graphs: Any) -> None:
-    """Where neither the sharing nor a plain graph is there, the step is eager; nor beyond the largest bucket."""
-    assert graphs.choose(behind(12)) is None
-    assert graphs.choose(behind(97)) is None
-    graphs._capture(Key(16, shares=True))
-    assert graphs.choose(behind(12)).key == Key(16, shares=True)
-
-
-def test_larger_sharing_buckets_end_where_plain_ones_do(graphs: Any) -> None:
-    """Between the largest sharing bucket and the largest bucket, the plain graph serves."""
-    graphs._capture(Key(96))
-    assert graphs.choose(behind(80)).key == Key(96)
-
-
-def test_a_backend_that_shares_nothing_gets_no_such_graph(graphs: Any) -> None:
-    """With `prefix_group` 0 there are plain graphs only, and the order of requests is never changed."""
-    made = DecodeGraphs(Mock(), Mock(prefix_group=0), Mock(), 16, 100, Mock())
-    made.capture_first()
-    assert not any(key.shares for key in made._keys)
-    requests = behind(8)[::-1]
-    chosen = made.choose(requests)
-    assert chosen is not None
-    assert chosen == (Key(8), requests)
-
-
-def test_the_hint_reaches_the_backend_and_rows_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sharing graph is recorded with the hint, and replayed with the rows in the order of the requests."""
-    state = Mock(spare_row=5, device=torch.device("cpu"))
+def test_the_hint_reaches_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sharing graph is recorded with the hint, the other without."""
     model, attention = Mock(), Mock(prefix_group=4)
-    made = DecodeGraphs(model, attention, state, 16, 8, Mock())
+    made = DecodeGraphs(model, attention, Mock(spare_row=5, device=CPU), 16, 8, Mock())
     monkeypatch.setattr(graphs_module, "begin", Mock())
     monkeypatch.setattr(graphs_module, "finish", lambda *args: (Mock(), Mock()))
     for shares in (True, False):
         made._step(torch.tensor([1, 5]), torch.arange(3), torch.arange(2), shares)
         assert attention.plan_in_graph.call_args.args[0].shares_prefixes is shares
         assert model.forward.call_args.args[1].shares_prefixes is shares
+
+
+def test_an_unchanged_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows, and the same parameters, are neither uploaded nor gathered again; a new owner of a row is."""
+    state = DeviceState(8, 4, CPU)
+    model = Mock()
+    model.lm_head.side_effect = lambda hidden: torch.ones(4, 30)
+    made = DecodeGraphs(model, Mock(prefix_group=0), state, 16, 8, FakePool(CPU))  # type: ignore[arg-type]
+    sent: list[str] = []
+    monkeypatch.setattr(graphs_module, "pinned", lambda tensor, device: sent.append("rows") or tensor)
+    gather = state.params.draw_params
+    monkeypatch.setattr(state.params, "draw_params", lambda *args: sent.append("params") or gather(*args))
+    rows, key = np.array([3, 1, 2], dtype=np.int32), DecodeGraph(4)
+    made.capture(key)
+    for _ in range(3):
+        made.draw(made.run(rows, key), rows)
+    assert sent == ["rows", "params"]
+    made.draw(made.run(rows.copy(), key), rows.copy())
+    assert sent == ["rows", "params"]
+    state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1)))
+    state.params.flush()
+    made.draw(made.run(rows, key), rows)
+    assert sent == ["rows", "params", "params"]
+    made.draw(made.run(rows[:2], key), rows[:2])
+    assert sent == ["rows", "params", "params", "rows", "params"]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from dovetail.cache.pool import KVCache
+from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_layers
-from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
@@ -299,7 +299,7 @@ def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Pat
     changes = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "max_running_requests": 4}
     settings = EngineSettings(model_path=str(folder), chunked_prefill_size=1000, **changes)
     plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")
-    core = EngineCore(settings, load(plan, "engine"))
+    core = make_engine(settings, load(plan, "engine"))
     core.handle(Submit(rid="a", prompt_ids=[1] * 1500, params=SamplingParams(max_tokens=1)))
     with torch.profiler.profile(profile_memory=True) as profile:
         core.step()
@@ -309,7 +309,7 @@ def test_the_estimate_of_activations_is_near_what_a_step_allocates(tmp_path: Pat
             running += event.nbytes()
             peak = max(peak, running)
     tokens = 1000 + settings.max_running_requests
-    estimate = activation_bytes(core.runner.config, 4, tokens)
+    estimate = activation_bytes(core.executor.runner.config, 4, tokens)
     assert 0.6 * estimate < peak <= estimate
 
 

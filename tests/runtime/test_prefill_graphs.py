@@ -7,52 +7,59 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from fake_graphs import add_graphs
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import Chunk
+from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams, Submit
+from dovetail.messages.step import PrefillGraph, no_ints
+from dovetail.plugins import load
 from dovetail.runtime import prefill_graphs
-from dovetail.runtime.prefill_graphs import PATIENCE, STAND_IN_PATIENCE, PrefillGraphs, pack
-from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, Size, sizes
-from dovetail.runtime.stepper import StepGraphs
-from dovetail.testing.engine import make_core
+from dovetail.runtime.batch import NO_TOKENS, tokens_of
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.prefill_graphs import PrefillGraphs, pack
+from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, sizes
+from dovetail.testing.engine import make_plans
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 
-SIZES = [Size(8, 1), Size(16, 1), Size(24, 5), Size(40, 5)]
-
-
-def chunk(start: int, num_new: int, *, logprobs: bool = False) -> Chunk:
-    """Of a request in row 7 and the pages 20, 21 … in this order."""
-    request = Mock(ids=list(range(100, 200)), pages=list(range(20, 30)), row=7)
-    request.prompt_logprobs = [] if logprobs else None
-    return Chunk(request, start, num_new, samples=True)
+SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]
 
 
 def test_what_a_graph_reads() -> None:
     """Tokens stand one chunk behind the other, padding behind them and without a place; empty chunks at the end."""
-    packed = pack([chunk(3, 4), chunk(0, 2)], Size(8, 3), page_size=4, spare_row=9)
+    state = DeviceState(9, 10, torch.device("cpu"))
+    state.pages[0, [7, 5]] = np.arange(20, 30)
+    chunks = [(7, 3, 4), (5, 0, 2)]
+    step: Any = SimpleNamespace(
+        rows=np.array([row for row, _, _ in chunks]),
+        start=np.array([start for _, start, _ in chunks]),
+        num_new=np.array([num for _, _, num in chunks]),
+        ids=np.array([103, 104, 105, 106, 100, 101]),
+    )
+    packed = pack(tokens_of(step, state, page_size=4), step.rows, PrefillGraph(8, 3), spare_row=9)
     ids, positions, slots = packed[:24].reshape(3, 8).tolist()
     rows, lens, last = packed[24:33].reshape(3, 3).tolist()
     assert ids == [103, 104, 105, 106, 100, 101, 0, 0]
     assert positions == [3, 4, 5, 6, 0, 1, 0, 0]
     assert slots == [83, 84, 85, 86, 80, 81, -1, -1]
-    assert (rows, lens, last) == ([7, 7, 9], [7, 2, 0], [3, 5, 0])
+    assert (rows, lens, last) == ([7, 5, 9], [7, 2, 0], [3, 5, 0])
     assert packed[33:].tolist() == [0, 4, 6, 6]
 
 
 def test_sizes_follow_the_model_and_the_limits() -> None:
     """A large model is captured for one short step; nothing is captured that no step reaches."""
     small = sizes(1 << 30, 8192, 256)
-    assert small == [*(Size(n, 1) for n in SINGLE), *(Size(n, MAX_CHUNKS) for n in TOGETHER)]
-    assert max(sizes(16 << 30, 8192, 256)) == Size(512, MAX_CHUNKS)
-    assert max(sizes(1 << 30, 1100, 3)) == Size(1536, 3)
+    assert small == [*(PrefillGraph(n, 1) for n in SINGLE), *(PrefillGraph(n, MAX_CHUNKS) for n in TOGETHER)]
+    assert max(sizes(16 << 30, 8192, 256)) == PrefillGraph(512, MAX_CHUNKS)
+    assert max(sizes(1 << 30, 1100, 3)) == PrefillGraph(1536, 3)
     assert len(set(sizes(1 << 30, 8192, 1))) == len(sizes(1 << 30, 8192, 1))
 
 
@@ -61,81 +68,30 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> PrefillGraphs:
     """Capturing is noted only; those of one chunk are there."""
     monkeypatch.setattr(PrefillGraphs, "_capture", lambda self, size: self._captured.setdefault(size, Mock()))
     monkeypatch.setattr(prefill_graphs, "FIRST", SIZES[:2])
-    monkeypatch.setattr(prefill_graphs, "SINGLE", (8, 16))
-    made = PrefillGraphs(Mock(), Mock(), Mock(), 16, SIZES, Mock())
+    made = PrefillGraphs(Mock(), Mock(), Mock(), SIZES, Mock())
     made.capture_first()
     return made
 
 
-def test_the_smallest_size_that_is_there_serves(graphs: PrefillGraphs) -> None:
-    """By tokens and chunks; nothing serves prompts that want all their tokens' logits."""
-    assert graphs.size_for([chunk(0, 8)]) == Size(8, 1)
-    assert graphs.size_for([chunk(5, 9)]) == Size(16, 1)
-    assert graphs.size_for([chunk(0, 8), chunk(0, 8, logprobs=True)]) is None
-    assert graphs.size_for([chunk(0, 1)] * 6) is None
-    assert graphs.size_for([chunk(0, 41)]) is None
-
-
-def test_a_missing_size_is_captured_when_it_has_been_missed_often(graphs: PrefillGraphs) -> None:
-    """Until then a larger one serves, if it is there and not much larger, or none."""
-    two = [chunk(0, 8), chunk(0, 9)]
-    assert [graphs.size_for(two) for _ in range(PATIENCE)] == [None] * PATIENCE
-    assert graphs.size_for(two) == SIZES[2]
-    del graphs._captured[SIZES[0]], graphs._captured[SIZES[2]], graphs._missed[SIZES[2]]
-    graphs._capture(SIZES[3])
-    assert [graphs.size_for(two) for _ in range(STAND_IN_PATIENCE)] == [SIZES[3]] * STAND_IN_PATIENCE
-    assert graphs.size_for(two) == SIZES[2]
-    assert graphs.size_for([chunk(0, 1)]) == SIZES[1]
-    del graphs._captured[SIZES[1]], graphs._captured[SIZES[2]]
-    assert graphs.size_for([chunk(0, 1)]) is None
-
-
 def test_a_size_without_memory_is_not_tried_again(graphs: PrefillGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger size that is there serves, or none; the failure is no failure of the step."""
-    tries: list[Size] = []
+    """Captured under load, that is no failure of the step; idle time leaves it out, too."""
 
-    def capture(self: PrefillGraphs, size: Size) -> None:
-        tries.append(size)
+    def capture(self: PrefillGraphs, size: PrefillGraph) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(PrefillGraphs, "_capture", capture)
-    two = [chunk(0, 8), chunk(0, 9)]
-    assert [graphs.size_for(two) for _ in range(PATIENCE + 1)] == [None] * (PATIENCE + 1)
-    assert tries == [SIZES[2]]
-    for _ in range(3 * STAND_IN_PATIENCE):
-        graphs.size_for(two)
-    assert tries == [SIZES[2], SIZES[3]]
+    graphs.capture(SIZES[2])
+    assert (SIZES[2] in graphs.keys, graphs.num_left) == (False, 1)
 
 
 def test_idle_time_completes_the_sizes(graphs: PrefillGraphs) -> None:
     """One at a time, in order."""
     assert graphs.num_left == 2
-    assert list(graphs._captured) == SIZES[:2]
+    assert graphs.captured == SIZES[:2]
     graphs.run_next()
-    assert list(graphs._captured) == SIZES[:3]
+    assert graphs.captured == SIZES[:3]
     graphs.run_next()
     assert graphs.num_left == 0
-
-
-class Recorded:
-    """In place of a CUDA graph: runs the step again and overwrites its results, as a replay does."""
-
-    def __init__(self, step: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        self._step, self.results = step, tuple(result.clone() for result in step())
-
-    def replay(self) -> None:
-        """Compute the step on what its static inputs hold by now."""
-        for old, new in zip(self.results, self._step(), strict=True):
-            old.copy_(new)
-
-
-class RecordingPool:
-    """In place of `GraphPool`."""
-
-    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
-        """As there."""
-        graph = Recorded(step)
-        return graph, graph.results
 
 
 @pytest.fixture
@@ -145,21 +101,15 @@ def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], En
     monkeypatch.setattr(TritonBackend, "caps", replace(TritonBackend.caps, devices=frozenset({"cpu"})))
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     make_model(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=1)
-    settings = {"attention_backend": "triton", "chunked_prefill_size": 40, "max_running_requests": 7, "page_size": 4}
+    small = {"attention_backend": "triton", "chunked_prefill_size": 40, "max_running_requests": 7, "page_size": 4}
 
     def make(has_graphs: bool) -> EngineCore:
-        made = make_core(tmp_path, max_total_tokens=600, **settings)
+        settings, plan = make_plans(tmp_path, max_total_tokens=600, **small)
+        plugins = load(plan, "engine")
+        executor = LocalExecutor(settings, plugins)
         if has_graphs:
-            runner, pool = made.runner, RecordingPool()
-            parts = (runner.model, runner.attention, runner.state, runner.pool.page_size, SIZES)
-            prefill = PrefillGraphs(*parts, pool)  # type: ignore[arg-type]
-            with torch.inference_mode():
-                while prefill.num_left:
-                    prefill.run_next()
-            decode = Mock()
-            decode.choose.return_value = None
-            made.stepper._graphs = StepGraphs(decode=decode, prefill=prefill)
-        return made
+            add_graphs(executor, sizes=SIZES, decode=False)
+        return EngineCore(settings, plugins, executor)
 
     return make
 
@@ -184,11 +134,11 @@ def serve(core: EngineCore) -> dict[str, list[int]]:
 def test_padded_steps_give_what_eager_steps_give(core: Callable[[bool], EngineCore]) -> None:
     """Every request gets the same tokens, greedy and drawn; graphs served most steps."""
     with_graphs = core(True)
-    prefill = with_graphs.stepper._graphs.prefill  # type: ignore[union-attr]
+    prefill = with_graphs.executor.stepper._graphs.prefill  # type: ignore[union-attr]
     assert prefill is not None
-    used: list[tuple[Size, int]] = []
+    used: list[tuple[PrefillGraph, int]] = []
     run = prefill.run
-    prefill.run = lambda chunks, size: used.append((size, len(chunks))) or run(chunks, size)  # type: ignore
+    prefill.run = lambda tokens, rows, size: used.append((size, len(rows))) or run(tokens, rows, size)  # type: ignore
     assert serve(with_graphs) == serve(core(False))
     assert {size for size, _ in used} == set(SIZES)
     assert {num for _, num in used} >= {1, 3, 5}
@@ -197,13 +147,13 @@ def test_padded_steps_give_what_eager_steps_give(core: Callable[[bool], EngineCo
 def test_padding_writes_nothing(core: Callable[[bool], EngineCore]) -> None:
     """Keys, values and device rows of others are as before a step that pads."""
     engine = core(True)
-    pool, state = engine.runner.pool, engine.runner.state
+    pool, state = engine.executor.runner.pool, engine.executor.runner.state
     before = pool.layer(0).clone(), state.next_ids.clone(), state.seq_lens.clone()
-    assert engine.stepper._graphs is not None
-    prefill = engine.stepper._graphs.prefill
+    assert engine.executor.stepper._graphs is not None
+    prefill = engine.executor.stepper._graphs.prefill
     assert prefill is not None
     with torch.inference_mode():
-        prefill.run([], SIZES[3])
+        prefill.run(NO_TOKENS, no_ints(), SIZES[3])
     after = pool.layer(0), state.next_ids, state.seq_lens
     for old, new in zip(before, after, strict=True):
         assert np.array_equal(old.numpy(), new.numpy())
@@ -213,7 +163,7 @@ def test_padding_writes_nothing(core: Callable[[bool], EngineCore]) -> None:
 def test_a_token_that_is_not_finite_ends_its_request_under_graphs(core: Callable[[bool], EngineCore], at: int) -> None:
     """Of a chunk that samples or not, beside another prompt: that request alone ends."""
     engine = core(True)
-    model, once = engine.runner.model, [True]
+    model, once = engine.executor.runner.model, [True]
     forward = model.forward
 
     def spoil(ids: torch.Tensor, batch: Any) -> torch.Tensor:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rows import Row, batch_of, sample
 
 from dovetail.messages import SamplingParams
+from dovetail.messages.step import Admit
 from dovetail.runtime import draw
-from dovetail.runtime.sampler import FloatScratch, SampleRow, adjust, sample
+from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.row_params import RowParams
+from dovetail.runtime.sampler import FloatScratch, Masked, adjust
 
 V = 50
 
 
-def row(seed: int = 1, *, stop_ids: tuple[int, ...] = (), prompt: tuple[int, ...] = (), **params: Any) -> SampleRow:
+def row(seed: int = 1, *, stop_ids: tuple[int, ...] = (), prompt: tuple[int, ...] = (), **params: Any) -> Row:
     """A row with the given parameters."""
-    return SampleRow(SamplingParams(max_tokens=100, **params), seed, stop_ids, list(prompt))
+    return Row(SamplingParams(max_tokens=100, **params), seed, stop_ids, list(prompt))
 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -121,7 +127,7 @@ def test_penalties_and_bias_equal_the_reference() -> None:
     ]
     outputs = [[], [], []]  # type: list[list[int]]
     for step in range(6):
-        adjusted = adjust(x.clone(), rows)
+        adjusted = adjust(x.clone(), batch_of(rows))
         for i, r in enumerate(rows):
             want = x[i].double().clone()
             p = r.params
@@ -201,3 +207,66 @@ def test_a_short_candidate_list_is_used_only_where_it_is_exact() -> None:
     flat = torch.zeros(200, 3000)
     ids = sample(flat, [row(seed, temperature=1.0, top_p=0.999) for seed in range(200)]).ids
     assert (ids >= 1024).float().mean() > 0.5
+
+
+def masked(rows: int, *lines: int) -> Masked:
+    """Masks of the first rows, each of which allows one token."""
+    buffer = MaskBuffer((V + 31) // 32, torch.device("cpu"))
+    words = buffer.lend(len(lines))
+    words[:] = 0
+    for line, token in enumerate(lines):
+        words[line, token // 32] = 1 << token % 32
+    mask_of = np.full(rows, -1, dtype=np.int32)
+    mask_of[: len(lines)] = np.arange(len(lines))
+    mask = buffer.mask_of(mask_of)
+    assert mask is not None
+    return Masked(mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_found_behind_a_mask(dtype: torch.dtype, bad: float) -> None:
+    """Also where the mask bans the token; a mask that bans everything finite is no fault of the model."""
+    x = torch.zeros(3, V).to(dtype)
+    x[0, 7] = bad
+    x[1, 45] = float("-inf")
+    sampled = sample(x, [row(temperature=0) for _ in range(3)], masked(3, 45, 45, 45))
+    assert sampled.broken.tolist() == [True, False, False]
+    assert sampled.ids[2] == 45
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_sampling_leaves_the_logits_alone(dtype: torch.dtype, logprobs: int | None) -> None:
+    """Masks are applied to a copy: the caller's logits stay, and log probabilities are those before the mask."""
+    x = logits(2, seed=3).to(dtype)
+    before = x.clone()
+    sampled = sample(x, [row(temperature=0, logprobs=logprobs), row(temperature=0)], masked(2, 45))
+    assert torch.equal(x, before)
+    assert sampled.ids.tolist() == [45, int(before[1].float().argmax())]
+    if logprobs is not None:
+        assert sampled.logprobs is not None
+        wanted = before[0].float().log_softmax(dim=-1)[45].item()
+        assert sampled.logprobs.read()[0].logprob == pytest.approx(wanted)
+
+
+def test_a_minimum_length_gives_way_to_a_mask_of_ends() -> None:
+    """A stop id that is all that the mask allows is taken before the minimum length; else it is banned."""
+    x = torch.zeros(2, V)
+    rows = [row(stop_ids=(45,), min_tokens=9, temperature=0) for _ in range(2)]
+    ends_only = torch.tensor([True, False])
+    free = sample(x, rows, masked(2, 45)._replace(ends_only=ends_only)).ids
+    assert free[0] == 45
+    assert free[1] != 45
+
+
+def test_a_row_forgets_the_stop_ids_of_whoever_had_it() -> None:
+    """A request with a minimum length and no stop ids, in the row of one that had some."""
+    params = RowParams(1, torch.device("cpu"))
+    for stop_ids in ((3, 4), ()):
+        params.admit(Admit(0, 1, 0, SamplingParams(max_tokens=9, min_tokens=5, temperature=0.0), stop_ids))
+        params.flush()
+    batch = batch_of([row(temperature=0)])
+    batch = replace(batch, rows=params.rows, params=params, is_banning=True)
+    x = torch.zeros(1, V)
+    assert torch.equal(adjust(x, batch), x)

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_graphs import add_graphs
 
+from dovetail.engine import prefix_order
 from dovetail.engine.core import EngineCore
+from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams, Submit
-from dovetail.runtime import prefixes
-from dovetail.runtime.graphs import Captured, DecodeGraphs, Key
-from dovetail.runtime.stepper import StepGraphs
-from dovetail.testing.engine import make_core
+from dovetail.messages.step import DecodeGraph, Ints
+from dovetail.plugins import load
+from dovetail.runtime.graphs import Captured, DecodeGraphs
+from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
-
-
-class StandIn:
-    """In place of a CUDA graph: a replay computes the step and overwrites what the recorded one returned."""
-
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self._step, self.outputs = step, step()
-
-    def replay(self) -> None:
-        """Compute."""
-        fresh = self._step()
-        pairs = zip(self.outputs, fresh, strict=True) if isinstance(fresh, tuple) else [(self.outputs, fresh)]
-        for old, new in pairs:
-            old.copy_(new)
-
-
-class StandInPool:
-    """In place of `GraphPool`."""
-
-    def capture(self, step: Callable[[], Any]) -> tuple[StandIn, Any]:
-        """Run the step and keep it."""
-        graph = StandIn(step)
-        return graph, graph.outputs
 
 
 def answers(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
@@ -70,31 +49,27 @@ def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(TritonBackend, "caps", caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    monkeypatch.setattr(prefixes, "MIN_SAVED_TOKENS", 64)
-    monkeypatch.setattr(prefixes, "MIN_SAVED_SHARE", 0.1)
-    used: list[tuple[Key, list[int]]] = []
+    monkeypatch.setattr(prefix_order, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(prefix_order, "MIN_SAVED_SHARE", 0.1)
+    used: list[tuple[DecodeGraph, list[int]]] = []
     shared: list[int] = []
     run = DecodeGraphs.run
 
-    def noting(self: DecodeGraphs, rows: list[int], key: Key) -> Captured:
-        used.append((key, rows))
+    def noting(self: DecodeGraphs, rows: Ints, key: DecodeGraph) -> Captured:
+        used.append((key, rows.tolist()))
         done = run(self, rows, key)
         if key.shares:
             shared.append(int(backend._prefixes.shared.groups[0].max()))
         return done
 
     monkeypatch.setattr(DecodeGraphs, "run", noting)
-    core = make_core(folder, attention_backend="triton")
-    runner = core.runner
-    backend: Any = runner.attention
-    pool: Any = StandInPool()
-    with torch.inference_mode():
-        made = DecodeGraphs(runner.model, backend, runner.state, runner.pool.page_size, 8, pool)
-        while made.num_left:
-            made.run_next()
-        core.stepper._graphs = StepGraphs(decode=made, prefill=None)
-        assert answers(core, prompts, params) == want
+    settings, plan = make_plans(folder, attention_backend="triton")
+    plugins = load(plan, "engine")
+    executor = LocalExecutor(settings, plugins)
+    backend: Any = executor.runner.attention
+    add_graphs(executor, max_requests=8, prefill=False)
+    assert answers(EngineCore(settings, plugins, executor), prompts, params) == want
     sharing = [(key, rows) for key, rows in used if key.shares]
-    assert {key.bucket for key, _ in sharing} >= {4, 8}
+    assert {key.rows for key, _ in sharing} >= {4, 8}
     assert max(shared) == 64
     assert any(rows != sorted(rows) for _, rows in sharing)

@@ -17,19 +17,20 @@ import pytest
 import torch
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.request import StepPlan
-from dovetail.grammar.masks import MaskBuffer
+from dovetail.executor.local import LocalExecutor
 from dovetail.layers import ops
 from dovetail.layers.ops import fused, skinny
 from dovetail.messages import SamplingParams, Submit
+from dovetail.messages.step import DecodeGraph, StepInput
+from dovetail.plugins import load
 from dovetail.runtime import draw, draw_triton, step_triton, warm_up
 from dovetail.runtime.chores import Chores
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs import DecodeGraphs
-from dovetail.runtime.graphs import Key as GraphKey
+from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.step import Launched
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
-from dovetail.testing.engine import make_core
+from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
 from dovetail_backends.triton.extend import extend
@@ -51,8 +52,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_warm_up(core: EngineCore, limits: StepLimits = LIMITS) -> EagerWarmUp:
     """The warm-up of a CPU engine, which makes none by itself."""
-    runner = core.runner
-    return EagerWarmUp(core.stepper, runner.state, runner.pool, runner.config.vocab_size, limits)
+    runner = core.executor.runner
+    return EagerWarmUp(core.executor.stepper, runner.state, runner.pool, runner.config.vocab_size, limits)
+
+
+def idle_engine(folder: Path) -> EngineCore:
+    """An engine whose executor has the warm-up for its only chore, as on CUDA."""
+    settings, plan = make_plans(folder, **SETTINGS)
+    plugins = load(plan, "engine")
+    executor = LocalExecutor(settings, plugins)
+    runner = executor.runner
+    runner._trials = EagerWarmUp(runner.stepper, runner.state, runner.pool, runner.config.vocab_size, LIMITS)
+    runner.chores = Chores([runner._trials])
+    return EngineCore(settings, plugins, executor)
 
 
 def submit(core: EngineCore, num: int = 6) -> None:
@@ -73,7 +85,7 @@ def finish(core: EngineCore) -> dict[int, list[Any]]:
 
 def snapshot(core: EngineCore) -> list[torch.Tensor]:
     """All that the device knows of requests: the pool, the rows, and the counts of tokens."""
-    runner, counts = core.runner, core.stepper._counts
+    runner, counts = core.executor.runner, core.executor.stepper._counts
     layers = [runner.pool.layer(i).clone() for i in range(runner.config.num_layers)]
     rows = [t.clone() for t in (runner.state.page_table, runner.state.next_ids, runner.state.seq_lens)]
     return [*layers, *rows, counts.said.clone(), counts.read.clone()]
@@ -107,7 +119,7 @@ def test_no_step_is_larger_than_a_real_one(limits: StepLimits) -> None:
 def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     """On CUDA the runner takes rows, chunk and context from the memory plan, without counting the rows' own tokens."""
     core = make_core(folder, **SETTINGS)
-    runner = core.runner
+    runner = core.executor.runner
     plan = DeviceMemory(core.settings, runner.config, runner.device, runner.dtype).plan
     assert runner._warm_up(plan, None) is None
     runner.device = torch.device("cuda")
@@ -122,20 +134,19 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
 
 def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As chores of an idle engine, each shape of the list is computed exactly once, as planned."""
-    core = make_core(folder, **SETTINGS)
-    assert not core.has_chores
+    assert not make_core(folder, **SETTINGS).has_chores
+    core = idle_engine(folder)
     seen: list[Shape] = []
-    run = core.stepper.run_eagerly
+    run = core.executor.stepper.run_eagerly
 
-    def noting(plan: StepPlan) -> Launched:
-        prefix = plan.chunks[0].start if plan.chunks else 0
-        length = plan.chunks[0].num_new if plan.chunks else 0
-        assert {(chunk.start, chunk.num_new) for chunk in plan.chunks} <= {(prefix, length)}
-        seen.append(Shape(len(plan.decode), len(plan.chunks), length, prefix))
-        return run(plan)
+    def noting(step: StepInput) -> Launched:
+        starts, lengths = step.start[step.num_decode :].tolist(), step.num_new[step.num_decode :].tolist()
+        assert len({*zip(starts, lengths, strict=True)}) <= 1
+        prefix, length = (starts[0], lengths[0]) if starts else (0, 0)
+        seen.append(Shape(step.num_decode, len(starts), length, prefix))
+        return run(step)
 
-    monkeypatch.setattr(core.stepper, "run_eagerly", noting)
-    core.runner.chores = Chores([make_warm_up(core)])
+    monkeypatch.setattr(core.executor.stepper, "run_eagerly", noting)
     for _ in shapes(LIMITS):
         assert core.has_chores
         core.do_chore()
@@ -174,7 +185,7 @@ def test_requests_under_way_are_not_touched(folder: Path) -> None:
         for _ in range(6):
             core.step()
     assert warm.scheduler.running
-    assert warm.runner.pool.layer(0)[1:].count_nonzero()
+    assert warm.executor.runner.pool.layer(0)[1:].count_nonzero()
     before = snapshot(warm)
     made = make_warm_up(warm)
     while made.num_left:
@@ -189,17 +200,17 @@ def test_a_lack_of_memory_is_told_and_survived(
 ) -> None:
     """A step without memory is left out with the larger ones; half as many tokens are the bound, and tried at once."""
     core = make_core(folder, **SETTINGS)
-    made, run, most = make_warm_up(core), core.stepper.run_eagerly, 60
+    made, run, most = make_warm_up(core), core.executor.stepper.run_eagerly, 60
     sizes: list[int] = []
 
-    def failing(plan: StepPlan) -> Launched:
-        launched = run(plan)
-        sizes.append(len(plan.decode) + plan.num_prefill_tokens)
+    def failing(step: StepInput) -> Launched:
+        launched = run(step)
+        sizes.append(int(step.num_new.sum()))
         if sizes[-1] > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nDetails")
         return launched
 
-    monkeypatch.setattr(core.stepper, "run_eagerly", failing)
+    monkeypatch.setattr(core.executor.stepper, "run_eagerly", failing)
     with caplog.at_level(logging.WARNING, "dovetail"):
         while made.num_left:
             made.run_next()
@@ -213,31 +224,32 @@ def test_a_lack_of_memory_is_told_and_survived(
     assert sizes[sizes.index(failed[-1]) + 1] == min(failed[-1] // 2, made.max_prefill_tokens)
     small = {shape.num_tokens for shape in shapes(LIMITS) if shape == shape.within(bounded)}
     assert small <= set(sizes)
-    assert not core.runner.pool.layer(0)[0].count_nonzero()
-    assert core.runner.state.seq_lens[-1] == core.runner.state.next_ids[-1] == 0
+    assert not core.executor.runner.pool.layer(0)[0].count_nonzero()
+    assert core.executor.runner.state.seq_lens[-1] == core.executor.runner.state.next_ids[-1] == 0
 
 
 def test_an_engine_keeps_to_the_chunk_that_fitted(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Real steps have at most as many prompt tokens as a trial step did, for good, and the start says so."""
-    core = make_core(folder, **SETTINGS)
-    core.runner._trials, run = make_warm_up(core), core.stepper.run_eagerly
-    core.runner.chores = Chores([core.runner._trials])
+    core = idle_engine(folder)
+    run = core.executor.stepper.run_eagerly
 
-    def failing(plan: StepPlan) -> Launched:
-        if plan.num_prefill_tokens > 40:
+    def failing(step: StepInput) -> Launched:
+        if step.ids.size > 40:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(plan)
+        return run(step)
 
-    monkeypatch.setattr(core.stepper, "run_eagerly", failing)
+    monkeypatch.setattr(core.executor.stepper, "run_eagerly", failing)
     while core.has_chores:
         core.do_chore()
     assert 16 < core.scheduler.limits.max_prefill_tokens <= 40
     submit(core)
     assert len(finish(core)) == 6
-    assert core.scheduler.limits.max_prefill_tokens == core.runner.max_prefill_tokens
-    memory = DeviceMemory(core.settings, core.runner.config, core.runner.device, core.runner.dtype)
+    assert core.scheduler.limits.max_prefill_tokens == core.executor.runner.max_prefill_tokens
+    memory = DeviceMemory(
+        core.settings, core.executor.runner.config, core.executor.runner.device, core.executor.runner.dtype
+    )
     with caplog.at_level(logging.WARNING, "dovetail"):
         memory.started(40)
     assert "Steps have at most 40 prompt tokens, not 96" in caplog.text
@@ -265,18 +277,18 @@ def test_any_other_failure_is_passed_on(
     def raising(*arguments: Any) -> None:
         raise RuntimeError("a kernel is broken")
 
-    monkeypatch.setattr(core.runner.attention, "forward_extend", raising)
+    monkeypatch.setattr(core.executor.runner.attention, "forward_extend", raising)
     with pytest.raises(RuntimeError, match="a kernel is broken"):
         make_warm_up(core).run_next()
     assert str(shapes(LIMITS)[0]) in caplog.text
-    assert not core.runner.pool.layer(0)[0].count_nonzero()
-    assert core.runner.state.seq_lens[-1] == 0
+    assert not core.executor.runner.pool.layer(0)[0].count_nonzero()
+    assert core.executor.runner.state.seq_lens[-1] == 0
 
 
 def test_masks_are_warmed_up_like_a_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call as for one constrained row; the buffer is as before."""
     calls: list[tuple[torch.Tensor, ...]] = []
-    monkeypatch.setattr("dovetail.grammar.masks.apply_mask", lambda *tensors: calls.append(tensors))
+    monkeypatch.setattr("dovetail.runtime.masks.apply_mask", lambda *tensors: calls.append(tensors))
     masks = MaskBuffer(7, torch.device("cpu"))
     masks.warm_up(199)
     [(logits, words, rows)] = calls
@@ -291,9 +303,9 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     core = make_core(folder, **SETTINGS)
     made = make_warm_up(core)
     graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None)  # type: ignore[arg-type]
-    graphs._captured, done = {GraphKey(1): None}, []
-    monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.bucket)))
-    monkeypatch.setattr(core.stepper, "run_eagerly", lambda plan: done.append("step") or Launched(plan, []))
+    graphs._captured, done = {DecodeGraph(1): None}, []
+    monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.rows)))
+    monkeypatch.setattr(core.executor.stepper, "run_eagerly", lambda step: done.append("step") or Launched(step, []))
     chores = Chores([made, graphs])
     while not chores.is_complete:
         chores.do_next()

@@ -78,7 +78,7 @@ def test_an_end_by_c_code_is_in_the_log(way: str) -> None:
         "import ctypes, os, socket, subprocess, sys, tempfile\n"
         "path = os.path.join(tempfile.mkdtemp(), 'engine.sock')\n"
         "wire = socket.socket(socket.AF_UNIX); wire.bind(path); wire.listen()\n"
-        "engine = subprocess.Popen([sys.executable, '-m', 'dovetail.engine.main', path])\n"
+        "engine = subprocess.Popen([sys.executable, '-m', 'dovetail.client.engine_main', path])\n"
         "end, _ = wire.accept()\n"
         f"ctypes.CDLL(None).{way}(0)\n"
     )

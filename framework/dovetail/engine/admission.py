@@ -102,8 +102,7 @@ class Admission:
             self._expected = max(0, self._expected) + self._pages_expected(request)
         self._scheduler.running.append(request)
         self._pages.admit(request)
-        if request.sample.num_output != request.num_output:
-            request.sample.rewind(request.ids[request.num_prompt :].tolist())
+        request.num_sampled = request.num_output
         self._plan.num_new_requests += 1
         self._plan.num_cached_tokens += request.computed_len
         self._budget -= self._add_chunk(request)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from dovetail.contracts.observers import CacheEvent
+from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.first_requests import serve_first
+from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import make_policy
-from dovetail.engine.recovery import Failure, Recovery, failure_of
+from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.engine.step_builder import StepBuilder
+from dovetail.grammar.bitmask import FREE, fill_masks
 from dovetail.grammar.desk import make_desk
 from dovetail.grammar.jump import forced_tokens, jump
 from dovetail.grammar.words import WordRules
@@ -34,14 +40,16 @@ from dovetail.messages import (
     Tick,
     ToEngine,
     TokenDelta,
+    TokenLogprob,
 )
+from dovetail.messages.executor import Executor, StepError
+from dovetail.messages.step import Prepared, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.memory import chunk_size
-from dovetail.runtime.runner import ModelRunner
-from dovetail.runtime.step import Launched
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+Logprobs = list[TokenLogprob | None] | None
 
 POLL_S = 0.002
 """How long the engine sleeps at a time if all it has waits for grammars."""
@@ -53,39 +61,45 @@ NOT_FINITE = Finish("abort", None, "the model's output is not finite (NaN or inf
 
 
 class EngineCore:
-    """Scheduler, cache and runner in one thread. Not thread-safe: whoever drives it calls everything."""
+    """Requests, scheduler and cache in one thread. Not thread-safe: whoever drives it calls everything.
 
-    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
-        """Load the model and allocate the cache.
+    Knows no tensors: what is to be computed goes to its executor as data.
+    """
+
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins, executor: Executor) -> None:
+        """Prepare; the executor has started.
 
         Raises:
-            ConfigError: The settings, the model or a plugin is at fault.
+            ConfigError: A plugin is at fault.
         """
-        self.settings = settings
-        self.runner = ModelRunner(settings, plugins)
-        self.stepper = self.runner.stepper
+        self.settings, self.executor = settings, executor
+        info = self._info = executor.info
+        self.rows = DeviceRows(settings.max_running_requests)
         self._journal: list[CacheEvent] | None = [] if settings.report_cache else None
         self.pages = PageBook(
-            self.runner.pool, self.runner.state, use_tree=not settings.disable_radix_cache, journal=self._journal
+            self.rows,
+            page_size=info.page_size,
+            num_pages=info.num_pages,
+            reaches=info.reaches,
+            use_tree=not settings.disable_radix_cache,
+            journal=self._journal,
         )
-        self.scheduler = Scheduler(
-            self.pages,
-            make_policy(plugins),
-            _limits(settings, self.runner.device.type, self.runner.weight_bytes),
-        )
+        self.graphs = GraphChooser(info, executor.prepare)
+        self.scheduler = Scheduler(self.pages, make_policy(plugins), _limits(settings, info.chunk_size))
         self.recovery = Recovery(self.scheduler)
-        self._bound_chunks()
+        self._builder = StepBuilder(self.rows, self.graphs)
+        self._prepared(info.prepared)
         self.watch = PageWatch(self.pages)
         self.report = Report(settings.decode_log_interval)
-        self.grammars = make_desk(settings, plugins, self.runner.config.vocab_size, self.runner.eos_ids)
+        self.grammars = make_desk(settings, plugins, info.vocab_size, info.eos_ids)
         self.step_count = 0
         self.tell: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
         self._arrivals = 0
         self._ended: list[TokenDelta] = []
-        on_cpu = self.runner.device.type == "cpu"
+        on_cpu = info.device == "cpu"
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
-        self._flying: Launched | None = None
+        self._flying: StepPlan | None = None
         self._is_resting = False
         if not on_cpu:
             serve_first(self)
@@ -93,20 +107,20 @@ class EngineCore:
     @property
     def info(self) -> EngineInfo:
         """Facts for the client."""
-        runner = self.runner
+        info = self._info
         return EngineInfo(
-            architecture=runner.config.architecture,
-            dtype=str(runner.dtype).removeprefix("torch."),
-            device=str(runner.device),
-            vocab_size=runner.config.vocab_size,
-            context_len=runner.context_len,
-            max_total_tokens=(runner.pool.sizes[0] - 1) * runner.pool.page_size,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            device=info.device,
+            vocab_size=info.vocab_size,
+            context_len=info.context_len,
+            max_total_tokens=info.num_pages[0] * info.page_size,
             max_running_requests=self.settings.max_running_requests,
-            page_size=runner.pool.page_size,
-            attention_backend=runner.attention_name,
-            weight_bytes=runner.weight_bytes,
-            kv_bytes=runner.pool.num_bytes,
-            load_s=runner.load_s,
+            page_size=info.page_size,
+            attention_backend=info.attention_backend,
+            weight_bytes=info.weight_bytes,
+            kv_bytes=info.kv_bytes,
+            load_s=info.load_s,
         )
 
     @property
@@ -117,17 +131,18 @@ class EngineCore:
     @property
     def has_chores(self) -> bool:
         """Whether `do_chore` has something to prepare for later steps."""
-        return not self.runner.chores.is_complete
+        return self._num_unprepared > 0
 
     def do_chore(self) -> None:
         """Use a moment without work."""
-        self.runner.chores.do_next()
-        self._bound_chunks()
+        self._prepared(self.executor.prepare())
 
-    def _bound_chunks(self) -> None:
-        """Keep to the prompt tokens of a step for which memory was found to suffice."""
-        most = self.runner.max_prefill_tokens
-        if most is not None and most < self.scheduler.limits.max_prefill_tokens and self.scheduler.limits.cut_prompts:
+    def _prepared(self, outcome: Prepared) -> None:
+        """Note what was prepared, and keep to the prompt tokens of a step for which memory was found to suffice."""
+        self.graphs.prepared(outcome)
+        self._num_unprepared = outcome.num_left
+        most, limits = outcome.max_prefill_tokens, self.scheduler.limits
+        if most is not None and most < limits.max_prefill_tokens and limits.cut_prompts:
             self.recovery.bound(most)
 
     @property
@@ -156,10 +171,10 @@ class EngineCore:
         plan, has_read = self.scheduler.schedule(), self._flying is not None
         launched = self._launch(plan) if plan.decode or plan.chunks else None
         deltas += self._settle()
-        if isinstance(launched, Failure):
+        if isinstance(launched, StepError):
             deltas += self._recover(plan, launched)
         elif launched is not None:
-            deltas += self._choose(launched)
+            deltas += self._choose(plan, launched)
             if not self._overlap:
                 deltas += self._settle()
         elif not deltas and not has_read:
@@ -180,17 +195,22 @@ class EngineCore:
             self._journal.clear()
             self.tell(CacheChanged(events))
 
-    def _launch(self, plan: StepPlan) -> Launched | Failure:
-        """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not."""
+    def _launch(self, plan: StepPlan) -> bool | StepError:
+        """Start a step; its requests move on as far as can be said without its tokens. If it fails, they do not.
+
+        Returns:
+            Whether a row of it waits for what the host has yet to say.
+        """
         self._announce([chunk.request for chunk in plan.chunks if not chunk.request.is_announced])
         self.report.planned(plan, self.scheduler, self.pages)
         self.scheduler.launching(plan)
+        step = self._builder.build(plan)
         try:
-            launched = self.stepper.launch(plan)
-        except Exception as error:  # of a model, a backend, a sampler: of whoever is a plugin
-            return failure_of(error, self.runner.device)
+            self.executor.launch(step)
+        except StepError as failure:
+            return failure
         self.scheduler.launched(plan)
-        return launched
+        return bool(step.waits.any())
 
     def _announce(self, requests: list[Request]) -> None:
         """Tell the client which requests take part from now on: should the engine die, one of those may be why."""
@@ -199,84 +219,124 @@ class EngineCore:
                 request.is_announced = True
             self.tell(Admitted([request.handle for request in requests]))
 
-    def _recover(self, plan: StepPlan, failure: Failure) -> list[TokenDelta]:
+    def _recover(self, plan: StepPlan, failure: StepError) -> list[TokenDelta]:
         """Undo a step that has failed; end its request if there is no other way to go on."""
         self.scheduler.cut(plan, plan.requests)
         request = self.recovery.failed(plan, failure)
-        return [] if request is None else [self._last(request, failure.finish)]
+        return [] if request is None else [self._last(request, finish_of(failure))]
 
-    def _choose(self, launched: Launched) -> list[TokenDelta]:
-        """Sample what waited for grammars; those that are still being compiled are waited for while that costs nothing.
+    def _choose(self, plan: StepPlan, waits: bool) -> list[TokenDelta]:
+        """Have drawn what waited for grammars, and take the step for the one in flight."""
+        if waits:
+            self._await_grammars(plan)
+            try:
+                self.executor.choose(self._late(plan))
+            except StepError as failure:
+                self.scheduler.landed(plan)
+                return self._recover(plan, failure)
+        self._flying = plan
+        return []
+
+    def _await_grammars(self, plan: StepPlan) -> None:
+        """Wait for grammars that are still being compiled while that costs nothing.
 
         That is while the device computes the step, or for a moment where nobody else takes part in it.
         """
-        late = [chunk.request for chunk in launched.plan.chunks if chunk.samples and chunk.request.undecided]
-        if late and self.grammars is not None:
-            moment = time.monotonic() + (PATIENCE_S if len(late) == len(launched.plan.requests) else 0)
+        late = [chunk.request for chunk in plan.chunks if chunk.samples and chunk.request.undecided]
+        if not late or self.grammars is None:
+            return
+        moment = time.monotonic() + (PATIENCE_S if len(late) == len(plan.requests) else 0)
+        self._decide_grammars()
+        while any(request.undecided and request.finish is None for request in late) and (
+            self.executor.is_computing() or time.monotonic() < moment
+        ):
+            self.grammars.wait(WATCH_S)
             self._decide_grammars()
-            while any(request.undecided and request.finish is None for request in late) and (
-                launched.is_computing or time.monotonic() < moment
-            ):
-                self.grammars.wait(WATCH_S)
-                self._decide_grammars()
-            for request in late:
-                if not request.undecided and request.row >= 0:
-                    self.scheduler.decided(request)
+        for request in late:
+            if not request.undecided and request.row >= 0:
+                self.scheduler.decided(request)
+
+    def _late(self, plan: StepPlan) -> StepLate:
+        """Fill the masks of a step; those that are still undecided get no token.
+
+        Raises:
+            StepError: A grammar's backend, which is a plugin, has failed.
+        """
+        sampled = plan.sampled
+        wants = [r.constraint is not None and r.num_output < r.params.min_tokens for r in sampled]
         try:
-            self.stepper.choose(launched)
-        except Exception as error:  # as above
-            self.scheduler.landed(launched.plan)
-            return self._recover(launched.plan, failure_of(error, self.runner.device))
-        self._flying = launched
-        return []
+            mask_of, ends_only = fill_masks([r.constraint for r in sampled], wants, self.executor.masks)
+        except Exception as error:
+            logger.error("A grammar failed; its step's requests are tried again.", exc_info=error)
+            self._discard(plan)
+            raise StepError.of(error, is_memory=isinstance(error, MemoryError)) from error
+        skip = np.fromiter((request.undecided for request in sampled), np.bool_, len(sampled))
+        return StepLate(step=plan.number, mask_of=mask_of, skip=skip, ends_only=ends_only)
+
+    def _discard(self, plan: StepPlan) -> None:
+        """Let a launched step end without its tokens."""
+        num = len(plan.sampled)
+        none, every = np.full(num, FREE, dtype=np.int32), np.ones(num, dtype=np.bool_)
+        with contextlib.suppress(StepError):
+            self.executor.choose(StepLate(step=plan.number, mask_of=none, skip=every, ends_only=~every))
+            self.executor.read()
 
     def _settle(self) -> list[TokenDelta]:
         """Wait for the step in flight, if there is one, and hand out its tokens."""
-        step, self._flying = self._flying, None
-        if step is None:
+        plan, self._flying = self._flying, None
+        if plan is None:
             return []
-        self.scheduler.landed(step.plan)
+        self.scheduler.landed(plan)
         try:
-            result = self.stepper.read(step)
-        except Exception as error:  # as above
-            return self._recover(step.plan, failure_of(error, self.runner.device))
-        self.recovery.worked(step.plan)
-        deltas = self._end_broken(step.plan, result.broken) if result.broken else []
-        self.scheduler.counted(step.plan)
-        for request, token, logprob in zip(result.sampled, result.tokens, result.logprobs, strict=True):
+            output = self.executor.read()
+        except StepError as failure:
+            return self._recover(plan, failure)
+        self.recovery.worked(plan)
+        deltas = [] if output.finite.all() else self._end_broken(plan, output)
+        self.scheduler.counted(plan)
+        self._take_prompt_logprobs(plan, output)
+        tokens = output.tokens.tolist()
+        at = 0
+        for request, num in zip(plan.sampled, output.num.tolist(), strict=False):
+            ids, logprobs = tokens[at : at + num], output.logprobs and output.logprobs[at : at + num]
+            at += num
             # Else it ended while this step was under way, or what it computed is void.
-            if request.finish is None and step.plan.number > request.void_step:
+            if ids and request.finish is None and plan.number > request.void_step:
                 if self._fell_back(request):
-                    continue  # what the token was drawn by is no mask
-                deltas.append(self._take_token(request, token))
-                if logprob is not None:
-                    deltas[-1].logprobs = [logprob]
-        self.report.finished(step, self.scheduler, self.pages)
+                    continue  # what the tokens were drawn by is no mask
+                deltas.append(self._take_tokens(request, ids, logprobs))
+        self.report.finished(plan, len(tokens), self.scheduler, self.pages)
         return deltas
 
     def _fell_back(self, request: Request) -> bool:
         """Whether a request's grammar has failed while it was in force, and the next way is compiled for it."""
-        constraint = request.sample.constraint
+        constraint = request.constraint
         if constraint is None or constraint.error is None or self.grammars is None or not self.grammars.again(request):
             return False
         self.scheduler.put_back(request)
         return True
 
-    def _end_broken(self, plan: StepPlan, broken: list[Request]) -> list[TokenDelta]:
+    def _end_broken(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
         """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
-        written = {request for request, _, _ in plan.writes}
-        broken = [request for request in broken if request in written]  # else it was undone with an earlier step
+        written = {request for request, _, _ in plan.writes}  # who is missing was undone with an earlier step
+        broken = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
         self.scheduler.cut(plan, broken)
-        deltas = []
-        for request in broken:
-            if request.finish is None:
-                deltas.append(self._last(request, NOT_FINITE))
-        return deltas
+        return [self._last(request, NOT_FINITE) for request in broken if request.finish is None]
+
+    def _take_prompt_logprobs(self, plan: StepPlan, output: StepOutput) -> None:
+        """Keep what a step told of prompts, until their first token is sent; nothing predicts a prompt's first one."""
+        for chunk in plan.chunks:
+            request = chunk.request
+            if chunk.start == 0 == request.params.prompt_logprobs_start and request.prompt_logprobs is not None:
+                request.prompt_logprobs[:] = [TokenLogprob(request.ids[0], None, [])]
+        for at, found in output.prompt_logprobs:
+            request = plan.requests[at]
+            if request.prompt_logprobs is not None and plan.number > request.void_step:
+                request.prompt_logprobs += found
 
     def _last(self, request: Request, finish: Finish) -> TokenDelta:
         """End a live request, and say so."""
         request.finish = finish
-        request.sample.release()
         self.scheduler.end(request)
         if self.grammars is not None:
             self.grammars.forget(request)
@@ -284,14 +344,14 @@ class EngineCore:
 
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
-        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self.runner.eos_ids)
-        room = self.runner.context_len - request.num_prompt
+        request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._info.eos_ids)
+        room = self._info.context_len - request.num_prompt
         why = None
         if request.num_prompt == 0:
             why = "the prompt is empty"
         elif room < 1:
-            why = f"the prompt has {request.num_prompt} tokens, the context length is {self.runner.context_len}"
-        elif max(message.prompt_ids) >= self.runner.config.vocab_size or min(message.prompt_ids) < 0:
+            why = f"the prompt has {request.num_prompt} tokens, the context length is {self._info.context_len}"
+        elif max(message.prompt_ids) >= self._info.vocab_size or min(message.prompt_ids) < 0:
             why = "the prompt holds a token id outside the vocabulary"
         if why is not None:
             self._ended.append(_ending(request, Finish("abort", None, why)))
@@ -343,13 +403,18 @@ class EngineCore:
             num_repaired_pages=self.watch.num_repaired_pages,
         )
 
-    def _take_token(self, request: Request, token: int) -> TokenDelta:
+    def _take_tokens(self, request: Request, sampled: list[int], logprobs: Logprobs) -> TokenDelta:
         first = request.num_output == 0
-        ids = [token]
+        ids: list[int] = []
         try:
-            request.take(token)
-            if request.finish is not None and request.finish.code == "grammar_failed" and self._fell_back(request):
-                request.finish = None  # the mask had allowed the token
+            for token in sampled:
+                ids.append(token)
+                request.take(token)
+                if request.finish is not None and request.finish.code == "grammar_failed" and self._fell_back(request):
+                    request.finish = None  # the mask had allowed the token
+                    break
+                if request.finish is not None:
+                    break
             forced = forced_tokens(request, len(self.scheduler.running))
             if forced and self.pages.extend(request, len(forced)):
                 ids += jump(request, forced, self.scheduler.num_launched)
@@ -366,16 +431,16 @@ class EngineCore:
             grammar_ignored=request.grammar_ignored,
             finish=request.finish,
         )
+        if logprobs:
+            delta.logprobs = [logprob for logprob in logprobs[: len(ids)] if logprob is not None] or None
         if first and request.prompt_logprobs is not None:
             delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
-            request.sample.release()
             self.scheduler.end(request)
         return delta
 
 
-def _limits(settings: EngineSettings, device: str, weight_bytes: int) -> Limits:
-    chunk = chunk_size(settings, device, weight_bytes)
+def _limits(settings: EngineSettings, chunk: int) -> Limits:
     return Limits(
         max_running_requests=settings.max_running_requests,
         max_prefill_tokens=settings.max_prefill_tokens if chunk == -1 else chunk,

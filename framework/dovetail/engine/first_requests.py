@@ -29,7 +29,7 @@ SALT = "first requests"
 
 def serve_first(core: EngineCore) -> None:
     """Serve the requests; nothing of them stays. What they raise, a real one would have met."""
-    length = min(PROMPT_LEN, core.runner.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
+    length = min(PROMPT_LEN, core.info.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
     if length < 1:
         return
     log = logging.getLogger(report.__name__)
@@ -37,7 +37,7 @@ def serve_first(core: EngineCore) -> None:
     try:
         for batch in (*((params,) for params in PARAMS), PARAMS):
             for i, params in enumerate(batch):
-                ids = [(7 * i + at) % core.runner.config.vocab_size for at in range(length)]
+                ids = [(7 * i + at) % core.info.vocab_size for at in range(length)]
                 core.handle(Submit(rid="", handle=-1 - i, prompt_ids=ids, params=params, cache_salt=SALT))
             while core.has_work:
                 core.step()

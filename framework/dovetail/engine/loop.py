@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dovetail.messages import Control, FromEngine, ToEngine
 
 if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore  # imports torch, which the client's side of a socket does not need
+    from dovetail.engine.core import EngineCore  # imports what the client's side of a socket does not need
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from dovetail.cache.allocator import PageAllocator
 from dovetail.cache.node import Pages
-from dovetail.cache.pool import KVCache
 from dovetail.cache.radix import RadixTree
+from dovetail.contracts.cache import FULL, Reach
 from dovetail.contracts.observers import CacheEvent
+from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.request import Request
-from dovetail.runtime.device_state import DeviceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,24 @@ class PageBook:
     """
 
     def __init__(
-        self, pool: KVCache, state: DeviceState, *, use_tree: bool, journal: list[CacheEvent] | None = None
+        self,
+        rows: DeviceRows,
+        *,
+        page_size: int,
+        num_pages: Sequence[int],
+        reaches: Sequence[Reach] = (FULL,),
+        use_tree: bool = True,
+        journal: list[CacheEvent] | None = None,
     ) -> None:
-        self.page_size = pool.page_size
-        self.tree = RadixTree(pool.page_size, pool.reaches, journal)
-        self.allocators = [PageAllocator(num) for num in pool.sizes]
+        """`num_pages` of each group are without its null page; `reaches` say how far back its layers see."""
+        self.page_size = page_size
+        self.tree = RadixTree(page_size, reaches, journal)
+        self.allocators = [PageAllocator(num + 1) for num in num_pages]
         self.allocator = self.allocators[0]
         self.num_held = [0 for _ in self.allocators]
         self._full = [g for g in range(len(self.allocators)) if g not in self.tree.partial]
         self.grows = bool(self._full)
-        self._pool = pool
-        self._state = state
+        self.rows = rows
         self._use_tree = use_tree
 
     @property
@@ -100,7 +107,7 @@ class PageBook:
 
         Of groups that do not see everything it gets them with each chunk (`provide`).
         """
-        request.row = self._state.take_row()
+        request.row, request.is_admitted = self.rows.take_row(), False
         if request.node is None:
             request.pages = [[] for _ in self.allocators]
             request.firsts = [0 for _ in self.tree.partial]
@@ -116,7 +123,7 @@ class PageBook:
         if request.prompt_logprobs is not None and request.num_output == 0:
             request.prompt_logprobs = []
         for g, own in enumerate(request.pages):
-            self._state.set_pages(request.row, 0, own, g)
+            self.rows.set_pages(request.row, 0, own, g)
 
     def provide(self, request: Request, num_tokens: int) -> int:
         """Add the pages that a request's next chunk of `num_tokens` needs; returns how many tokens there is room for.
@@ -154,7 +161,7 @@ class PageBook:
         """Add one page of each group to a decoding request. There is room: the caller made it."""
         for g, own in enumerate(request.pages):
             own += self._take(g, 1)
-            self._state.set_pages(request.row, len(own) - 1, own[-1:], g)
+            self.rows.set_pages(request.row, len(own) - 1, own[-1:], g)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
@@ -166,7 +173,7 @@ class PageBook:
         if self._use_tree and request.node is not None:
             self._insert(request)
             for g, own in enumerate(request.pages):
-                self._state.set_pages(request.row, 0, own[: request.num_tree_pages], g)
+                self.rows.set_pages(request.row, 0, own[: request.num_tree_pages], g)
 
     def slide(self, request: Request, num_known: int) -> None:
         """Give back what nobody sees any more who goes on from a request's first `num_known` tokens, or later."""
@@ -182,7 +189,7 @@ class PageBook:
             self._give_back(g, own[border:last])
             own[first:last] = [0] * (last - first)
             request.firsts[i] = last
-            self._state.set_pages(request.row, first, own[first:last], g)
+            self.rows.set_pages(request.row, first, own[first:last], g)
 
     def release(self, request: Request) -> None:
         """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared."""
@@ -192,7 +199,7 @@ class PageBook:
             self._give_back(g, [page for page in own[request.num_tree_pages :] if page])
         if request.node is not None:
             self.tree.unlock(request.node, request.firsts)
-        self._state.release_row(request.row)
+        self.rows.release_row(request.row)
         request.row = -1
         self._forget(request)
         request.computed_len, request.on_device = 0, False
@@ -200,11 +207,11 @@ class PageBook:
     def cut(self, pages: Sequence[Set[int]]) -> None:
         """Forget what the tree has of `pages` and beyond, and zero it and them: what they hold may not be finite.
 
-        No running request reads them any more. After steps that were launched, the device zeroes them.
+        No running request reads them any more. The device zeroes them before the next step.
         """
         for g, (bad, gone) in enumerate(zip(pages, self.tree.drop(pages), strict=True)):
             self.allocators[g].free(gone)
-            self._pool.scrub(g, [*{*bad, *gone}])
+            self.rows.scrub(g, [*{*bad, *gone}])
 
     def flush(self) -> int:
         """Forget every cached prefix that nobody uses; returns how many pages of the first group that freed."""
@@ -323,7 +330,7 @@ class PageBook:
             own = request.pages[g]
             if need[g]:
                 own += self._take(g, need[g])
-                self._state.set_pages(request.row, len(own) - need[g], own[-need[g] :], g)
+                self.rows.set_pages(request.row, len(own) - need[g], own[-need[g] :], g)
         return True
 
     def _take(self, group: int, num: int) -> list[int]:

@@ -60,7 +60,7 @@ class ProcessClient(StreamClient):
     ) -> None:
         """Prepare; `start` starts the first engine."""
         super().__init__(seed=settings.random_seed)
-        self.command: tuple[str, ...] = ("-m", "dovetail.engine.main")
+        self.command: tuple[str, ...] = ("-m", "dovetail.client.engine_main")
         """Arguments of the interpreter, before the path of the socket."""
         names = EngineSettings.model_fields
         plain = EngineSettings.model_validate({name: getattr(settings, name) for name in names})

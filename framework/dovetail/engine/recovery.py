@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
-
-import torch
 
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.messages import OUT_OF_MEMORY, Finish
+from dovetail.messages.executor import StepError
 
 logger = logging.getLogger(__name__)
 
@@ -31,41 +29,11 @@ MAX_PATIENCE = 1 << 14
 NO_MEMORY = "memory ran out for this request alone, in the smallest step; send it again later, or ask for less"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a step failed."""
-
-    is_memory: bool
-    text: str
-
-    @property
-    def finish(self) -> Finish:
-        """The end of a request that failed alone."""
-        if self.is_memory:
-            return Finish("abort", None, NO_MEMORY, OUT_OF_MEMORY)
-        return Finish("abort", None, f"computing it failed: {self.text}")
-
-
-def failure_of(error: Exception, device: torch.device) -> Failure:
-    """Say why a step failed.
-
-    Raises:
-        Exception: `error`, where the device is lost with it: nothing can be computed any more.
-    """
-    is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError:
-            raise error from None
-        if is_memory:
-            torch.cuda.empty_cache()
-    text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    if not is_memory:
-        logger.error("A step failed; its requests are tried again.", exc_info=error)
-    return Failure(is_memory, text)
+def finish_of(failure: StepError) -> Finish:
+    """Return the end of a request that failed alone."""
+    if failure.is_memory:
+        return Finish("abort", None, NO_MEMORY, OUT_OF_MEMORY)
+    return Finish("abort", None, f"computing it failed: {failure.text}")
 
 
 class Recovery:
@@ -81,7 +49,7 @@ class Recovery:
         self._asked = _at_most(self._asked, max_prefill_tokens)
         self._scheduler.limits = self._asked if is_whole else _at_most(self._scheduler.limits, max_prefill_tokens)
 
-    def failed(self, plan: StepPlan, failure: Failure) -> Request | None:
+    def failed(self, plan: StepPlan, failure: StepError) -> Request | None:
         """A step has failed and was undone; returns the request that is to be ended for it."""
         self._num_good, self._patience = 0, min(2 * self._patience, MAX_PATIENCE)
         live = [request for request in plan.requests if request.finish is None]

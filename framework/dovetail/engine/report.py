@@ -8,7 +8,6 @@ import time
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.runtime.step import Launched
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +36,9 @@ class Report:
                 len(scheduler.waiting),
             )
 
-    def finished(self, step: Launched, scheduler: Scheduler, pages: PageBook) -> None:
+    def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: PageBook) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
-        plan = step.plan
-        self._num_tokens += len(step.sampled)
+        self._num_tokens += num_tokens
         if plan.chunks:
             return
         self._num_decode_steps += 1
@@ -52,7 +50,7 @@ class Report:
                 len(plan.decode),
                 sum(len(r.ids) for r in plan.decode),
                 pages.num_used / pages.allocator.num_pages,
-                step.graph,
+                plan.has_graphs,
                 self.throughput,
                 len(scheduler.waiting),
             )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dovetail.cache.node import Node, Pages
+from dovetail.grammar.constraint import Constraint
 from dovetail.messages import Finish, SamplingParams, Submit, TokenLogprob
-from dovetail.runtime.sampler import SampleRow
 
 if TYPE_CHECKING:
     from dovetail.grammar.desk import Wish
@@ -22,14 +22,17 @@ class Request:
         handle: Its client's number of it, by which it is addressed.
         rid: What its caller calls it, for people.
         ids: Prompt and output so far.
+        seed: Of its draws.
+        stop_ids: Ids that end it, beside what its grammar says.
         arrival: Sequence number of its submission; a retracted request keeps it.
-        row: Device row, -1 while waiting.
+        row: Device row, -1 while waiting; the devices know of it if `is_admitted`.
         pages: Of each cache group the pages in order of position, 0 for those that were given back; the first
             `num_tree_pages` belong to the radix tree, the rest to it.
         firsts: Of each group that does not see everything, its first page that is still there.
         node: Node of the tree whose path it has locked.
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
         in_flight: Launched steps that it is part of and whose outcome has not been read.
+        num_sampled: Tokens that it has, or will have once the steps in flight are read.
         on_device: Its next token is in its device row, so that it can decode.
         void_step: Number of the last step whose token for it is dropped: what it was computed from does not hold, or
             tokens forced by its grammar took the place.
@@ -38,6 +41,7 @@ class Request:
         matched_version: … and in which version of the tree, -1 for none.
         max_tokens: Most tokens it may generate, what its context leaves included.
         is_announced: Its client knows that it takes part in steps.
+        constraint: What it may say next; None for anything.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
@@ -49,18 +53,21 @@ class Request:
     ids: array[int]
     num_prompt: int
     params: SamplingParams
-    sample: SampleRow
+    seed: int
+    stop_ids: tuple[int, ...]
     priority: int
     cache_salt: str
     arrival: int
     max_tokens: int
     row: int = -1
+    is_admitted: bool = False
     pages: Pages = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
     num_tree_pages: int = 0
     node: Node | None = None
     computed_len: int = 0
     in_flight: int = 0
+    num_sampled: int = 0
     on_device: bool = False
     void_step: int = 0
     cached_len: int = -1
@@ -70,6 +77,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
     is_announced: bool = False
+    constraint: Constraint | None = None
     undecided: bool = False
     grammar_step: int | None = None
     grammar_ignored: tuple[str, ...] = ()
@@ -88,7 +96,9 @@ class Request:
             ids=array("i", message.prompt_ids + output),
             num_prompt=len(message.prompt_ids),
             params=params,
-            sample=SampleRow(params, seed, stops, message.prompt_ids, output, len(output)),
+            seed=seed,
+            stop_ids=stops,
+            num_sampled=len(output),
             priority=message.priority,
             cache_salt=message.cache_salt,
             arrival=arrival,
@@ -112,7 +122,7 @@ class Request:
     @property
     def is_sampled_out(self) -> bool:
         """Whether the last token that it may generate has been launched."""
-        return self.sample.num_output >= self.max_tokens
+        return self.num_sampled >= self.max_tokens
 
     @property
     def remaining_tokens(self) -> int:
@@ -122,7 +132,7 @@ class Request:
     def take(self, token: int) -> None:
         """Append a sampled token and decide whether the request has ended."""
         self.ids.append(token)
-        if token in self.sample.stop_ids and self.num_output >= self.params.min_tokens:
+        if token in self.stop_ids and self.num_output >= self.params.min_tokens:
             self.finish = Finish("stop", token)
         elif self.num_output >= self.max_tokens:
             self.finish = Finish("length")
@@ -130,7 +140,7 @@ class Request:
 
     def _follow(self, token: int) -> None:
         """Let the constraint take a token: it may refuse it, or know that the text is complete."""
-        constraint = self.sample.constraint
+        constraint = self.constraint
         if constraint is None:
             return
         error = constraint.accept(token)
@@ -158,6 +168,7 @@ class StepPlan:
         number: Of the steps that were launched, from 1.
         writes: What it writes, tentatively until its outcome is read: of each request, the list of its pages then, and
             the length from which keys and values are written.
+        has_graphs: Its graphs are captured.
     """
 
     decode: list[Request]
@@ -166,11 +177,17 @@ class StepPlan:
     num_cached_tokens: int = 0
     number: int = 0
     writes: list[tuple[Request, Pages, int]] = field(default_factory=list)
+    has_graphs: bool = False
 
     @property
     def num_prefill_tokens(self) -> int:
         """Prompt tokens computed in this step."""
         return sum(chunk.num_new for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> list[Request]:
+        """Those that get a token, unless it is not decided in time what they may say."""
+        return self.decode + [chunk.request for chunk in self.chunks if chunk.samples]
 
     @property
     def requests(self) -> list[Request]:

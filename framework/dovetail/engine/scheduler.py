@@ -114,16 +114,19 @@ class Scheduler:
         for request in plan.decode:
             request.computed_len += 1
             request.in_flight += 1
+            request.num_sampled += 1
         for chunk in plan.chunks:
             is_open = chunk.samples and chunk.request.undecided
             chunk.request.computed_len += chunk.num_new - is_open
             chunk.request.in_flight += 1
             chunk.request.on_device = chunk.samples and not is_open
+            chunk.request.num_sampled += chunk.request.on_device
             self.pages.share(chunk.request)
 
     def decided(self, request: Request) -> None:
         """A request that was undecided when its step was launched is sampled in it after all."""
         request.computed_len += 1
+        request.num_sampled += 1
         request.on_device = True
         self.pages.share(request)
 
@@ -193,7 +196,8 @@ class Scheduler:
         return self._live.get(handle)
 
     def end(self, request: Request) -> None:
-        """Take a request out, waiting or running; its pages and row are released."""
+        """Take a request out, waiting or running; its pages and row are released, and nothing binds it any more."""
+        request.constraint = None
         if request in self.suspects:
             self.suspects.remove(request)
         del self._live[request.handle]

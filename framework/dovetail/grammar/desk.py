@@ -119,7 +119,7 @@ class GrammarDesk:
 
         The request is undecided from now on. What it has said must fit the next way, too.
         """
-        constraint, wish = request.sample.constraint, request.wish
+        constraint, wish = request.constraint, request.wish
         if constraint is None or constraint.error is None or wish is None or request.grammar_step is None:
             return False
         failed = wish.steps[request.grammar_step]
@@ -131,7 +131,7 @@ class GrammarDesk:
         request.undecided = True
         ticket = self.service.request(wish.steps[first:], wish.owner)
         self._undecided.append(Undecided(request, ticket, first, constraint.error))
-        request.sample.constraint = None
+        request.constraint = None
         return True
 
     def forget(self, request: Request) -> None:
@@ -166,7 +166,7 @@ class GrammarDesk:
         if error is not None:
             return Finish("abort", None, item.why or error, "grammar_failed")
         request.undecided = False
-        request.sample.constraint = constraint
+        request.constraint = constraint
         if outcome is not None:
             request.grammar_ignored = outcome.ignored
             request.grammar_step = item.first + outcome.step
@@ -184,7 +184,7 @@ class GrammarDesk:
         sets = self.service.token_sets()
         gate = None if thinking is None else make_gate(thinking, sets.tokens, constrained=outcome is not None)
         rules = WordRules(request.params, sets.size) if WordRules.are_in(request.params) else None
-        stops = request.sample.stop_ids
+        stops = request.stop_ids
         if outcome is None:
             return Constraint(sets, gate, None, stop_ids=stops, rules=rules)
         return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, stops, rules)

@@ -24,10 +24,10 @@ def forced_tokens(request: Request, num_running: int) -> list[int]:
     No more than it may still generate, so that no pages are taken for others. Empty where something has to be known of
     each of them: log probabilities, or counts for penalties.
     """
-    constraint = request.sample.constraint
+    constraint = request.constraint
     if constraint is None or not constraint.was_forced or request.row < 0 or request.finish is not None:
         return []
-    if request.params.logprobs is not None or request.sample.penalized:
+    if request.params.logprobs is not None or request.params.is_penalized:
         return []
     found = constraint.forced()[: request.remaining_tokens]
     return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []
@@ -45,6 +45,6 @@ def jump(request: Request, tokens: list[int], step: int) -> list[int]:
         if request.finish is not None:
             break
     request.void_step = step
-    request.sample.num_output = request.num_output - request.in_flight
+    request.num_sampled = request.num_output
     request.on_device = False
     return taken

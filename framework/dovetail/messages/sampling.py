@@ -37,6 +37,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Tokens, or several in a row, that are never said."""
 
+    @property
+    def is_penalized(self) -> bool:
+        """Whether tokens have to be counted."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One candidate token."""

@@ -1,8 +1,8 @@
 """What the device knows of running requests: one stable row each, changed by differences only.
 
-A request keeps its row from admission to release. The sampler writes the next token where the next step reads it, so
-that a step can be launched before the host knows the last one's tokens. What the host changes is collected and sent
-before the next step, in a few copies however many rows it touches.
+A request keeps its row from admission until it is cleared. The sampler writes the next token where the next step reads
+it, so that a step can be launched before the host knows the last one's tokens. What a step changes is sent before it is
+computed, in a few copies however many rows it touches. S device rows, one for each request, and behind them spare ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.runtime.upload import to_device, upload
+from dovetail.messages.step import Ints, StepInput
+from dovetail.runtime.row_params import RowParams
+from dovetail.runtime.upload import to_device
+
+NUM_SPARE = 3
+"""Rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 
 
 class DeviceState:
@@ -22,64 +27,72 @@ class DeviceState:
         page_table: The first of them.
         next_ids: `[S]` int64, the token that the row's next decode step reads.
         seq_lens: `[S]` int64, tokens of the row whose keys and values are in its pages.
-        spare_row: A row that no request holds: it pads the batches of CUDA graphs.
+        pages: `[G, S, max_pages]` the page tables on the host.
+        lens: `[S]` int64 on the host, `seq_lens` once the steps that were launched are done.
+        spare_row: The first row that no request holds.
+        params: How the tokens of the rows are drawn.
     """
 
     def __init__(self, num_rows: int, max_pages: int, device: torch.device, num_groups: int = 1) -> None:
         self.device = device
         self.spare_row = num_rows
-        self.page_tables = [
-            torch.zeros(num_rows + 1, max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)
-        ]
+        total = num_rows + NUM_SPARE
+        self.page_tables = [torch.zeros(total, max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)]
         self.page_table = self.page_tables[0]
-        self.next_ids = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
-        self.seq_lens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
-        self._free = list(range(num_rows - 1, -1, -1))
-        self._released: list[int] = []
-        self._pages: list[dict[int, dict[int, int]]] = [{} for _ in range(num_groups)]
+        self.next_ids = torch.zeros(total, dtype=torch.int64, device=device)
+        self.seq_lens = torch.zeros(total, dtype=torch.int64, device=device)
+        self.pages = np.zeros((num_groups, total, max_pages), dtype=np.int32)
+        self.lens = np.zeros(total, dtype=np.int64)
+        self.params = RowParams(total, device)
+        self._cleared: list[Ints] = []
+        self._tables: list[Ints] = []
 
-    @property
-    def num_free(self) -> int:
-        """Rows that no request holds."""
-        return len(self._free)
-
-    def take_row(self) -> int:
-        """Give a request a row; its page table is clear once `flush` has run."""
-        return self._free.pop()
-
-    def release_row(self, row: int) -> None:
-        """Take a row back; `flush` clears it."""
-        for changed in self._pages:
-            changed.pop(row, None)
-        self._released.append(row)
-        self._free.append(row)
-
-    def set_pages(self, row: int, start: int, pages: list[int], group: int = 0) -> None:
-        """Write a group's page ids at columns `start …` of a row, at the next `flush`."""
-        if pages:
-            self._pages[group].setdefault(row, {}).update(enumerate(pages, start))
+    def apply(self, step: StepInput) -> None:
+        """Take what a step says of rows, on the host; `flush` sends it. Rows are cleared, then taken again."""
+        if step.cleared.size:
+            self.pages[:, step.cleared] = 0
+            self.lens[step.cleared] = 0
+            self.params.clear(step.cleared.tolist())
+            self._tables = [_without(table, step.cleared) for table in self._tables]  # of a step that failed
+            self._cleared.append(step.cleared)
+        for admit in step.admit:
+            self.params.admit(admit)
+        if step.tables.size:
+            groups, rows, columns, pages = step.tables
+            self.pages[groups, rows, columns] = pages
+            self._tables.append(step.tables)
 
     def flush(self) -> None:
-        """Send what has changed: cleared rows first, as some have been taken again."""
-        if self._released:
-            rows = upload(self._released, torch.int64, self.device)
+        """Send what has changed to the device."""
+        if self._cleared:
+            rows = to_device(torch.from_numpy(np.concatenate(self._cleared).astype(np.int64)), self.device)
             for tensor in (*self.page_tables, self.next_ids, self.seq_lens):
                 tensor.index_fill_(0, rows, 0)
-            self._released = []
-        for table, changed in zip(self.page_tables, self._pages, strict=True):
-            if changed:
-                width = table.shape[1]
-                places = [row * width + column for row, pages in changed.items() for column in pages]
-                ids = [page for pages in changed.values() for page in pages.values()]
-                fresh = to_device(torch.from_numpy(np.array([places, ids], dtype=np.int64)), self.device)
-                table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
-                changed.clear()
+            self._cleared = []
+        for groups, rows, columns, pages in self._tables:
+            entries = np.stack((rows.astype(np.int64) * self.pages.shape[2] + columns, pages))
+            for group, table in enumerate(self.page_tables):
+                mine = entries[:, groups == group]
+                if mine.size:
+                    fresh = to_device(torch.from_numpy(mine), self.device)
+                    table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
+        self._tables = []
+        self.params.flush()
+
+    def positions(self, rows: Tensor) -> Tensor:
+        """Return the place of the next token of rows `[R]` among those that they generate: `[R]` int64."""
+        return self.seq_lens[rows] - self.params.num_prompt[rows]
 
     def clear_spare(self) -> None:
-        """Empty the spare row, which steps write like any other."""
+        """Empty the spare rows, which steps write like any other; graphs do so themselves."""
+        self.lens[self.spare_row :] = 0
         self.next_ids[self.spare_row :].zero_()
         self.seq_lens[self.spare_row :].zero_()
 
     def set_next(self, rows: Tensor, ids: Tensor) -> None:
         """Store sampled tokens `ids` `[R]` for rows `[R]`."""
         self.next_ids.index_copy_(0, rows, ids)
+
+
+def _without(table: Ints, rows: Ints) -> Ints:
+    return table[:, ~np.isin(table[1], rows)]

@@ -7,16 +7,13 @@ not depend on the filters or on the other rows; filters only say which tokens ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dovetail.messages import SamplingParams
-from dovetail.messages.seeds import signed64
 from dovetail.runtime.random import exponentials, row_keys
-from dovetail.runtime.upload import to_device
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""
@@ -44,15 +41,6 @@ class DrawParams:
         """Greedy rows, to be overwritten."""
         temperature, top_p, min_p = torch.zeros(3, num, device=device)
         return cls(temperature, top_p, min_p, *torch.zeros(3, num, dtype=torch.int64, device=device))
-
-    @classmethod
-    def of(
-        cls, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int], device: torch.device
-    ) -> DrawParams:
-        """From the parameters of each row, its seed, and the place of its next token among those it generates."""
-        floats = torch.tensor([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]])
-        numbers = torch.tensor([[p.top_k for p in params], [signed64(seed) for seed in seeds], list(positions)])
-        return cls(*to_device(floats, device), *to_device(numbers, device))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order of the constructor."""

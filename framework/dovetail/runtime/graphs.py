@@ -10,25 +10,23 @@ Where the backend reads common prefixes once, some buckets have a second graph t
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.engine.request import Request
+from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime import draw
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import DrawParams
-from dovetail.runtime.prefixes import PrefixOrder
-from dovetail.runtime.sampler import SampleRow
 from dovetail.runtime.step_ops import begin, finish
-from dovetail.runtime.upload import upload
+from dovetail.runtime.upload import pinned
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +38,6 @@ SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
 """Those that are captured once more, for rows that share prefixes."""
 FIRST = (1, 8)
 """Buckets that the engine is not ready without; larger ones stand in for smaller ones that are not captured yet."""
-PATIENCE = 40
-"""Steps that run without their graph before it is captured under load: about what the capture itself costs."""
 
 
 class GraphPool:
@@ -70,29 +66,18 @@ class GraphPool:
         return graph, result
 
 
-class Key(NamedTuple):
-    """Which graph: rows of its batch, and whether it reads prefixes once that neighbouring rows share."""
-
-    bucket: int
-    shares: bool = False
-
-
-class Choice(NamedTuple):
-    """The graph for a decode step, and the step's requests in the order of their rows."""
-
-    key: Key
-    requests: list[Request]
-
-
 @dataclass(slots=True, eq=False)
 class CapturedDraw:
-    """Sampling after a bucket's decode graph: `params` and the lengths `[B]` of prompts in, `ids` `[B]` out."""
+    """Sampling after a bucket's decode graph: `params` and the lengths `[B]` of prompts in, `ids` `[B]` out.
+
+    `current` are the rows, and the version of their parameters, that the inputs hold.
+    """
 
     graph: torch.cuda.CUDAGraph
     params: DrawParams
     prompt_lens: Tensor
     ids: Tensor
-    current: list[SampleRow]
+    current: tuple[Ints, int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,12 +89,16 @@ class Captured:
     logits: Tensor
     ids: Tensor
     broken: Tensor
-    current: list[int]
+    current: Ints | None = None
     draw: CapturedDraw | None = None
 
 
 class DecodeGraphs:
-    """Captures decode steps by bucket and replays them."""
+    """Captures decode steps by bucket and replays them.
+
+    Attributes:
+        keys: Those that may be captured, in the order in which `run_next` does.
+    """
 
     def __init__(
         self,
@@ -123,12 +112,9 @@ class DecodeGraphs:
         """Nothing is captured yet."""
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
-        group = attention.prefix_group
-        self._prefixes = PrefixOrder(group, page_size) if group > 1 else None
-        self._sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if group > 1 else []
-        self._keys = [Key(b) for b in self._buckets] + [Key(b, shares=True) for b in self._sharing]
-        self._captured: dict[Key, Captured] = {}
-        self._missed: dict[Key, int] = {}
+        sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if attention.prefix_group > 1 else []
+        self.keys = [DecodeGraph(b) for b in self._buckets] + [DecodeGraph(b, shares=True) for b in sharing]
+        self._captured: dict[DecodeGraph, Captured] = {}
         self._pool = pool
 
     @property
@@ -139,87 +125,64 @@ class DecodeGraphs:
     def capture_first(self) -> None:
         """Capture what the first requests need, with a progress bar."""
         for bucket in tqdm([b for b in FIRST if b in self._buckets], desc="Capturing decode graphs", unit="graph"):
-            self._capture(Key(bucket))
+            self._capture(DecodeGraph(bucket))
 
     @property
     def num_left(self) -> int:
         """Graphs that are not captured yet."""
-        return len(self._keys) - len(self._captured)
+        return len(self.keys) - len(self._captured)
+
+    @property
+    def captured(self) -> list[DecodeGraph]:
+        """Those that are there."""
+        return list(self._captured)
 
     def rehearse(self) -> None:
         """See `Chore.rehearse`."""
-        for key in self._keys:
-            logits, ids, _ = self._step(*self._inputs(key.bucket), key.shares)
-            draw.draw(logits, DrawParams.empty(key.bucket, self._state.device), ids)
+        for key in self.keys:
+            logits, ids, _ = self._step(*self._inputs(key.rows), key.shares)
+            draw.draw(logits, DrawParams.empty(key.rows, self._state.device), ids)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
-        missing = [key for key in self._keys if key not in self._captured]
+        missing = [key for key in self.keys if key not in self._captured]
         if missing:
             self._capture(missing[0])
 
-    def choose(self, requests: list[Request]) -> Choice | None:
-        """Return the graph to replay for a decode step, or None if it has to run without one.
+    def capture(self, key: DecodeGraph) -> None:
+        """Capture one under load; where there is no memory for it, it is not tried again."""
+        try:
+            self._capture(key)
+        except torch.OutOfMemoryError as error:
+            self.keys.remove(key)
+            logger.warning("No memory for a decode graph of %d rows (%s)", key.rows, str(error).splitlines()[0])
 
-        Where reading common prefixes once pays, that is the graph that does so, once it is there.
+    def run(self, rows: Ints, key: DecodeGraph) -> Captured:
+        """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs.
+
+        Nothing is sent for an array whose rows are those of the last replay, least of all for that very array.
         """
-        place = bisect_left(self._sharing, len(requests))
-        if self._prefixes is not None and place < len(self._sharing):
-            ordered, key = self._prefixes.order(requests), Key(self._sharing[place], shares=True)
-            if ordered is not None and self._is_ready(key):
-                return Choice(key, ordered)
-        bucket = self.bucket_for(len(requests))
-        return None if bucket is None else Choice(Key(bucket), requests)
-
-    def bucket_for(self, num_requests: int) -> int | None:
-        """Return the bucket to replay for a batch of any rows, or None if it has to run without a graph.
-
-        A missing bucket is captured once it has been missed often; until then a larger one may stand in.
-        """
-        place = bisect_left(self._buckets, num_requests)
-        if place == len(self._buckets):
-            return None
-        if self._is_ready(Key(self._buckets[place])):
-            return self._buckets[place]
-        return next((b for b in self._buckets[place:] if Key(b) in self._captured), None)
-
-    def _is_ready(self, key: Key) -> bool:
-        """Whether a graph is there; it is captured if it has been missed often."""
-        if key not in self._captured:
-            self._missed[key] = self._missed.get(key, 0) + 1
-            if self._missed[key] <= PATIENCE or key not in self._keys:
-                return False
-            try:
-                self._capture(key)
-            except torch.OutOfMemoryError as error:
-                self._keys.remove(key)
-                logger.warning("No memory for a decode graph of %d rows (%s)", key.bucket, str(error).splitlines()[0])
-                return False
-        return True
-
-    def run(self, rows: list[int], key: Key) -> Captured:
-        """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs."""
         captured = self._captured[key]
-        padded = rows + [self._state.spare_row] * (key.bucket - len(rows))
-        if padded != captured.current:
-            captured.rows.copy_(torch.tensor(padded, dtype=torch.int64).pin_memory(), non_blocking=True)
-            captured.current = padded
+        if not _is_same(rows, captured.current):
+            padded = np.full(key.rows, self._state.spare_row, dtype=np.int64)
+            padded[: len(rows)] = rows
+            captured.rows.copy_(pinned(torch.from_numpy(padded), self._state.device), non_blocking=True)
+            captured.current = rows
         captured.graph.replay()
         return captured
 
-    def draw(self, done: Captured, rows: list[SampleRow]) -> Tensor:
+    def draw(self, done: Captured, rows: Ints) -> Tensor:
         """Sample the logits of a decode step that was just replayed, by temperature and filters.
 
         Returns:
             `[B]` int64; the tokens are the next inputs of their rows at once.
         """
-        captured = done.draw or self._capture_draw(done)
-        if len(rows) != len(captured.current) or any(a is not b for a, b in zip(rows, captured.current, strict=True)):
-            device, num = self._state.device, len(rows)
-            params = DrawParams.of([row.params for row in rows], [row.seed for row in rows], [0] * num, device)
-            captured.params.copy_from(params)
-            captured.prompt_lens[:num].copy_(upload([len(row.prompt_ids) for row in rows], torch.int64, device))
-            captured.current = rows
+        captured, state = done.draw or self._capture_draw(done), self._state
+        version = state.params.version
+        if captured.current is None or captured.current[1] != version or not _is_same(rows, captured.current[0]):
+            captured.params.copy_from(state.params.draw_params(done.rows, captured.params.positions))
+            captured.prompt_lens.copy_(state.params.num_prompt[done.rows])
+            captured.current = rows, version
         captured.graph.replay()
         return captured.ids
 
@@ -227,7 +190,7 @@ class DecodeGraphs:
         params = DrawParams.empty(done.rows.shape[0], self._state.device)
         lens = torch.zeros_like(params.positions)
         graph, ids = self._pool.capture(lambda: self._draw(done, params, lens))
-        done.draw = CapturedDraw(graph, params, lens, ids, [])
+        done.draw = CapturedDraw(graph, params, lens, ids)
         return done.draw
 
     def _draw(self, done: Captured, params: DrawParams, prompt_lens: Tensor) -> Tensor:
@@ -240,13 +203,13 @@ class DecodeGraphs:
         self._state.set_next(done.rows, ids)
         return ids
 
-    def _capture(self, key: Key) -> Captured:
-        device, bucket = self._state.device, key.bucket
+    def _capture(self, key: DecodeGraph) -> Captured:
+        device, bucket = self._state.device, key.rows
         rows, starts, last = self._inputs(bucket)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
         # Loads the kernels of the draw, which is captured later. Nothing may read the graph's ids: it has not run yet.
         draw.draw(logits, DrawParams.empty(bucket, device))
-        self._captured[key] = Captured(graph, rows, logits, ids, broken, [self._state.spare_row] * bucket)
+        self._captured[key] = Captured(graph, rows, logits, ids, broken)
         return self._captured[key]
 
     def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,3 +241,7 @@ class DecodeGraphs:
         logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
         ids, broken = finish(logits, rows, inputs.lens, self._state)
         return logits, ids, broken
+
+
+def _is_same(rows: Ints, last: Ints | None) -> bool:
+    return rows is last or (last is not None and np.array_equal(rows, last))

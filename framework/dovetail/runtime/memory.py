@@ -29,7 +29,8 @@ from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.contracts.needs import unserved
 from dovetail.errors import ConfigError, ModelError
-from dovetail.runtime.prefill_sizes import Size, sizes
+from dovetail.messages.step import PrefillGraph
+from dovetail.runtime.prefill_sizes import sizes
 from dovetail.settings import EngineSettings
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -240,7 +241,9 @@ def penalty_bytes(config: ModelConfig, rows: int) -> int:
     return rows * config.vocab_size * 5
 
 
-def graph_bytes(config: ModelConfig, item_bytes: int, max_running_requests: int, prefills: Sequence[Size]) -> int:
+def graph_bytes(
+    config: ModelConfig, item_bytes: int, max_running_requests: int, prefills: Sequence[PrefillGraph]
+) -> int:
     """Estimate what CUDA graphs keep; see the top of this file."""
     rows = min(GRAPH_ROWS, max_running_requests)
     kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes

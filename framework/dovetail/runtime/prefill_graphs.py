@@ -19,20 +19,15 @@ from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.engine.request import Chunk
-from dovetail.runtime.batch import places_of, tokens_of
+from dovetail.messages.step import Ints, PrefillGraph, no_ints
+from dovetail.runtime.batch import NO_TOKENS, Tokens
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import GraphPool
-from dovetail.runtime.prefill_sizes import FIRST, SINGLE, Size
+from dovetail.runtime.prefill_sizes import FIRST
 from dovetail.runtime.step_ops import check_tokens, finish
 from dovetail.runtime.upload import pinned
 
 logger = logging.getLogger(__name__)
-
-PATIENCE = 8
-"""Steps that run without a graph before theirs is captured under load: about what the capture itself costs."""
-STAND_IN_PATIENCE = 40
-"""The same while a larger graph stands in, which costs less."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,124 +46,106 @@ class CapturedPrefill:
     broken: Tensor
 
 
-def pack(chunks: Sequence[Chunk], size: Size, page_size: int, spare_row: int) -> npt.NDArray[np.int64]:
-    """Write what a graph reads.
+def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, spare_row: int) -> npt.NDArray[np.int64]:
+    """Write what a graph reads of the chunks of some device rows.
 
     Returns:
         `[3 T + 4 C + 1]`: ids, positions and slots by token; device rows, KV lengths and last tokens by chunk; and
         where each chunk starts, the end of the last one included.
     """
-    packed = np.zeros(3 * size.tokens + 4 * size.chunks + 1, dtype=np.int64)
-    ids, positions, slots = packed[: 3 * size.tokens].reshape(3, -1)
-    rows, lens, last = packed[3 * size.tokens : -(size.chunks + 1)].reshape(3, -1)
-    starts = packed[-(size.chunks + 1) :]
-    slots[:], rows[:] = -1, spare_row
-    at = 0
-    for i, chunk in enumerate(chunks):
-        end = at + chunk.num_new
-        ids[at:end] = tokens_of(chunk)
-        positions[at:end], slots[at:end] = places_of(chunk, page_size)
-        rows[i], lens[i], last[i], starts[i] = chunk.request.row, chunk.start + chunk.num_new, end - 1, at
-        at = end
-    starts[len(chunks) :] = at
+    packed = np.zeros(3 * key.tokens + 4 * key.chunks + 1, dtype=np.int64)
+    ids, positions, slots = packed[: 3 * key.tokens].reshape(3, -1)
+    row, lens, last = packed[3 * key.tokens : -(key.chunks + 1)].reshape(3, -1)
+    starts = packed[-(key.chunks + 1) :]
+    slots[:], row[:] = -1, spare_row
+    num_tokens, num = len(tokens.positions), len(rows)
+    ids[:num_tokens], positions[:num_tokens], slots[:num_tokens] = tokens.ids, tokens.positions, tokens.slots
+    row[:num], lens[:num], last[:num], starts[:num] = rows, tokens.lens, tokens.starts[1:] - 1, tokens.starts[:-1]
+    starts[num:] = num_tokens
     return packed
 
 
 class PrefillGraphs:
-    """Captures the prefill chunks of a step by size and replays them."""
+    """Captures the prefill chunks of a step by size and replays them.
+
+    Attributes:
+        keys: Those that may be captured, in the order in which `run_next` does.
+    """
 
     def __init__(
         self,
         model: CausalLM,
         attention: AttentionBackend,
         state: DeviceState,
-        page_size: int,
-        sizes: Sequence[Size],
+        sizes: Sequence[PrefillGraph],
         pool: GraphPool,
     ) -> None:
         """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them."""
         self._model, self._attention, self._state = model, attention, state
-        self._page_size, self._sizes, self._pool = page_size, list(sizes), pool
-        self._captured: dict[Size, CapturedPrefill] = {}
-        self._missed: dict[Size, int] = {}
+        self._pool = pool
+        self.keys = list(sizes)
+        self._captured: dict[PrefillGraph, CapturedPrefill] = {}
         self._logits: Tensor | None = None
 
     @property
     def max_tokens(self) -> int:
         """The most tokens that a graph computes."""
-        return max(size.tokens for size in self._sizes)
+        return max(size.tokens for size in self.keys)
 
     def capture_first(self) -> None:
         """Capture what the first requests need, with a progress bar."""
-        for size in tqdm([s for s in self._sizes if s in FIRST], desc="Capturing prefill graphs", unit="graph"):
+        for size in tqdm([s for s in self.keys if s in FIRST], desc="Capturing prefill graphs", unit="graph"):
             self._capture(size)
 
     @property
     def num_left(self) -> int:
         """Graphs that are not captured yet."""
-        return len(self._sizes) - len(self._captured)
+        return len(self.keys) - len(self._captured)
+
+    @property
+    def captured(self) -> list[PrefillGraph]:
+        """Those that are there."""
+        return list(self._captured)
 
     def rehearse(self) -> None:
         """See `Chore.rehearse`."""
-        for size in self._sizes:
+        for size in self.keys:
             self._step(self._inputs(size), size)
 
     def run_next(self) -> None:
         """Capture a size that is missing, while the engine has nothing else to do."""
-        missing = [size for size in self._sizes if size not in self._captured]
+        missing = [size for size in self.keys if size not in self._captured]
         if missing:
             self._capture(missing[0])
 
-    def size_for(self, chunks: Sequence[Chunk]) -> Size | None:
-        """Return the size to replay for a step's chunks, or None if they have to run without a graph.
-
-        A missing size is captured once it has been missed often. Until then a larger one may stand in: of up to 512
-        tokens, or of twice as many.
-        """
-        if any(chunk.request.prompt_logprobs is not None for chunk in chunks):
-            return None  # all tokens' logits are wanted, not the last one's
-        tokens = sum(chunk.num_new for chunk in chunks)
-        fitting = [size for size in self._sizes if size.tokens >= tokens and size.chunks >= len(chunks)]
-        if not fitting:
-            return None
-        wanted, most = fitting[0], max(SINGLE[-1], 2 * fitting[0].tokens)
-        found = next((size for size in fitting if size in self._captured and size.tokens <= most), None)
-        if found != wanted:
-            self._missed[wanted] = self._missed.get(wanted, 0) + 1
-            if self._missed[wanted] > (PATIENCE if found is None else STAND_IN_PATIENCE):
-                found = self._capture_late(wanted, found)
-        return found
-
-    def _capture_late(self, wanted: Size, found: Size | None) -> Size | None:
-        """Capture a size under load; where there is no memory for it, `found` serves on, and it is not tried again."""
+    def capture(self, key: PrefillGraph) -> None:
+        """Capture one under load; where there is no memory for it, it is not tried again."""
         try:
-            self._capture(wanted)
+            self._capture(key)
         except torch.OutOfMemoryError as error:
-            self._sizes.remove(wanted)
-            logger.warning("No memory for a prefill graph of %s (%s)", wanted, str(error).splitlines()[0])
-            return found
-        return wanted
+            self.keys.remove(key)
+            logger.warning("No memory for a prefill graph of %s (%s)", key, str(error).splitlines()[0])
 
-    def run(self, chunks: Sequence[Chunk], size: Size) -> CapturedPrefill:
+    def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> CapturedPrefill:
         """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""
-        captured = self._captured[size]
-        packed = torch.from_numpy(pack(chunks, size, self._page_size, self._state.spare_row))
+        captured = self._captured[key]
+        packed = torch.from_numpy(pack(tokens, rows, key, self._state.spare_row))
         captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
         captured.graph.replay()
         return captured
 
-    def _capture(self, size: Size) -> None:
+    def _capture(self, size: PrefillGraph) -> None:
         inputs = self._inputs(size)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, size))
         rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
         self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, broken)
 
-    def _inputs(self, size: Size) -> Tensor:
+    def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
-        packed = torch.from_numpy(pack([], size, self._page_size, self._state.spare_row))
+        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.spare_row))
         return packed.to(self._state.device)
 
-    def _step(self, inputs: Tensor, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, inputs: Tensor, size: PrefillGraph) -> tuple[Tensor, Tensor, Tensor]:
         """The chunks of one step, on the static inputs and device state alone."""
         ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
         rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)

@@ -7,8 +7,9 @@ fewer than a thousand with a large one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
+
+from dovetail.messages.step import PrefillGraph
 
 SINGLE = (16, 32, 64, 128, 256, 512)
 """Tokens of graphs for one chunk."""
@@ -21,19 +22,11 @@ MAX_WORK = 12e12
 milliseconds of an H200, which launching takes there too: a larger step is bound by computing, and padding only adds."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Size:
-    """Tokens and chunks that a graph computes at most."""
-
-    tokens: int
-    chunks: int
-
-
-FIRST = (Size(64, 1), Size(512, 1))
+FIRST = (PrefillGraph(64, 1), PrefillGraph(512, 1))
 """Graphs that the engine is not ready without; they stand in for smaller ones that are not captured yet."""
 
 
-def sizes(weight_bytes: int, max_tokens: int, max_requests: int) -> list[Size]:
+def sizes(weight_bytes: int, max_tokens: int, max_requests: int) -> list[PrefillGraph]:
     """Return the graphs for a model, the smaller first among those for one chunk and among the others.
 
     Args:
@@ -44,5 +37,5 @@ def sizes(weight_bytes: int, max_tokens: int, max_requests: int) -> list[Size]:
     most = max(SINGLE[-1], MAX_WORK / max(weight_bytes, 1))
     together = [tokens for before, tokens in pairwise((0, *TOGETHER)) if before < max_tokens and tokens <= most]
     chunks = min(MAX_CHUNKS, max_requests)
-    single = [Size(tokens, 1) for tokens in SINGLE]
-    return list(dict.fromkeys(single + [Size(tokens, chunks) for tokens in together]))
+    single = [PrefillGraph(tokens, 1) for tokens in SINGLE]
+    return list(dict.fromkeys(single + [PrefillGraph(tokens, chunks) for tokens in together]))

@@ -17,7 +17,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization
 from dovetail.errors import ModelError, PluginError
-from dovetail.grammar.masks import MaskBuffer
+from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backends, find_device
@@ -28,6 +28,7 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs, GraphPool
 from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
+from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
@@ -84,8 +85,8 @@ class ModelRunner:
         max_pages = -(-self.context_len // settings.page_size)
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools))
         self.attention = make_attention(backends, self.config, self.pool, self.state.page_tables, self.device)
-        masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
-        graphs = self._graphs(settings, memory.plan)
+        self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
+        self.graphs = graphs = self._graphs(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
@@ -102,6 +103,18 @@ class ModelRunner:
             kernels.report_late()
         memory.started(self.max_prefill_tokens)
         self.load_s = time.perf_counter() - started
+
+    @property
+    def graph_keys(self) -> list[GraphKey]:
+        """Graphs that may be captured."""
+        graphs = self.graphs
+        return [] if graphs is None else [*graphs.decode.keys, *(graphs.prefill.keys if graphs.prefill else ())]
+
+    @property
+    def captured(self) -> list[GraphKey]:
+        """Those of them that are there."""
+        graphs = self.graphs
+        return [] if graphs is None else [*graphs.decode.captured, *(graphs.prefill.captured if graphs.prefill else ())]
 
     @property
     def max_prefill_tokens(self) -> int | None:
@@ -121,12 +134,12 @@ class ModelRunner:
         """Make what captures graphs, where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
-        parts = (self.model, self.attention, self.state, self.pool.page_size)
+        parts = (self.model, self.attention, self.state)
         pool = GraphPool(self.device)
         sizes = prefill_sizes.sizes(
             self.weight_bytes, plan.step_tokens - plan.max_running_requests, plan.max_running_requests
         )
-        decode = DecodeGraphs(*parts, settings.max_running_requests, pool)
+        decode = DecodeGraphs(*parts, self.pool.page_size, settings.max_running_requests, pool)
         prefill = PrefillGraphs(*parts, sizes, pool) if self.attention.caps.graph == "mixed" else None
         with torch.inference_mode():
             max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)

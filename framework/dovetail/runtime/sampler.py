@@ -8,62 +8,45 @@ those of the model itself, before any of this.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dovetail.grammar.constraint import Constraint
-from dovetail.grammar.masks import MaskBuffer, TokenMask
-from dovetail.messages import SamplingParams, TokenLogprob, TopLogprob
+from dovetail.messages import TokenLogprob, TopLogprob
 from dovetail.runtime import draw as draws
-from dovetail.runtime.draw import DrawParams, is_filtered
-from dovetail.runtime.penalties import History, TokenCounts, penalize
+from dovetail.runtime.draw import is_filtered
+from dovetail.runtime.masks import TokenMask
+from dovetail.runtime.penalties import TokenCounts, penalize
+from dovetail.runtime.row_params import RowParams, SampleRow
 from dovetail.runtime.upload import upload
 
 
-@dataclass(slots=True, eq=False)
-class SampleRow:
-    """One request's state as the sampler needs it.
+class Masked(NamedTuple):
+    """The masks of a step's rows, and `[R]` bool which of them allow only ends: a minimum length gives way to those."""
 
-    `history` is made on first use by requests with penalties, unless the request has ended: a step that was launched
-    before that may still be sampled, and nobody would give the slot back.
+    tokens: TokenMask
+    ends_only: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SampleBatch:
+    """R rows that are sampled together.
+
+    Attributes:
+        rows: What the host knows of them.
+        params: What the device knows of all rows.
+        at: `[R]` int64, which of those they are.
+        positions: `[R]` int64, the place of each row's next token among those that it generates.
+        is_banning: Whether any of these is before its row's minimum length.
     """
 
-    params: SamplingParams
-    seed: int
-    stop_ids: tuple[int, ...]
-    prompt_ids: list[int] = field(default_factory=list)
-    said_ids: list[int] = field(default_factory=list)
-    """What was generated before `history` is made."""
-    num_output: int = 0
-    history: History | None = None
-    constraint: Constraint | None = None
-    """What it may say next; None for anything."""
-    is_released: bool = False
-
-    @property
-    def penalized(self) -> bool:
-        """Whether any penalty is on."""
-        p = self.params
-        return p.frequency_penalty != 0 or p.presence_penalty != 0 or p.repetition_penalty != 1
-
-    def rewind(self, said_ids: list[int]) -> None:
-        """Go on behind these tokens: of those that steps chose since, none counts."""
-        self.num_output = len(said_ids)
-        if self.penalized:
-            self.said_ids = said_ids
-        if self.history is not None:
-            self.history.release()
-            self.history = None
-
-    def release(self) -> None:
-        """Give back what it holds; the request has ended."""
-        self.constraint = None
-        self.is_released = True
-        if self.history is not None:
-            self.history.release()
-            self.history = None
+    rows: list[SampleRow]
+    params: RowParams
+    at: Tensor
+    positions: Tensor
+    is_banning: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -113,17 +96,10 @@ class Sampled:
     logprobs: Ranked | None = None
 
 
-def is_plain(row: SampleRow) -> bool:
-    """Whether the row's next token comes from the raw logits by temperature and filters alone."""
-    p = row.params
-    banning = row.num_output < p.min_tokens and row.stop_ids
-    return row.constraint is None and not (row.penalized or p.logit_bias or banning or p.logprobs is not None)
-
-
 def sample(
     logits: Tensor,
-    rows: list[SampleRow],
-    masks: MaskBuffer | None = None,
+    batch: SampleBatch,
+    masked: Masked | None = None,
     counts: TokenCounts | None = None,
     scratch: FloatScratch | None = None,
 ) -> Sampled:
@@ -131,28 +107,31 @@ def sample(
 
     Args:
         logits: `[R, V]`, any float dtype; not changed.
-        rows: One entry per row.
-        masks: Where the masks of constrained rows are filled, while the device still computes `logits`.
+        batch: The rows.
+        masked: What constrained rows may say.
         counts: Where rows with penalties that are new get their history; a table of their own if not given.
         scratch: Where the logits are widened; memory of their own if not given.
     """
-    mask = fill_masks(rows, masks)
+    rows = batch.rows
     raw = logits.float() if scratch is None else scratch.widen(logits)
     # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
-    in_place = mask is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
-    adjusted = adjust(raw, rows, mask, counts, in_place=in_place)
+    in_place = masked is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
+    adjusted = adjust(raw, batch, masked, counts, in_place=in_place)
     top, greedy = _best(raw)
     broken = ~torch.isfinite(top)
-    if in_place and mask is not None:
+    if in_place and masked is not None:
         # A mask that allows nothing is the grammar's error.
-        broken[mask.rows] &= top[mask.rows] != -math.inf
+        at = masked.tokens.rows
+        broken[at] &= top[at] != -math.inf
     if adjusted is not raw:
         greedy = _best(adjusted)[1]
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     ids = greedy
     if drawn:
         index = upload(drawn, torch.int64, raw.device)
-        chosen = draw(adjusted[index], [rows[i] for i in drawn], greedy[index])
+        params = batch.params.draw_params(batch.at[index], batch.positions[index])
+        filtered = any(is_filtered(rows[i].params) for i in drawn)
+        chosen = draws.draw(adjusted[index], params, greedy[index], filtered=filtered)
         ids = greedy.index_copy(0, index, chosen)
     count(ids, rows)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
@@ -182,18 +161,10 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(1, found[:, None])[:, 0], found
 
 
-def fill_masks(rows: list[SampleRow], masks: MaskBuffer | None) -> TokenMask | None:
-    """Fill the step's masks on the host; None where no row is constrained."""
-    if masks is None:
-        return None
-    wants = [row.constraint is not None and row.num_output < row.params.min_tokens for row in rows]
-    return masks.fill([row.constraint for row in rows], wants)
-
-
 def adjust(
     raw: Tensor,
-    rows: list[SampleRow],
-    mask: TokenMask | None = None,
+    batch: SampleBatch,
+    masked: Masked | None = None,
     counts: TokenCounts | None = None,
     *,
     in_place: bool = False,
@@ -202,13 +173,12 @@ def adjust(
 
     With `in_place` the mask is applied to `raw`.
     """
+    rows = batch.rows
     _remember(rows, counts or TokenCounts(raw.shape[-1], raw.device))
     out = raw
-    only_ends: frozenset[int] = frozenset()
-    if mask is not None:
+    if masked is not None:
         out = raw if in_place else raw.clone()
-        mask.apply(out)
-        only_ends = mask.only_ends
+        masked.tokens.apply(out)
     for group in _by_table(rows):
         if out is raw:
             out = raw.clone()
@@ -217,13 +187,19 @@ def adjust(
         out.index_copy_(0, index, penalize(out[index], histories, [rows[i].params for i in group]))
     bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.params.logit_bias or {}).items()]
     out = _add(out, raw, bias)
-    banned = [
-        (i, token, -math.inf)
-        for i, row in enumerate(rows)
-        if row.num_output < row.params.min_tokens and i not in only_ends
-        for token in row.stop_ids
-    ]
-    return _add(out, raw, banned)
+    if not batch.is_banning:
+        return out
+    return _ban(raw.clone() if out is raw else out, batch, None if masked is None else masked.ends_only)
+
+
+def _ban(out: Tensor, batch: SampleBatch, ends_only: Tensor | None) -> Tensor:
+    """Forbid the stop ids of rows that are before their minimum length, in place."""
+    is_early = batch.positions < batch.params.min_tokens[batch.at]
+    if ends_only is not None:
+        is_early &= ~ends_only
+    stops = batch.params.stop_ids[batch.at]
+    added = torch.where(is_early[:, None] & (stops >= 0), -math.inf, 0.0).to(out.dtype)
+    return out.scatter_add_(1, stops.clamp(min=0), added)
 
 
 def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Tensor:
@@ -241,8 +217,8 @@ def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Ten
 def _remember(rows: list[SampleRow], counts: TokenCounts) -> None:
     """Give every row with penalties its history."""
     for row in rows:
-        if row.history is None and row.penalized and not row.is_released:
-            row.history = counts.take(row.prompt_ids, row.said_ids)
+        if row.history is None and row.params.is_penalized:
+            row.history = counts.take(row.ids[: row.num_prompt], row.ids[row.num_prompt :])
 
 
 def _by_table(rows: list[SampleRow]) -> list[list[int]]:
@@ -256,23 +232,10 @@ def _by_table(rows: list[SampleRow]) -> list[list[int]]:
 
 def count(ids: Tensor, rows: list[SampleRow]) -> None:
     """Note that each row got its token of `ids` `[R]`."""
-    for row in rows:
-        row.num_output += 1
     for group in _by_table(rows):
         chosen = ids if len(group) == len(rows) else ids[upload(group, torch.int64, ids.device)]
         histories = [history for i in group if (history := rows[i].history) is not None]
         histories[0].table.add([history.slot for history in histories], chosen)
-
-
-def draw(logits: Tensor, rows: list[SampleRow], greedy: Tensor | None = None) -> Tensor:
-    """Draw one token per row, all with temperature above 0; `[R, V]` to `[R]` int64.
-
-    `greedy` `[R]` int64 are their best tokens, where they are known.
-    """
-    params = DrawParams.of(
-        [row.params for row in rows], [row.seed for row in rows], [row.num_output for row in rows], logits.device
-    )
-    return draws.draw(logits, params, greedy, filtered=any(is_filtered(row.params) for row in rows))
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:

@@ -1,17 +1,21 @@
 """A step on its way through the device: launched, sampled, read.
 
-Only reading waits for the device, so that the next step can be launched before this one's tokens are known. R rows
-that get a token, V vocabulary size.
+Only reading waits for the device, so that the next step can be launched before this one's tokens are known. B rows of
+the step, R rows of a part, V vocabulary size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dovetail.engine.request import Request, StepPlan
+from dovetail.messages import TokenLogprob
+from dovetail.messages.step import StepInput, StepOutput
+from dovetail.runtime.row_params import SampleRow
 from dovetail.runtime.sampler import Ranked, Sampled
 
 BROKEN = -1
@@ -19,19 +23,23 @@ BROKEN = -1
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Requests of a step whose logits come from one forward pass.
+    """Rows of a step whose logits come from one forward pass.
 
     Attributes:
-        requests: R of them.
+        at: `[R]` which of the step's rows they are.
         rows: `[R]` int64, their device rows.
-        broken: `[R]` bool where more than the logits was looked at: something computed for the request is not finite.
+        params: What the host knows of them.
+        is_banning: Whether any of them may be before its minimum length.
+        broken: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
         logprobs: Of the chosen tokens, where asked for.
     """
 
-    requests: list[Request]
+    at: npt.NDArray[np.int64]
     rows: Tensor
+    params: list[SampleRow]
+    is_banning: bool
     logits: Tensor | None = None
     tokens: Tensor | None = None
     logprobs: Ranked | None = None
@@ -50,36 +58,22 @@ class Launched:
     """A step that the device is computing, or has computed.
 
     Attributes:
-        plan: What it computes.
-        parts: In the order in which their requests get tokens.
-        silent: Requests that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
-        prompt_logprobs: Of prompt chunks, by request.
-        graph: Whether graphs were replayed.
-        forward_done: On CUDA, what tells that the logits are there; kept where a request waits for its grammar.
+        step: What it computes.
+        parts: Of the rows that get tokens.
+        silent: Rows that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
+        prompt_logprobs: Of prompt chunks, by row.
     """
 
-    plan: StepPlan
+    step: StepInput
     parts: list[Part]
-    silent: list[tuple[list[Request], Tensor]] = field(default_factory=list)
-    prompt_logprobs: list[tuple[Request, Ranked]] = field(default_factory=list)
-    graph: bool = False
-    forward_done: torch.cuda.Event | None = None
+    silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, Ranked]] = field(default_factory=list)
     _host: Tensor | None = None
     _copied: torch.cuda.Event | None = None
 
-    @property
-    def sampled(self) -> list[Request]:
-        """The requests that get a token."""
-        return [request for part in self.parts for request in part.requests]
-
-    @property
-    def is_computing(self) -> bool:
-        """Whether the device is still at the logits, as far as `forward_done` says."""
-        return self.forward_done is not None and not self.forward_done.query()  # type: ignore[no-untyped-call]
-
-    def add_silent(self, requests: list[Request], broken: Tensor) -> None:
-        """Note requests that get no token; `broken` `[S]` bool may be overwritten by the next step."""
-        self.silent.append((requests, torch.where(broken, BROKEN, 0)))
+    def add_silent(self, at: npt.NDArray[np.int64], broken: Tensor) -> None:
+        """Note rows that get no token; `broken` `[S]` bool may be overwritten by the next step."""
+        self.silent.append((at, torch.where(broken, BROKEN, 0)))
 
     def start_copy(self) -> None:
         """Send the tokens to the host, and behind them what is told of the silent; every part has been sampled."""
@@ -96,17 +90,40 @@ class Launched:
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
-    def read_tokens(self) -> tuple[list[int], list[Request]]:
-        """Wait for the device; return one token per request of `sampled`, and the requests that are broken.
-
-        A broken request's token means nothing.
-        """
+    def wait(self) -> npt.NDArray[np.int64]:
+        """Wait for the device; return what `start_copy` sent."""
         if self._copied is not None:
             self._copied.synchronize()
-        tokens: list[int] = [] if self._host is None else self._host.tolist()
-        requests = self.sampled
-        if BROKEN not in tokens:
-            return tokens[: len(requests)], []
-        everyone = requests + [request for silent, _ in self.silent for request in silent]
-        broken = [request for request, token in zip(everyone, tokens, strict=True) if token == BROKEN]
-        return tokens[: len(requests)], broken
+        found: npt.NDArray[np.int64] = np.empty(0, np.int64) if self._host is None else self._host.numpy()
+        return found
+
+    def read(self) -> StepOutput:
+        """Wait for the device; return what came of the step, in the order of its rows."""
+        found, num_rows = self.wait(), len(self.step.rows)
+        at = [part.at for part in self.parts]
+        num_told = sum(map(len, at))
+        places = np.concatenate([*at, *(silent for silent, _ in self.silent)]) if at or self.silent else found
+        finite, num = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.int32)
+        finite[places] = found != BROKEN
+        tokens = np.zeros(num_rows, dtype=np.int64)
+        told = places[:num_told]
+        tokens[told], num[told] = found[:num_told], finite[told]
+        return StepOutput(
+            step=self.step.step,
+            num=num,
+            tokens=tokens[num > 0],
+            finite=finite,
+            logprobs=self._logprobs(num),
+            prompt_logprobs=tuple((row, ranked.read()) for row, ranked in self.prompt_logprobs),
+        )
+
+    def _logprobs(self, num: npt.NDArray[np.int32]) -> list[TokenLogprob | None] | None:
+        """Those of the tokens, None where no row asked for any."""
+        if all(part.logprobs is None for part in self.parts):
+            return None
+        by_row: list[TokenLogprob | None] = [None] * len(num)
+        for part in self.parts:
+            if part.logprobs is not None:
+                for row, item in zip(part.logprobs.rows, part.logprobs.read(), strict=True):
+                    by_row[part.at[row]] = item
+        return [item for item, count in zip(by_row, num, strict=True) if count]

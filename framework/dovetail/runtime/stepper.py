@@ -1,49 +1,45 @@
 """Runs steps on a loaded model: forward pass, sampling, and reading the tokens back, each callable by itself.
 
-A step is launched before the last one's tokens are known. Only requests with a grammar need them: their next mask
-depends on the last token. So `launch` samples at once unless a request of the step has a constraint, or will have one
-that is still being compiled; then `choose` does, after the caller has read the step before.
+A step is launched before the last one's tokens are known. Only rows with a grammar need them: their next mask depends
+on the last token. So `launch` samples at once unless a row of the step waits; then `choose` does, once the engine has
+read the step before.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.engine.request import Chunk, Request, StepPlan
-from dovetail.grammar.masks import MaskBuffer
-from dovetail.messages import TokenLogprob
-from dovetail.runtime.batch import Prepared, prepare
+from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
+from dovetail.runtime.batch import prepare, tokens_of
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import Choice, DecodeGraphs
+from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
-from dovetail.runtime.prefill_sizes import Size
-from dovetail.runtime.sampler import FloatScratch, Ranked, Sampled, count, is_plain, rank_logprobs, sample
+from dovetail.runtime.row_params import RowFacts
+from dovetail.runtime.sampler import (
+    FloatScratch,
+    Masked,
+    Ranked,
+    SampleBatch,
+    Sampled,
+    rank_logprobs,
+    sample,
+)
 from dovetail.runtime.step import Launched, Part
 from dovetail.runtime.step_ops import check_tokens
-from dovetail.runtime.upload import upload
+from dovetail.runtime.upload import to_device, upload
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """Tokens of a step: `sampled[i]` got `tokens[i]`, with `logprobs[i]`.
-
-    What was computed for the `broken` requests is not finite, for any of their tokens: they got nothing.
-    """
-
-    sampled: list[Request]
-    tokens: list[int]
-    logprobs: list[TokenLogprob | None]
-    broken: list[Request]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,215 +64,207 @@ class Stepper:
         graphs: StepGraphs | None,
     ) -> None:
         """Nothing is computed yet."""
-        self._model, self._attention, self._state = model, attention, state
+        self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch = counts, FloatScratch()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
-        """Start a step. Its tokens are chosen too, unless a request has a constraint."""
+    def launch(self, step: StepInput) -> Launched:
+        """Start a step. Its tokens are chosen too, unless a row waits."""
+        self._state.apply(step)
+        for group in np.unique(step.scrub[0]).tolist():
+            self._pool.scrub(group, step.scrub[1, step.scrub[0] == group].tolist())
         self._state.flush()
-        launched = self._replay(plan, self._graphs) if self._graphs is not None else None
-        if launched is None:
-            launched = self.run_eagerly(plan)
+        if step.decode_graph is not None or step.prefill_graph is not None:
+            launched = self._replay(step)
+        else:
+            launched = self.run_eagerly(step)
         if all(part.logits is None for part in launched.parts):
             launched.start_copy()
-        elif self._state.device.type == "cuda" and any(request.undecided for request in launched.sampled):
-            launched.forward_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            launched.forward_done.record()
         return launched
 
     @torch.inference_mode()
-    def choose(self, launched: Launched) -> None:
-        """Sample what waited for its constraints, which know the last step's tokens by now.
-
-        Requests that are still undecided leave the step without a token.
-        """
+    def choose(self, launched: Launched, late: StepLate) -> None:
+        """Sample what waited for its masks. Rows that are to be skipped leave the step without a token."""
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
             return
-        # One call: the buffer of masks is filled once per step, as its copy to the device may be under way.
-        part = _decided(waiting[0] if len(waiting) == 1 else _join(waiting), launched)
+        # One call: the masks are sent once per step, as their copy to the device may be under way.
+        part = _without_skipped(waiting[0] if len(waiting) == 1 else _join(waiting), launched, late)
         launched.parts = [other for other in launched.parts if other.logits is None]
-        if part.requests:
+        if part.params:
             launched.parts.append(part)
-            self._sample(part)
+            self._sample(part, self._masked(part, late))
         launched.start_copy()
 
-    def read(self, launched: Launched) -> StepResult:
-        """Wait for a step's tokens. Log probabilities of prompts go to their requests."""
-        tokens, broken = launched.read_tokens()
-        logprobs: list[TokenLogprob | None] = []
-        for part in launched.parts:
-            logprobs += _by_row(part)
-        for request, ranked in launched.prompt_logprobs:
-            if request.prompt_logprobs is not None and launched.plan.number > request.void_step:
-                request.prompt_logprobs += ranked.read()
-        return StepResult(sampled=launched.sampled, tokens=tokens, logprobs=logprobs, broken=broken)
+    def _masked(self, part: Part, late: StepLate) -> Masked | None:
+        tokens = self._masks.mask_of(late.mask_of[part.at])
+        if tokens is None:
+            return None
+        ends_only = late.ends_only[part.at]
+        return Masked(tokens, to_device(torch.from_numpy(ends_only), part.rows.device) if ends_only.any() else None)
+
+    def read(self, launched: Launched) -> StepOutput:
+        """Wait for what came of a step."""
+        return launched.read()
 
     @torch.inference_mode()
-    def run_eagerly(self, plan: StepPlan) -> Launched:
-        """Start a step in one forward pass, without graphs; `launch` does where they do not serve it."""
-        ready = prepare(plan, self._state, self._attention, self._page_size)
-        self._attention.plan(ready.batch, Phase.EAGER)
-        self._attention.plan_in_graph(ready.batch)
-        hidden = self._model.forward(ready.ids, ready.batch)
-        self._state.seq_lens.index_copy_(0, ready.batch.rows, ready.batch.seq_lens)
-        launched = Launched(plan, [])
-        self._rank_prompts(launched, hidden)
-        broken = self._check(ready, hidden) if plan.chunks else None  # of a lone token, the logits tell
-        if broken is not None and ready.silent_at is not None:
-            launched.add_silent(ready.silent, broken[ready.silent_at])
-        if ready.sampled:
-            part = Part(ready.sampled, ready.sampled_rows, self._model.lm_head(hidden[ready.batch.last_tokens]))
-            part.broken = broken if broken is None or ready.sampled_at is None else broken[ready.sampled_at]
+    def run_eagerly(self, step: StepInput) -> Launched:
+        """Start a step in one forward pass, without graphs; `launch` does where none are named."""
+        ready, num = prepare(step, self._state, self._attention, self._page_size), step.num_sampled
+        batch = ready.batch
+        self._attention.plan(batch, Phase.EAGER)
+        self._attention.plan_in_graph(batch)
+        hidden = self._model.forward(ready.ids, batch)
+        self._state.seq_lens.index_copy_(0, batch.rows, batch.seq_lens)
+        launched = Launched(step, [])
+        for want in step.prompt_logprobs:
+            launched.prompt_logprobs += [(want.at, found) for found in self._rank(want, step, hidden)]
+        has_chunks = batch.num_decode < batch.num_requests
+        broken = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
+        if broken is not None and num < batch.num_requests:
+            launched.add_silent(np.arange(num, batch.num_requests), broken[num:])
+        if num:
+            part, _ = self._part(step, 0, num, batch.rows[:num])
+            part.broken = None if broken is None else broken[:num]
             launched.parts.append(part)
-            if not _waits(ready.sampled):
-                self._sample(part)
+            self._later(part, self._model.lm_head(hidden[batch.last_tokens]), step)
         return launched
 
-    def _check(self, ready: Prepared, hidden: Tensor) -> Tensor:
-        """Find the requests with a token whose hidden state is not finite: `[B]` bool."""
-        broken = torch.zeros(ready.batch.num_requests, dtype=torch.bool, device=hidden.device)
-        check_tokens(hidden, ready.batch.q_starts, broken)
+    def _check(self, starts: Tensor, hidden: Tensor) -> Tensor:
+        """Find the rows with a token whose hidden state is not finite: `[B]` bool."""
+        broken = torch.zeros(starts.shape[0] - 1, dtype=torch.bool, device=hidden.device)
+        check_tokens(hidden, starts, broken)
         return broken
 
-    def _sample(self, part: Part) -> None:
+    def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[Part, RowFacts]:
+        """The rows `first … stop - 1` of a step, once it is noted on the host how long they get."""
+        mine = step.rows if stop - first == len(step.rows) else step.rows[first:stop]
+        facts = self._state.params.facts_of(mine)
+        is_banning = facts.may_ban and any(
+            self._state.lens[at] - row.num_prompt < row.params.min_tokens
+            for row, at in zip(facts.rows, mine.tolist(), strict=True)
+            if row.is_banning
+        )
+        return Part(np.arange(first, stop), rows, facts.rows, is_banning), facts
+
+    def _sample(self, part: Part, masked: Masked | None = None) -> None:
         if part.logits is not None:
-            rows = [request.sample for request in part.requests]
-            sampled = sample(part.logits, rows, self._masks, self._counts, self._scratch)
+            positions = self._state.positions(part.rows)
+            batch = SampleBatch(
+                rows=part.params,
+                params=self._state.params,
+                at=part.rows,
+                positions=positions,
+                is_banning=part.is_banning,
+            )
+            sampled = sample(part.logits, batch, masked, self._counts, self._scratch)
             self._state.set_next(part.rows, sampled.ids)
             part.choose(sampled)
 
-    def _replay(self, plan: StepPlan, graphs: StepGraphs) -> Launched | None:
-        """A step of two graphs: the decode rows, then the prefill chunks; None where graphs do not serve it."""
-        prefill, size = graphs.prefill, None
-        if plan.chunks:
-            size = None if prefill is None else prefill.size_for(plan.chunks)
-            if size is None:
-                return None
-        choice = graphs.decode.choose(plan.decode) if plan.decode else None
-        if plan.decode and choice is None:
-            return None
-        launched = Launched(plan, [], graph=True)
-        if choice is not None:
-            launched.parts.append(self._decode(choice, graphs.decode))
-        if prefill is not None and size is not None:
-            self._prefill(launched, prefill, size)
+    def _replay(self, step: StepInput) -> Launched:
+        """A step of one or two graphs: the decode rows, then the prefill chunks."""
+        graphs, launched = self._graphs, Launched(step, [])
+        if graphs is None or (step.prefill_graph is not None and graphs.prefill is None):
+            raise ValueError("the step names a graph of a kind that is never captured here")
+        if step.decode_graph is not None:
+            launched.parts.append(self._decode(step, graphs.decode, step.decode_graph))
+        if step.prefill_graph is not None and graphs.prefill is not None:
+            self._prefill(launched, graphs.prefill, step.prefill_graph)
         return launched
 
-    def _decode(self, choice: Choice, graphs: DecodeGraphs) -> Part:
+    def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> Part:
         """Replay a decode step; rows that want more than temperature and filters are sampled after it."""
-        requests = choice.requests
-        num, rows = len(requests), [r.sample for r in requests]
-        done = graphs.run([r.row for r in requests], choice.key)
-        part = Part(requests, done.rows[:num])
-        if all(is_plain(row) for row in rows):
-            ids = done.ids[:num]
-            if any(row.params.temperature > 0 for row in rows):
-                ids = graphs.draw(done, rows)[:num]
-            count(ids, rows)
-            part.choose(Sampled(ids, done.broken[:num]))
+        num = step.num_decode
+        rows = step.rows if num == len(step.rows) else step.rows[:num]
+        self._state.lens[rows] += 1
+        done = graphs.run(rows, key)
+        part, facts = self._part(step, 0, num, done.rows[:num])
+        if part.is_banning or not facts.is_plain or step.waits[:num].any():
+            self._later(part, done.logits[:num], step)
             return part
-        return self._later(part, done.logits[:num])
+        ids = done.ids[:num]
+        if facts.is_drawn:
+            ids = graphs.draw(done, rows)[:num]
+        part.choose(Sampled(ids, done.broken[:num]))
+        return part
 
-    def _prefill(self, launched: Launched, graphs: PrefillGraphs, size: Size) -> None:
+    def _prefill(self, launched: Launched, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""
-        # Those that get a token stand side by side.
-        chunks = sorted(launched.plan.chunks, key=lambda chunk: not chunk.samples)
-        done = graphs.run(chunks, size)
-        requests = [chunk.request for chunk in chunks if chunk.samples]
-        num, rows = len(requests), [request.sample for request in requests]
-        if num < len(chunks):
-            launched.add_silent([chunk.request for chunk in chunks[num:]], done.broken[num : len(chunks)])
-        if not requests:
+        step = launched.step
+        first, stop, end = step.num_decode, step.num_sampled, len(step.rows)
+        rows, num = step.rows[first:], stop - first
+        tokens = tokens_of(step, self._state, self._page_size, first)
+        self._state.lens[rows] = tokens.lens
+        done = graphs.run(tokens, rows, key)
+        if stop < end:
+            launched.add_silent(np.arange(stop, end), done.broken[num : end - first])
+        if not num:
             return
-        part = Part(requests, done.rows[:num])
+        part, facts = self._part(step, first, stop, done.rows[:num])
         launched.parts.append(part)
-        is_greedy = all(is_plain(row) and row.params.temperature == 0 for row in rows)
-        if is_greedy and not any(request.undecided for request in requests):
-            count(done.ids[:num], rows)
+        is_greedy = facts.is_plain and not facts.is_drawn
+        if is_greedy and not part.is_banning and not step.waits[first:stop].any():
             part.choose(Sampled(done.ids[:num], done.broken[:num]))
         else:
             part.broken = done.broken[:num]
-            self._later(part, done.logits[:num])
+            self._later(part, done.logits[:num], step)
 
-    def _later(self, part: Part, logits: Tensor) -> Part:
-        """Sample a part of a graph outside it: at once, or when its constraints are known."""
+    def _later(self, part: Part, logits: Tensor, step: StepInput) -> None:
+        """Sample a part: at once, or when its masks are known."""
         part.logits = logits
-        if _waits(part.requests):
+        if not step.waits[part.at].any():
+            self._sample(part)
+        elif step.decode_graph is not None or step.prefill_graph is not None:
             # The next graph of this step may overwrite its tensors.
             part.rows, part.logits = part.rows.clone(), logits.clone()
             part.broken = None if part.broken is None else part.broken.clone()
-        else:
-            self._sample(part)
+
+    def _rank(self, want: Want, step: StepInput, hidden: Tensor) -> list[Ranked]:
+        """Rank the successors of tokens of a chunk. The chunk's row is one of `step`, its states are in `hidden`."""
+        first = int(step.num_new[: want.at].sum()) + want.first
+        found = []
+        for begin in range(0, len(want.ids), LOGIT_ROWS):
+            ids = want.ids[begin : begin + LOGIT_ROWS]
+            num = len(ids)
+            logits = self._model.lm_head(hidden[first + begin : first + begin + num])
+            chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
+            found.append(rank_logprobs(logits, chosen, [want.num_top] * num, list(range(num)), [want.named] * num))
+        return found
+
+
+def _without_skipped(part: Part, launched: Launched, late: StepLate) -> Part:
+    """Take out the rows of which it is not known what they may say: they are silent."""
+    skip = late.skip[part.at]
+    if not skip.any() or part.logits is None:
         return part
-
-    def _rank_prompts(self, launched: Launched, hidden: Tensor) -> None:
-        """Rank each chunk's successors within its prompt, where asked for."""
-        at = len(launched.plan.decode)
-        for chunk in launched.plan.chunks:
-            if chunk.request.prompt_logprobs is not None:
-                ranked = self._rank_chunk(chunk, hidden[at : at + chunk.num_new])
-                launched.prompt_logprobs += [(chunk.request, item) for item in ranked]
-            at += chunk.num_new
-
-    def _rank_chunk(self, chunk: Chunk, hidden: Tensor) -> list[Ranked]:
-        """`hidden` `[num_new, H]`: the state at position p gives the log probability of token p + 1."""
-        request, found = chunk.request, chunk.request.prompt_logprobs
-        wanted = request.params.prompt_logprobs
-        if wanted is None or found is None:
-            return []
-        if chunk.start == 0 and request.params.prompt_logprobs_start == 0:
-            found.append(TokenLogprob(request.ids[0], None, []))
-        first = max(chunk.start, request.params.prompt_logprobs_start - 1)
-        last = min(chunk.start + chunk.num_new, request.num_prompt - 1)
-        out = []
-        for begin in range(first, last, LOGIT_ROWS):
-            end = min(begin + LOGIT_ROWS, last)
-            logits = self._model.lm_head(hidden[begin - chunk.start : end - chunk.start])
-            chosen = torch.tensor(request.ids[begin + 1 : end + 1], dtype=torch.int64, device=logits.device)
-            num, named = end - begin, request.params.logprob_token_ids
-            out.append(rank_logprobs(logits, chosen, [wanted] * num, list(range(num)), [named] * num))
-        return out
-
-
-def _waits(requests: list[Request]) -> bool:
-    return any(request.undecided or request.sample.constraint is not None for request in requests)
-
-
-def _decided(part: Part, launched: Launched) -> Part:
-    """Take out the requests of which it is not known what they may say: they are silent."""
-    kept = [i for i, request in enumerate(part.requests) if not request.undecided]
-    if len(kept) == len(part.requests) or part.logits is None:
-        return part
-    left = [i for i, request in enumerate(part.requests) if request.undecided]
-    broken = part.broken
+    kept, left = np.flatnonzero(~skip), np.flatnonzero(skip)
+    broken, device = part.broken, part.rows.device
     if broken is not None:
-        launched.add_silent([part.requests[i] for i in left], broken[upload(left, torch.int64, broken.device)])
-    index = upload(kept, torch.int64, part.rows.device)
+        launched.add_silent(part.at[left], broken[upload(left.tolist(), torch.int64, device)])
+    index = upload(kept.tolist(), torch.int64, device)
     return Part(
-        [part.requests[i] for i in kept],
+        part.at[kept],
         part.rows[index],
+        [part.params[i] for i in kept],
+        part.is_banning,
         part.logits[index],
         broken=None if broken is None else broken[index],
     )
 
 
 def _join(parts: list[Part]) -> Part:
-    requests = [request for part in parts for request in part.requests]
     logits = [part.logits for part in parts if part.logits is not None]
     broken = None
     if any(part.broken is not None for part in parts):
-        no = [torch.zeros(len(part.requests), dtype=torch.bool, device=part.rows.device) for part in parts]
+        no = [torch.zeros(len(part.params), dtype=torch.bool, device=part.rows.device) for part in parts]
         broken = torch.cat([none if part.broken is None else part.broken for part, none in zip(parts, no, strict=True)])
-    return Part(requests, torch.cat([part.rows for part in parts]), torch.cat(logits), broken=broken)
-
-
-def _by_row(part: Part) -> list[TokenLogprob | None]:
-    """Log probabilities of a part, one entry per request."""
-    out: list[TokenLogprob | None] = [None] * len(part.requests)
-    if part.logprobs is not None:
-        for row, item in zip(part.logprobs.rows, part.logprobs.read(), strict=True):
-            out[row] = item
-    return out
+    at: npt.NDArray[np.int64] = np.concatenate([part.at for part in parts])
+    return Part(
+        at,
+        torch.cat([part.rows for part in parts]),
+        [row for part in parts for row in part.params],
+        any(part.is_banning for part in parts),
+        torch.cat(logits),
+        broken=broken,
+    )

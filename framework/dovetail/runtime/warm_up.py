@@ -8,7 +8,7 @@ The list knows nothing of any backend. Its numbers are 1, multiples of 16, and o
 which Triton specialises occur; numbers of decode rows are at most 1.5 times apart, chunks are from one token to
 thousands of tokens long, and alone or several.
 
-Made-up requests stand in the spare row and in the null page, which nobody's tokens are in: all of them write to the
+Made-up requests stand in the spare rows and in the null page, which nobody's tokens are in: all of them write to the
 same few slots and read what happens to be there. Both are zeroed again before anything else runs. The slots are not
 negative as those of a graph's padding are, since a backend has to know of these only if it can be captured.
 """
@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from dovetail.cache.pool import NULL_PAGE, KVCache
-from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.cache.pool import KVCache
 from dovetail.messages import SamplingParams
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.sampler import SampleRow
+from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
+from dovetail.runtime.device_state import NUM_SPARE, DeviceState
+from dovetail.runtime.step import Launched
 from dovetail.runtime.stepper import Stepper
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ PARAMS = (
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01),
 )
-"""How the rows of a step are sampled, in turn."""
+"""How the rows of a step are sampled, in turn: one for each spare row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +136,8 @@ class EagerWarmUp:
         self._stepper, self._state, self._pool = stepper, state, pool
         self._vocab_size, self._limits = vocab_size, limits
         self._waiting = shapes(limits)
+        for i, params in enumerate(PARAMS):
+            state.params.admit(Admit(row=state.spare_row + i, seed=i, num_prompt=0, params=params))
 
     @property
     def num_left(self) -> int:
@@ -151,9 +153,8 @@ class EagerWarmUp:
     def rehearse(self) -> None:
         """See `Chore.rehearse`."""
         for shape in self._waiting:
-            self._stepper.run_eagerly(self._plan(shape))
-        self._pool.scrub_null()
-        self._state.clear_spare()
+            self._run(shape)
+        self._clear()
 
     @torch.inference_mode()
     def run_next(self) -> None:
@@ -164,9 +165,9 @@ class EagerWarmUp:
         """
         shape = self._waiting.pop(0)
         try:
-            launched = self._stepper.run_eagerly(self._plan(shape))
+            launched = self._run(shape)
             launched.start_copy()
-            launched.read_tokens()
+            launched.wait()
         except torch.OutOfMemoryError as error:
             self._bound(shape)
             logger.warning(
@@ -180,8 +181,7 @@ class EagerWarmUp:
             logger.error("A trial step of %s failed, before any request came that would have needed it.", shape)
             raise
         finally:
-            self._pool.scrub_null()
-            self._state.clear_spare()
+            self._clear()
 
     def _bound(self, shape: Shape) -> None:
         """Leave out steps as large as one that did not fit; try next what the bound is lowered to."""
@@ -195,32 +195,33 @@ class EagerWarmUp:
         bounded += [other.within(self._limits) for other in self._waiting]
         self._waiting = [other for other in dict.fromkeys(bounded) if other.num_tokens < shape.num_tokens]
 
-    def _plan(self, shape: Shape) -> StepPlan:
-        """Make the requests of a step."""
-        kv_len = min(KV_LEN, self._limits.context_len)
-        decode = [self._request(i, kv_len, kv_len - 1) for i in range(shape.num_decode)]
-        chunks = []
-        for i in range(shape.num_chunks):
-            request = self._request(shape.num_decode + i, shape.prefix_len + shape.num_new, shape.prefix_len)
-            chunks.append(Chunk(request, shape.prefix_len, shape.num_new, samples=True))
-        return StepPlan(decode, chunks)
-
-    def _request(self, index: int, num_known: int, computed_len: int) -> Request:
-        """A request of so many known tokens that stands in no page but the null page."""
-        ids = array("i", [(index + i) % self._vocab_size for i in range(num_known)])
-        params = PARAMS[index % len(PARAMS)]
-        return Request(
-            handle=0,
-            rid="",
-            ids=ids,
-            num_prompt=num_known,
-            params=params,
-            sample=SampleRow(params, seed=index, stop_ids=()),
-            priority=0,
-            cache_salt="",
-            arrival=0,
-            max_tokens=1,
-            row=self._state.spare_row,
-            pages=[[NULL_PAGE] * -(-num_known // self._pool.page_size)],
-            computed_len=computed_len,
+    def _run(self, shape: Shape) -> Launched:
+        """Start a step of made-up requests, which stand in the spare rows and in no page but the null page."""
+        num = shape.num_decode + shape.num_chunks
+        self._state.lens[self._state.spare_row :] = min(KV_LEN, self._limits.context_len) - 1
+        self._state.flush()
+        step = StepInput(
+            step=0,
+            decode_graph=None,
+            prefill_graph=None,
+            scrub=np.empty((2, 0), dtype=np.int32),
+            cleared=no_ints(),
+            admit=(),
+            tables=no_ints(),
+            rows=(self._state.spare_row + np.arange(num) % NUM_SPARE).astype(np.int32),
+            start=_ints([AT_DEVICE] * shape.num_decode + [shape.prefix_len] * shape.num_chunks),
+            num_new=_ints([1] * shape.num_decode + [shape.num_new] * shape.num_chunks),
+            task=np.full(num, SAMPLE, dtype=np.int32),
+            waits=np.zeros(num, dtype=np.bool_),
+            ids=(np.arange(shape.num_chunks * shape.num_new) % self._vocab_size).astype(np.int32),
         )
+        return self._stepper.run_eagerly(step)
+
+    def _clear(self) -> None:
+        """Leave nothing of the made-up requests behind."""
+        self._pool.scrub_null()
+        self._state.clear_spare()
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int32)

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dovetail.client.inprocess import InProcessClient
+from dovetail.client.launch import make_engine
 from dovetail.contracts.scheduling import SchedulePolicy
 from dovetail.engine.core import EngineCore
-from dovetail.engine.inprocess import InProcessClient
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
@@ -63,7 +64,7 @@ def make_client(folder: Path, **changes: Any) -> InProcessClient:
 def make_core(folder: Path, **changes: Any) -> EngineCore:
     """Make an engine without a loop around it, with the settings of `make_plans`: its owner steps it."""
     settings, plan = make_plans(folder, **changes)
-    return EngineCore(settings, load(plan, "engine"))
+    return make_engine(settings, load(plan, "engine"))
 
 
 async def collect(client: InProcessClient, request: Submit) -> list[TokenDelta]:

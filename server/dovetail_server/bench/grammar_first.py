@@ -23,7 +23,7 @@ class FirstTokenBench:
 
     def __init__(self, core: EngineCore, plugins: LoadedPlugins) -> None:
         """Make the router as the API's process does: its backends know no tokens."""
-        size = core.runner.config.vocab_size
+        size = core.info.vocab_size
         nothing = Vocabulary(tokens=(), size=size, eos_ids=frozenset(), special_ids=frozenset(), fingerprint="")
         backends = plugins.candidates("grammar_backend")
         self._router = Router({planned.name: backend(nothing) for planned, backend in backends})
@@ -48,7 +48,7 @@ class FirstTokenBench:
 
     def _time(self, spec: GrammarSpec | None) -> float:
         """Seconds from the spec to the first token of a prompt that no cache knows."""
-        core, size = self._core, self._core.runner.config.vocab_size
+        core, size = self._core, self._core.info.vocab_size
         self._count += 1
         ids = [(self._count * 7919 + i) % min(size, 1000) for i in range(PROMPT_LEN)]
         params = SamplingParams(max_tokens=1, temperature=0.0)

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dovetail.client import launch
+from dovetail.client.inprocess import InProcessClient
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.inprocess import InProcessClient
 from dovetail.messages import GrammarStep, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
@@ -62,7 +63,7 @@ def make_engine(folder: Path, num_rows: int) -> tuple[EngineCore, LoadedPlugins]
         "max_total_tokens": num_rows * 256,
         "random_seed": 1,
     }
-    core = EngineCore(EngineSettings.model_validate(wanted), plugins)
+    core = launch.make_engine(EngineSettings.model_validate(wanted), plugins)
     while core.has_chores:
         core.do_chore()
     if core.grammars is not None:
@@ -76,7 +77,7 @@ class StepBench:
     def __init__(self, core: EngineCore, num_rows: int) -> None:
         self._core, self._num_rows = core, num_rows
         # On the CPU others share the machine; a GPU is waited for.
-        self._on_cpu = core.runner.device.type == "cpu"
+        self._on_cpu = core.info.device == "cpu"
 
     def run(self, rounds: int, num_steps: int = 8) -> dict[str, Any]:
         """Time steps of all rows with and without a grammar, in turns; the difference is what grammars cost."""

@@ -15,13 +15,14 @@ import torch
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
+from dovetail.grammar.bitmask import fill_masks
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.masks import MaskBuffer
 from dovetail.grammar.route import Router
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.masks import MaskBuffer
 from dovetail_server.bench.grammar_schemas import schemas
 
 Points = dict[str, float]
@@ -113,8 +114,9 @@ class MaskBench:
         rng = random.Random(0)
         for _ in range(30):
             started = clock()
-            mask = buffer.fill(constraints, [False] * num_rows)
+            mask_of, _ = fill_masks(constraints, [False] * num_rows, buffer.lend)
             fills.append(clock() - started)
+            mask = buffer.mask_of(mask_of)
             if mask is None:
                 break
             mask.apply(logits)

@@ -73,10 +73,10 @@ class InProcessClient(StreamClient):
         try:
             plugins = load(self._plan, "engine")
             with running_hooks(plugins):
-                from dovetail.engine.core import EngineCore  # imports torch
+                from dovetail.client.launch import make_engine  # imports torch
 
                 with naming_plugin(plugins):
-                    core = EngineCore(self._settings, plugins)
+                    core = make_engine(self._settings, plugins)
                 self.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
                 run_loop(core, self)
         except ConfigError as error:

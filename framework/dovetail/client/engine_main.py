@@ -1,4 +1,4 @@
-"""The engine process: `python -m dovetail.engine.main SOCKET`. Started by `ProcessClient`, never by hand."""
+"""The engine process: `python -m dovetail.client.engine_main SOCKET`. Started by `ProcessClient`, never by hand."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def serve(transport: SocketTransport, start: Start) -> None:
     log.setup(start.log_level)
     plugins = load(start.plan, "engine")
     with running_hooks(plugins):
-        from dovetail.engine.core import EngineCore  # imports torch: after the plan, which fails sooner
+        from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner
 
         with StartSigns(transport), naming_plugin(plugins):
-            core = EngineCore(EngineSettings.model_validate(start.settings), plugins)
+            core = make_engine(EngineSettings.model_validate(start.settings), plugins)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         if core.grammars is not None:
             core.grammars.service.warm_up()

@@ -47,7 +47,7 @@ def apply_mask(logits: Tensor, mask: Tensor, rows: Tensor) -> None:
     if logits.device.type == "cpu":
         apply_mask_cpu(logits, mask, rows)
     elif logits.device.type == "cuda":
-        from dovetail.grammar.mask_triton import apply_mask_triton  # needs Triton, which a CPU install may lack
+        from dovetail.runtime.mask_triton import apply_mask_triton  # needs Triton, which a CPU install may lack
 
         apply_mask_triton(logits, mask, rows)
     else:

@@ -1,0 +1,17 @@
+"""Puts an engine together: the engine itself, and the executor that computes its steps."""
+
+from __future__ import annotations
+
+from dovetail.engine.core import EngineCore
+from dovetail.executor.local import LocalExecutor
+from dovetail.plugins import LoadedPlugins
+from dovetail.settings import EngineSettings
+
+
+def make_engine(settings: EngineSettings, plugins: LoadedPlugins) -> EngineCore:
+    """Load the model, and make the engine over it. Importing this module imports torch.
+
+    Raises:
+        ConfigError: The settings, the model or a plugin is at fault.
+    """
+    return EngineCore(settings, plugins, LocalExecutor(settings, plugins))

@@ -1,0 +1,74 @@
+"""Which request has which device row, and what the devices have to be told of rows and pages before the next step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.messages.step import Ints, no_ints
+
+NO_PAGES, NO_ENTRIES = np.empty((2, 0), dtype=np.int32), np.empty((4, 0), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """As in `StepInput`."""
+
+    scrub: Ints
+    cleared: Ints
+    tables: Ints
+
+
+UNCHANGED = RowChanges(NO_PAGES, no_ints(), NO_ENTRIES)
+
+
+class DeviceRows:
+    """The host's side of the device rows. A request keeps its row from admission to release."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._cleared: list[int] = []
+        self._pages: dict[int, dict[tuple[int, int], int]] = {}
+        self._scrub: list[tuple[int, int]] = []
+
+    @property
+    def num_free(self) -> int:
+        """Rows that no request holds."""
+        return len(self._free)
+
+    @property
+    def to_scrub(self) -> list[tuple[int, int]]:
+        """Pages that are zeroed before the next step: group and page."""
+        return list(self._scrub)
+
+    def take_row(self) -> int:
+        """Give a request a row; its page table is clear in the next step."""
+        return self._free.pop()
+
+    def release_row(self, row: int) -> None:
+        """Take a row back."""
+        self._pages.pop(row, None)
+        self._cleared.append(row)
+        self._free.append(row)
+
+    def set_pages(self, row: int, start: int, pages: list[int], group: int = 0) -> None:
+        """Write a group's page ids at columns `start …` of a row."""
+        if pages:
+            changed = self._pages.setdefault(row, {})
+            changed.update(((group, column), page) for column, page in enumerate(pages, start))
+
+    def scrub(self, group: int, pages: list[int]) -> None:
+        """Have a group's pages zeroed whose contents may not be finite, before anyone else reads them."""
+        self._scrub += ((group, page) for page in pages)
+
+    def drain(self) -> RowChanges:
+        """Return what has changed since the last call: cleared rows first, as some have been taken again."""
+        if not (self._scrub or self._cleared or self._pages):
+            return UNCHANGED
+        entries = [(g, row, at, page) for row, own in self._pages.items() for (g, at), page in own.items()]
+        tables = np.array(entries, dtype=np.int32).T if entries else NO_ENTRIES
+        scrub = np.array(self._scrub, dtype=np.int32).T if self._scrub else NO_PAGES
+        changes = RowChanges(scrub, np.array(self._cleared, np.int32), tables)
+        self._scrub, self._cleared, self._pages = [], [], {}
+        return changes

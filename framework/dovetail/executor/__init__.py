@@ -1,0 +1,1 @@
+"""What computes an engine's steps: the devices, behind `messages.executor.Executor`."""

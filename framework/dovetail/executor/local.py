@@ -1,0 +1,145 @@
+"""`LocalExecutor`: one device, in the engine's process and thread."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dovetail.messages.executor import StepError
+from dovetail.messages.step import (
+    DecodeGraph,
+    ExecutorInfo,
+    GraphKey,
+    PrefillGraph,
+    Prepared,
+    StepInput,
+    StepLate,
+    StepOutput,
+)
+from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.memory import chunk_size
+from dovetail.runtime.runner import ModelRunner
+from dovetail.runtime.step import Launched
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+class LocalExecutor:
+    """See `Executor`."""
+
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
+        """Load the model and allocate the cache.
+
+        Raises:
+            ConfigError: The settings, the model or a plugin is at fault.
+        """
+        self.runner = ModelRunner(settings, plugins)
+        self.stepper = self.runner.stepper
+        self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
+        self._flying: deque[Launched] = deque()
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """See `Executor`."""
+        runner = self.runner
+        return ExecutorInfo(
+            architecture=runner.config.architecture,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            device=str(runner.device),
+            vocab_size=runner.config.vocab_size,
+            eos_ids=tuple(runner.eos_ids),
+            context_len=runner.context_len,
+            page_size=runner.pool.page_size,
+            num_pages=tuple(size - 1 for size in runner.pool.sizes),
+            reaches=tuple(runner.pool.reaches),
+            chunk_size=self._chunk_size,
+            attention_backend=runner.attention_name,
+            prefix_group=runner.attention.prefix_group,
+            weight_bytes=runner.weight_bytes,
+            kv_bytes=runner.pool.num_bytes,
+            load_s=runner.load_s,
+            graphs=tuple(runner.graph_keys),
+            prepared=self._prepared(tuple(runner.captured)),
+        )
+
+    def launch(self, step: StepInput) -> None:
+        """See `Executor`."""
+        with self._failing():
+            self._flying.append(self.stepper.launch(step))
+
+    def masks(self, num: int) -> npt.NDArray[np.int32]:
+        """See `Executor`."""
+        return self.runner.masks.lend(num)
+
+    def choose(self, late: StepLate) -> None:
+        """See `Executor`."""
+        with self._failing():
+            launched = self._flying.pop()
+            self.stepper.choose(launched, late)
+            self._flying.append(launched)
+
+    def is_computing(self) -> bool:
+        """See `Executor`. The step's logits are the last that was sent to the device."""
+        return self.runner.device.type == "cuda" and not torch.cuda.current_stream(self.runner.device).query()
+
+    def read(self) -> StepOutput:
+        """See `Executor`."""
+        with self._failing():
+            return self.stepper.read(self._flying.popleft())
+
+    def prepare(self, key: GraphKey | None = None) -> Prepared:
+        """See `Executor`."""
+        runner, before = self.runner, set(self.runner.captured)
+        if key is None:
+            runner.chores.do_next()
+        elif runner.graphs is not None:
+            with torch.inference_mode():
+                if isinstance(key, DecodeGraph):
+                    runner.graphs.decode.capture(key)
+                elif isinstance(key, PrefillGraph) and runner.graphs.prefill is not None:
+                    runner.graphs.prefill.capture(key)
+        return self._prepared(tuple(key for key in runner.captured if key not in before))
+
+    def _prepared(self, captured: tuple[GraphKey, ...]) -> Prepared:
+        left, most = self.runner.chores.num_left, self.runner.max_prefill_tokens
+        return Prepared(captured=captured, num_left=left, max_prefill_tokens=most)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turn what a model, a backend or a sampler raises, whoever's plugin it is, into a `StepError`.
+
+        Raises:
+            Exception: What was raised, where the device is lost with it: nothing can be computed any more.
+        """
+        try:
+            yield
+        except Exception as error:
+            raise step_error(error, self.runner.device) from error
+
+
+def step_error(error: Exception, device: torch.device) -> StepError:
+    """Say why a step failed.
+
+    Raises:
+        Exception: `error`, where the device is lost with it.
+    """
+    is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            raise error from None
+        if is_memory:
+            torch.cuda.empty_cache()
+    if not is_memory:
+        logger.error("A step failed; its requests are tried again.", exc_info=error)
+    return StepError.of(error, is_memory=is_memory)

@@ -1,0 +1,73 @@
+"""`Executor`: what an engine asks of its devices, whether they are in its process or not."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+
+
+class StepError(Exception):
+    """A step could not be computed; the next one may. `is_memory`: memory ran out."""
+
+    def __init__(self, text: str, *, is_memory: bool) -> None:
+        """`text` is one line."""
+        super().__init__(text)
+        self.text, self.is_memory = text, is_memory
+
+    @classmethod
+    def of(cls, error: Exception, *, is_memory: bool) -> StepError:
+        """Tell of what was raised."""
+        return cls(f"{type(error).__name__}: {error}".splitlines()[0][:200], is_memory=is_memory)
+
+
+class Executor(Protocol):
+    """Computes steps, at most one ahead of the one that is read. Called by the engine's thread only.
+
+    A step is launched, then chosen if a row of it waits, then the next one is launched; it is read before or after
+    that. Whatever else than a `StepError` is raised means that nothing can be computed any more.
+    """
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Facts, as of now."""
+        ...
+
+    def launch(self, step: StepInput) -> None:
+        """Start a step. What it says of rows and pages holds even if the step itself fails.
+
+        Raises:
+            StepError: It could not be started, and will not be read.
+        """
+        ...
+
+    def masks(self, num: int) -> npt.NDArray[np.int32]:
+        """Lend memory for `num` masks `[num, ceil(V / 32)]` of the step that was launched last, until it is chosen."""
+        ...
+
+    def choose(self, late: StepLate) -> None:
+        """Draw the tokens that had to wait.
+
+        Raises:
+            StepError: That failed, and the step will not be read.
+        """
+        ...
+
+    def is_computing(self) -> bool:
+        """Whether the device is still at the step that was launched last, where a row of it waits."""
+        ...
+
+    def read(self) -> StepOutput:
+        """Wait for the oldest step that has not been read.
+
+        Raises:
+            StepError: It failed after all.
+        """
+        ...
+
+    def prepare(self, key: GraphKey | None = None) -> Prepared:
+        """Capture a graph, or whatever comes next in its own list; between steps, a fraction of a second or a few."""
+        ...

@@ -1,0 +1,203 @@
+"""What goes between an engine and its devices: a step as plain arrays, and what came of it.
+
+An engine says once, in `Admit`, what a request in a device row needs. From then on a step names rows, and what is new:
+token ids that only the host knows, page table entries that have changed. Two messages go down, as masks depend on the
+token before: `StepInput` when a step is launched, and `StepLate` once the step before it has been read, if a row waits
+for that. One comes back, `StepOutput`.
+
+B rows of a step, in its order; R of them get a token: the first R. T tokens whose ids come from the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.contracts.cache import Reach
+from dovetail.messages.sampling import SamplingParams, TokenLogprob
+
+Ints = npt.NDArray[np.int32]
+
+AT_DEVICE = -1
+"""In place of a start: behind what the device has of the row, with the token that was drawn there last."""
+NONE, SAMPLE = 0, 1
+"""Tasks of a row: only its keys and values are computed, or a token is drawn behind them."""
+
+
+def no_ints() -> Ints:
+    """Return an empty array."""
+    return np.empty(0, dtype=np.int32)
+
+
+class DecodeGraph(msgspec.Struct, frozen=True, gc=False):
+    """A captured decode step of so many rows. With `shares`, it reads a prefix that neighbouring rows share once."""
+
+    rows: int
+    shares: bool = False
+
+
+class PrefillGraph(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Captured prefill chunks: so many tokens and chunks at most."""
+
+    tokens: int
+    chunks: int
+
+
+GraphKey = DecodeGraph | PrefillGraph
+
+
+class Admit(msgspec.Struct, frozen=True, gc=False):
+    """A request takes a device row: new, after it was retracted, or from an engine before this one.
+
+    `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where tokens
+    have to be counted; empty otherwise.
+    """
+
+    row: int
+    seed: int
+    num_prompt: int
+    params: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()
+
+
+class Want(msgspec.Struct, frozen=True, gc=False):
+    """Log probabilities of a prompt's tokens: `ids[i]` follows the token at `first + i` of row `at`'s new ones.
+
+    Beside each, those of the `num_top` most likely tokens, and of the `named` ones.
+    """
+
+    at: int
+    first: int
+    ids: tuple[int, ...]
+    num_top: int
+    named: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """One step. A batch that is what it was has the same array objects again: nothing of them is sent twice.
+
+    Rows stand in this order: those that decode, chunks that end what is known of their request, other chunks.
+
+    Attributes:
+        step: Its number, from 1.
+        decode_graph: What is replayed for the rows that decode, …
+        prefill_graph: … and for the chunks. With neither, the step runs eagerly.
+        scrub: `[2, n]` group and page: to be zeroed first.
+        cleared: `[n]` rows whose requests have left, then.
+        admit: Who takes rows, then.
+        tables: `[4, n]` group, row, column and page: page table entries that have changed.
+        rows: `[B]` device rows.
+        start: `[B]` place of the row's first new token, over whatever a step in flight wrote; or `AT_DEVICE`.
+        num_new: `[B]` new tokens; with `AT_DEVICE` one.
+        task: `[B]` `NONE` or `SAMPLE`.
+        waits: `[B]` bool: the token is drawn once a `StepLate` came.
+        ids: `[T]` ids of the rows with a start of their own.
+        prompt_logprobs: What is to be told of prompts.
+    """
+
+    step: int
+    decode_graph: DecodeGraph | None
+    prefill_graph: PrefillGraph | None
+    scrub: Ints
+    cleared: Ints
+    admit: tuple[Admit, ...]
+    tables: Ints
+    rows: Ints
+    start: Ints
+    num_new: Ints
+    task: Ints
+    waits: npt.NDArray[np.bool_]
+    ids: Ints
+    prompt_logprobs: tuple[Want, ...] = ()
+
+    @property
+    def num_decode(self) -> int:
+        """Rows that decode."""
+        return int(np.count_nonzero(self.start < 0))
+
+    @property
+    def num_sampled(self) -> int:
+        """R."""
+        return int(np.count_nonzero(self.task))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLate:
+    """What a launched step has waited for.
+
+    Attributes:
+        step: Its number.
+        mask_of: `[R]` which row of `Executor.masks` says what the row may say; -1: anything. Ascending.
+        skip: `[R]` bool: it is still not known what the row may say, so it gets no token.
+        ends_only: `[R]` bool: its mask allows nothing but ends, so a minimum length gives way.
+    """
+
+    step: int
+    mask_of: Ints
+    skip: npt.NDArray[np.bool_]
+    ends_only: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What came of a step, by its rows and in their order, not by device rows: those may have new owners.
+
+    Attributes:
+        step: Its number.
+        num: `[B]` tokens that the row got.
+        tokens: `[sum of num]`.
+        finite: `[B]` bool: all that was computed for the row is finite. If not, it got nothing.
+        logprobs: Of `tokens`, where asked for; None where no row did.
+        prompt_logprobs: Of prompts, by row, as `StepInput.prompt_logprobs` wanted them.
+    """
+
+    step: int
+    num: Ints
+    tokens: npt.NDArray[np.int64]
+    finite: npt.NDArray[np.bool_]
+    logprobs: list[TokenLogprob | None] | None = None
+    prompt_logprobs: tuple[tuple[int, list[TokenLogprob]], ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of `Executor.prepare`.
+
+    `captured` are graphs that are there now and were not before. `num_left` pieces are left to prepare.
+    `max_prefill_tokens` is what memory was found to suffice for; None where nothing was tried.
+    """
+
+    captured: tuple[GraphKey, ...] = ()
+    num_left: int = 0
+    max_prefill_tokens: int | None = None
+
+
+class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a started executor. Lengths in tokens.
+
+    `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see.
+    `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
+    `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
+    """
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    context_len: int
+    page_size: int
+    num_pages: tuple[int, ...]
+    reaches: tuple[Reach, ...]
+    chunk_size: int
+    attention_backend: str
+    prefix_group: int
+    weight_bytes: int
+    kv_bytes: int
+    load_s: float
+    graphs: tuple[GraphKey, ...]
+    prepared: Prepared

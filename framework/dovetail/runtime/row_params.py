@@ -1,0 +1,156 @@
+"""How the tokens of each device row are drawn: sent once, with the request's admission, and read by row from then on.
+
+S device rows, W most stop ids of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dovetail.messages.sampling import SamplingParams
+from dovetail.messages.seeds import signed64
+from dovetail.messages.step import Admit, Ints, no_ints
+from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.penalties import History
+from dovetail.runtime.upload import to_device
+
+NO_STOP = -1
+"""Pads the stop ids of a row."""
+
+
+@dataclass(slots=True, eq=False)
+class SampleRow:
+    """What the host has to know of a row to sample it. `ids` are those so far, prompt first, if they are counted."""
+
+    params: SamplingParams
+    seed: int = 0
+    num_prompt: int = 0
+    stop_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
+    history: History | None = None
+    """Made on first use, where tokens are counted."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens come from the raw logits by temperature and filters, but for masks and stop ids."""
+        p = self.params
+        return not (p.is_penalized or p.logit_bias or p.logprobs is not None)
+
+    @property
+    def is_banning(self) -> bool:
+        """Whether it may be that stop ids are banned."""
+        return self.params.min_tokens > 0 and bool(self.stop_ids)
+
+    def release(self) -> None:
+        """Give back what it holds."""
+        if self.history is not None:
+            self.history.release()
+            self.history = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What holds for some rows together.
+
+    Attributes:
+        rows: What the host knows of each.
+        is_plain: Their tokens come from the raw logits by temperature and filters, but for masks and stop ids.
+        is_drawn: Some of them are not greedy.
+        may_ban: Some of them may have stop ids banned.
+    """
+
+    rows: list[SampleRow]
+    is_plain: bool
+    is_drawn: bool
+    may_ban: bool
+
+
+class RowParams:
+    """Of every device row.
+
+    Attributes:
+        rows: `[S]` on the host.
+        version: Changes whenever a row gets another request.
+        num_prompt: `[S]` int64 on the device, tokens of the request's prompt.
+        min_tokens: `[S]` int64, generated tokens before which no stop id may come.
+        stop_ids: `[S, W]` int64, padded with `NO_STOP`.
+    """
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.rows = [SampleRow(SamplingParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
+        self.version = 0
+        self._device = device
+        self._floats = torch.zeros(3, num_rows, device=device)
+        self._numbers = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        self.num_prompt, self.min_tokens = self._numbers[2], self._numbers[3]
+        self.stop_ids = torch.full((num_rows, 0), NO_STOP, dtype=torch.int64, device=device)
+        self._changed: dict[int, Admit] = {}
+        self._facts = RowFacts([], is_plain=True, is_drawn=False, may_ban=False)
+        self._facts_rows, self._facts_version = no_ints(), 0
+
+    def clear(self, rows: list[int]) -> None:
+        """Requests have left."""
+        for row in rows:
+            self.rows[row].release()
+            self._changed.pop(row, None)
+
+    def admit(self, admit: Admit) -> None:
+        """A request takes a row."""
+        self.rows[admit.row].release()
+        self.rows[admit.row] = SampleRow(admit.params, admit.seed, admit.num_prompt, admit.stop_ids, admit.history)
+        self.version += 1
+        self._changed[admit.row] = admit
+
+    def facts_of(self, rows: Ints) -> RowFacts:
+        """Return what is known of device rows; at no cost for the array of the last call, if nothing has changed."""
+        if rows is not self._facts_rows or self.version != self._facts_version:
+            found = [self.rows[row] for row in rows.tolist()]
+            self._facts = RowFacts(
+                found,
+                is_plain=all(row.is_plain for row in found),
+                is_drawn=any(row.params.temperature > 0 for row in found),
+                may_ban=any(row.is_banning for row in found),
+            )
+            self._facts_rows, self._facts_version = rows, self.version
+        return self._facts
+
+    def flush(self) -> None:
+        """Send what has changed."""
+        if not self._changed:
+            return
+        admits = list(self._changed.values())
+        params = [admit.params for admit in admits]
+        rows = to_device(torch.tensor([admit.row for admit in admits]), self._device)
+        floats = [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]
+        self._floats.index_copy_(1, rows, to_device(torch.tensor(floats), self._device))
+        numbers = [[p.top_k for p in params], [signed64(admit.seed) for admit in admits]]
+        # 0 where nothing is banned: the row still has the stop ids of whoever had it.
+        least = [admit.params.min_tokens if admit.stop_ids else 0 for admit in admits]
+        numbers += [[admit.num_prompt for admit in admits], least]
+        self._numbers.index_copy_(1, rows, to_device(torch.tensor(numbers), self._device))
+        banning = [admit for admit in admits if self.rows[admit.row].is_banning]
+        if banning:
+            self._set_stop_ids(banning)
+        self._changed = {}
+
+    def _set_stop_ids(self, admits: list[Admit]) -> None:
+        width = max(len(admit.stop_ids) for admit in admits)
+        if width > self.stop_ids.shape[1]:
+            wider = self.stop_ids.new_full((len(self.rows), width), NO_STOP)
+            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
+            self.stop_ids = wider
+        ids = np.full((len(admits), self.stop_ids.shape[1]), NO_STOP, dtype=np.int64)
+        for line, admit in zip(ids, admits, strict=True):
+            line[: len(admit.stop_ids)] = admit.stop_ids
+        rows = to_device(torch.tensor([admit.row for admit in admits]), self._device)
+        self.stop_ids.index_copy_(0, rows, to_device(torch.from_numpy(ids), self._device))
+
+    def draw_params(self, rows: Tensor, positions: Tensor) -> DrawParams:
+        """Gather what draws for rows `[R]` take, whose next tokens have these `[R]` places."""
+        temperature, top_p, min_p = self._floats.index_select(1, rows)
+        top_k, seeds = self._numbers[:2].index_select(1, rows)
+        return DrawParams(temperature, top_p, min_p, top_k, seeds, positions)

@@ -1,0 +1,149 @@
+"""An executor that is a script: no model, no tensors. A token is a function of its row's tokens so far.
+
+It keeps what a device would know (page tables, lengths, next tokens, who is in a row) from the messages alone, and
+fails the test where they leave something unsaid: a page that is missing, a row that nobody was admitted to, a step out
+of order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.contracts.cache import FULL
+from dovetail.messages.executor import StepError
+from dovetail.messages.step import AT_DEVICE, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+
+VOCAB = 97
+
+
+def next_token(seed: int, tokens: tuple[int, ...]) -> int:
+    """The token that follows others."""
+    return (sum((i + 1) * token for i, token in enumerate(tokens)) * 31 + seed * 7 + len(tokens)) % (VOCAB - 1)
+
+
+class ScriptExecutor:
+    """Computes every step at once; what came of it waits to be read.
+
+    Attributes:
+        steps: All that were launched.
+        late: What came late.
+        finite: Says of a step and a row's place in it whether its numbers are finite.
+        fails: Says of a step whether it cannot be launched.
+        contents: Of each page, by offset, the token whose keys and values stand there.
+    """
+
+    def __init__(self, *, num_pages: int, page_size: int, context_len: int = 200) -> None:
+        self.steps: list[StepInput] = []
+        self.late: list[StepLate] = []
+        self.finite: Callable[[StepInput, int], bool] = lambda step, at: True
+        self.fails: Callable[[StepInput], bool] = lambda step: False
+        self.contents: dict[int, dict[int, int]] = {}
+        self.tables: dict[int, dict[int, int]] = {}
+        self.admits: dict[int, Any] = {}
+        self.lens: dict[int, int] = {}
+        self.nexts: dict[int, int] = {}
+        self._page_size = page_size
+        self._flying: deque[tuple[StepInput, StepOutput]] = deque()
+        self._open: StepInput | None = None
+        self._masks = np.zeros((64, (VOCAB + 31) // 32), dtype=np.int32)
+        self.info = ExecutorInfo(
+            architecture="None", dtype="float32", device="cpu", vocab_size=VOCAB, eos_ids=(VOCAB - 1,),
+            context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,), chunk_size=24,
+            attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
+            prepared=Prepared(),
+        )  # fmt: skip
+
+    def launch(self, step: StepInput) -> None:
+        """Take what the step says of rows; then fail, or compute."""
+        assert self._open is None, "a step is launched before the last one was chosen"
+        assert len(self._flying) < 2
+        self._apply(step)
+        if self.fails(step):
+            raise StepError("as the script has it", is_memory=False)
+        self.steps.append(step)
+        self._write(step)
+        if step.waits.any():
+            self._open = step
+        else:
+            self._finish(step, np.zeros(step.num_sampled, dtype=np.bool_))
+
+    def masks(self, num: int) -> npt.NDArray[np.int32]:
+        """Memory that is written over."""
+        self._masks[:] = -1
+        return self._masks[:num]
+
+    def choose(self, late: StepLate) -> None:
+        """Draw."""
+        step, self._open = self._open, None
+        assert step is not None
+        assert step.step == late.step
+        assert len(late.mask_of) == len(late.skip) == step.num_sampled
+        self.late.append(late)
+        self._finish(step, late.skip)
+
+    def is_computing(self) -> bool:
+        """Never."""
+        return False
+
+    def read(self) -> StepOutput:
+        """The oldest."""
+        return self._flying.popleft()[1]
+
+    def prepare(self, key: GraphKey | None = None) -> Prepared:
+        """Nothing is captured here."""
+        raise AssertionError("there is nothing to prepare")
+
+    def _apply(self, step: StepInput) -> None:
+        for page in step.scrub[1].tolist():
+            self.contents.pop(page, None)
+        for row in step.cleared.tolist():
+            self.tables[row], self.lens[row] = {}, 0
+            self.admits.pop(row, None)
+        for admit in step.admit:
+            self.admits[admit.row] = admit
+        for group, row, column, page in step.tables.T.tolist():
+            assert group == 0
+            self.tables.setdefault(row, {})[column] = page
+
+    def _write(self, step: StepInput) -> None:
+        """Put the new tokens into their pages."""
+        at = 0
+        for row, start, num in zip(step.rows.tolist(), step.start.tolist(), step.num_new.tolist(), strict=True):
+            assert row in self.admits, "a row that nobody was admitted to"
+            if start == AT_DEVICE:
+                assert num == 1
+                start, ids = self.lens[row], [self.nexts[row]]
+            else:
+                ids = step.ids[at : at + num].tolist()
+                at += num
+            for place, token in enumerate(ids, start):
+                page = self.tables[row][place // self._page_size]
+                assert page, "a token without a page"
+                self.contents.setdefault(page, {})[place % self._page_size] = token
+            self.lens[row] = start + num
+        assert at == len(step.ids)
+
+    def _tokens(self, row: int) -> tuple[int, ...]:
+        """What stands in a row's pages."""
+        size, table = self._page_size, self.tables[row]
+        return tuple(self.contents[table[place // size]][place % size] for place in range(self.lens[row]))
+
+    def _finish(self, step: StepInput, skip: npt.NDArray[np.bool_]) -> None:
+        """Draw the tokens of the rows that are sampled and not skipped."""
+        tokens: list[int] = []
+        num = np.zeros(len(step.rows), dtype=np.int32)
+        finite = np.array([self.finite(step, at) for at in range(len(step.rows))], dtype=np.bool_)
+        for at in range(step.num_sampled):
+            row = int(step.rows[at])
+            if not skip[at]:
+                self.nexts[row] = next_token(self.admits[row].seed, self._tokens(row))
+                if finite[at]:
+                    tokens.append(self.nexts[row])
+                    num[at] = 1
+        output = StepOutput(step=step.step, num=num, tokens=np.array(tokens, dtype=np.int64), finite=finite)
+        self._flying.append((step, output))

@@ -1,0 +1,54 @@
+"""Rows to sample, without an engine: what it would send of each, and how many tokens each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dovetail.messages import SamplingParams
+from dovetail.messages.step import Admit
+from dovetail.runtime import sampler
+from dovetail.runtime.row_params import RowParams, SampleRow
+from dovetail.runtime.sampler import FloatScratch, Masked, SampleBatch, Sampled
+
+
+@dataclass(eq=False)
+class Row:
+    """One request; `kept` is what the runtime keeps of it."""
+
+    params: SamplingParams
+    seed: int = 1
+    stop_ids: tuple[int, ...] = ()
+    prompt_ids: list[int] = field(default_factory=list)
+    num_output: int = 0
+    kept: SampleRow | None = None
+
+
+def batch_of(rows: Sequence[Row]) -> SampleBatch:
+    """Put rows into the device rows 0, 1 …"""
+    params = RowParams(len(rows), torch.device("cpu"))
+    for i, row in enumerate(rows):
+        ids = tuple(row.prompt_ids) if row.params.is_penalized else ()
+        params.admit(Admit(i, row.seed, len(row.prompt_ids), row.params, row.stop_ids, ids))
+        row.kept = params.rows[i] = row.kept or params.rows[i]
+    params.flush()
+    return SampleBatch(
+        rows=params.rows,
+        params=params,
+        at=torch.arange(len(rows)),
+        positions=torch.tensor([row.num_output for row in rows]),
+        is_banning=any(row.stop_ids and row.num_output < row.params.min_tokens for row in rows),
+    )
+
+
+def sample(
+    logits: Tensor, rows: Sequence[Row], masked: Masked | None = None, scratch: FloatScratch | None = None
+) -> Sampled:
+    """Sample a token for each row, and count it."""
+    sampled = sampler.sample(logits, batch_of(rows), masked, scratch=scratch)
+    for row in rows:
+        row.num_output += 1
+    return sampled
