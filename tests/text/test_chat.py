@@ -376,3 +376,11 @@ def test_templates_that_join_arguments_get_text() -> None:
     printed = template(loop + "{{ c.function.name }}{{ c.function.arguments | tojson }}" + end)
     assert (joined.arguments_format, printed.arguments_format) == ("string", "object")
     assert joined.render(messages).text == printed.render(messages).text == 'f{"a": "b"}'
+
+
+@pytest.mark.parametrize("step", ["ns.x * ns.x", "ns.x + ns.x", "ns.x ** 2"])
+def test_numbers_have_an_end(step: str) -> None:
+    """A number that is squared or doubled again and again ends the render before it takes any time."""
+    source = "{% set ns = namespace(x=3) %}{% for i in range(9999) %}{% set ns.x = " + step + " %}{% endfor %}"
+    with pytest.raises(RequestError, match=r"bits|power"):
+        ChatTemplate({"default": source}).render([{"role": "user", "content": "a"}])

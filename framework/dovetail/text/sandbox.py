@@ -7,6 +7,7 @@ reaching Python objects; it bounds neither time nor memory. Bounded here:
 - *size*: operators, filters and string methods that can make more text than they were given are checked before they
   run; lists and dicts carry a weight (the text they would print), so that nesting cannot explode either; a list that
   the template wrote itself may be changed by `append`, `extend`, `insert` and `pop` (Kimi-K2's does so);
+- *numbers*: what operators and filters make has a bounded length;
 - *output*: every printed value is counted, in captured blocks too, and the text of a loop's body at each iteration.
 
 Each limit raises `TemplateLimitError`, which ends the render, and nothing else.
@@ -37,6 +38,8 @@ MAX_CHARS = 1 << 24
 """Most characters of one render, and of any text or structure built on the way."""
 MAX_SECONDS = 5.0
 """Of processor time: a busy machine makes no template wrong."""
+MAX_BITS = 4096
+"""Of a number: squared again and again, one takes minutes in which nothing else runs."""
 EVERY = 16
 """Asking for the time takes as long as a step."""
 _MAX_WIDTH = 1 << 16
@@ -100,6 +103,8 @@ class Meter(threading.local):
         self.tick()
         if isinstance(value, (str, list, tuple, dict, set)):
             self.size(self.weigh(value))
+        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise TemplateLimitError(f"the chat template computes with numbers of more than {MAX_BITS} bits")
         return value
 
     def weigh(self, value: Any) -> int:
