@@ -281,7 +281,6 @@ MUSE = [
     Row(f" to=self<|message|>why 🎉{EOM} to=user<|message|>so<|eot|>", "why 🎉", "so"),
     Row(" to=self<|message|>why", "why", None),
     Row(" to=user<|message|>so it is", None, "so it is"),
-    Row(f" to=commentary<|message|>Let me look.{EOM} to=user<|message|>so", None, "Let me look.so"),
     Row(f" to=developer<|message|>hm{EOM} to=user<|message|>so", "hm", "so"),
     Row(" to=user<|message|>walk to=\nthe to=b <|eot|>", None, "walk to=\nthe to=b "),
     Row(" to=user<|message|>walto=self<|message|>so<|eot|>", None, "walto=self<|message|>so"),
@@ -307,6 +306,7 @@ MUSE = [
     ),
     Row("just so", None, "just so"),
     Row("Hm to=user<|message|>so", None, "Hm to=userso"),
+    Row(f" to=commentary<|message|>Let me look.{EOM} to=user<|message|>so", None, "Let me look.so"),
     Row("", None, None),
 ]
 MUSE = [Row(r.text, r.reasoning, r.content, r.calls, tail="<|start|>assistant") for r in MUSE] + [
