@@ -25,7 +25,7 @@ class Without(ToolBody):
         """Take more text."""
         if not self._held and self._matcher.begins(text) is None:
             return self._body.feed(text)
-        read, state = len(self._held), self._state
+        read, state = len(self._held), self._state if self._held else 0
         text, self._held = self._held + text, ""
         events: list[ToolEvent] = []
         pos = 0
