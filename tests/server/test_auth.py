@@ -19,10 +19,11 @@ from pydantic import SecretStr
 
 from conftest import Harness
 from dovetail.errors import ConfigError
+from dovetail.processing.plan import configure
 from dovetail.utils import wait_for_server
 from dovetail_server.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint, configure
+from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
 from dovetail_server.run import announce, forget_secrets
 from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases
