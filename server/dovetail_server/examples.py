@@ -60,9 +60,25 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
         "As a stream": {"model": "$model", "input": "What is the capital of France?", "stream": True},
     },
     "/v1/responses/input_tokens": {"A question": {"model": "$model", "input": "What is the capital of France?"}},
+    "/v1/responses/compact": {"A conversation so far": {"model": "$model", "input": QUESTION}},
     "/v1/messages": {
         "A question": {"model": "$model", "max_tokens": 200, "messages": QUESTION},
         "As a stream": {"model": "$model", "max_tokens": 200, "messages": QUESTION, "stream": True},
+    },
+    "/v1/messages/batches": {
+        "One question": {
+            "requests": [
+                {"custom_id": "capital", "params": {"model": "$model", "max_tokens": 200, "messages": QUESTION}}
+            ]
+        }
+    },
+    "/v1/score": {
+        "How likely each label is": {
+            "model": "$model",
+            "query": "Is Paris in France? Answer:",
+            "items": ["", " Yes or no?"],
+            "label_token_ids": [40, 41],
+        }
     },
     "/v1/messages/count_tokens": {"A question": {"model": "$model", "messages": QUESTION}},
     "/generate": {

@@ -8,7 +8,12 @@ from typing import Any
 
 from dovetail import log
 
-SHOWN = frozenset(("after", "include", "include_obfuscation", "limit", "order", "purpose", "starting_after", "stream"))
+SHOWN = frozenset(
+    (
+        *("after", "after_id", "before_id", "include", "include_obfuscation", "limit", "order", "purpose"),
+        *("starting_after", "stream"),
+    )
+)
 """Query parameters whose values are logged: those of this server's own routes. Others may be anybody's secret."""
 HIDDEN = "***"
 

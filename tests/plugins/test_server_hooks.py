@@ -22,7 +22,8 @@ from dovetail.testing.site import FakeSite
 SOURCE = """
 import json, os, sys, time
 from dataclasses import dataclass, field
-from dovetail.contracts import FormatSpec, Markers, ReasoningParser, RequestObserver, StatLogger, ToolParser
+from dovetail.contracts import CacheObserver, FormatSpec, Markers, ReasoningParser, RequestObserver, StatLogger
+from dovetail.contracts import ToolParser
 from dovetail.plugins import HealthCheck, RouteSet, hookimpl
 
 module = sys.modules[__name__]
@@ -117,6 +118,14 @@ class Load(StatLogger):
     interval_s = 0.05
     def log(self, stats):
         seen.append(["load", stats.num_running, stats.max_total_tokens > 0])
+
+class Cached(CacheObserver):
+    def cache_changed(self, events):
+        seen.append(["cache", len(events) > 0])
+
+@hookimpl
+def dovetail_cache_observers(ctx):
+    return Cached()
 
 @hookimpl
 def dovetail_stat_loggers(ctx):
@@ -259,6 +268,7 @@ def test_observers_and_loggers_are_called_and_removed_when_they_keep_failing(ser
     assert started[0][2] > 5
     assert ended[0] == ["ended", 3, ["length"], True]
     assert any(entry[0] == "load" and entry[2] for entry in seen)
+    assert ["cache", True] in seen
     body = server.get("/health").json()
     assert body["status"] == "ok"
     assert body["plugins"] == [
