@@ -261,7 +261,8 @@ def test_schemas_within_structural_grammars_are_walked(backends: Mapping[str, Gr
         return backends["llguidance"].supports(GrammarSpec(kind=Kind.STRUCTURAL, source=source))
 
     assert support({"type": "integer"}).level is SupportLevel.FULL
-    assert support({"type": "string", "pattern": '^[^"]*$'}).level is SupportLevel.APPROXIMATE
+    assert support({"type": "string", "pattern": '^[^"]*$'}).level is SupportLevel.FULL
+    assert support({"type": "array", "items": {"type": "string"}, "uniqueItems": True}).level is not SupportLevel.FULL
     refused = support({"not": {"type": "integer"}})
     assert refused.refused == refused.ignored == ("/format/tags/0/content/json_schema/not",)
 

@@ -129,4 +129,5 @@ def test_a_request_that_ended_takes_no_counts_again(demo: Demo, monkeypatch: pyt
     wanted = [demo.one(step, frequency_penalty=0.5, seed=seed) for seed in range(4)]
     wanted += [demo.one(presence_penalty=0.5, seed=seed, stop_token_ids=stops, max_tokens=15) for seed in range(4)]
     demo.together([*wanted, demo.one(longer, repetition_penalty=1.1)])
+    demo.together([demo.one() for _ in range(9)])  # a row is cleared when the next request takes it
     assert counts == {"take": 9, "release": 9}

@@ -54,9 +54,18 @@ MARKERS = (
     ),
     *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<seed:tool_call>"),
 )
-ANSWERS = {"gpt-oss": "<|channel|>final<|message|>"}
+ANSWERS = {
+    "beam": "<|channel|>final<|message|>",
+    "functionary": "all\n",
+    "gpt-oss": "<|channel|>final<|message|>",
+    "inkling": "<|content_text|>",
+    "muse": " to=user<|message|>",
+}
 """What begins an answer, in formats where something does."""
-CALLS = {"gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"}
+CALLS = {
+    "beam": " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>",
+    "gpt-oss": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+}
 """What begins a call: random thoughts before it would hardly come to an end."""
 
 
