@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.observers import RequestObserver, StatLogger
+from dovetail.contracts.observers import CacheObserver, RequestObserver, StatLogger
 from dovetail.plugins import HealthCheck, RouteSet, hookimpl
 from dovetail.testing import check_class, conformance_class
 
@@ -44,6 +44,16 @@ class WaitingObserver(RequestObserver):
 class LosingObserver(RequestObserver):
     def events_lost(self, num_events: int) -> None:
         raise ValueError(num_events)
+
+
+class RaisingCache(CacheObserver):
+    """Knows only whom it was told of before."""
+
+    def cache_changed(self, events: Any) -> None:
+        known = {3: (), 4: ()}
+        for event in events:
+            for page in event.pages:
+                known[page]
 
 
 class RaisingLogger(StatLogger):
@@ -242,6 +252,16 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         broken("dovetail_stat_loggers", lambda self, ctx: WaitingLogger()),
         "test_stat_loggers",
         "WaitingLogger.log is `async def`, and nobody would await it",
+    ),
+    "observer of the cache that raises": (
+        broken("dovetail_cache_observers", lambda self, ctx: RaisingCache()),
+        "test_cache_observers",
+        "RaisingCache.cache_changed raised KeyError: 5",
+    ),
+    "no observer of the cache": (
+        broken("dovetail_cache_observers", lambda self, ctx: Logger()),
+        "test_cache_observers",
+        "not a CacheObserver",
     ),
     "command without a target": (
         broken("dovetail_cli_commands", lambda self, commands: commands.add("a", "dovetail.llm:nothing", help="A.")),
