@@ -19,13 +19,11 @@ from pydantic import SecretStr
 
 from conftest import Harness
 from dovetail.errors import ConfigError
-from dovetail.processing.plan import configure
 from dovetail.utils import wait_for_server
 from dovetail_server.auth import PROBES, Auth, Keys, owner_name, presented_key
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
 from dovetail_server.run import announce, forget_secrets
-from dovetail_server.settings import ServeSettings
 from dovetail_server.startup import Phases
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
@@ -532,30 +530,6 @@ def test_a_script_waits_for_a_server_with_keys(keyed: Harness) -> None:
     wait_for_server(keyed.base, timeout=60, api_key=ALICE)
     with pytest.raises(TimeoutError):
         wait_for_server(keyed.base, timeout=0.1)
-
-
-def test_a_plugin_neither_loses_nor_shows_keys(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings that a plugin's proposals are merged into keep their keys; what it proposes as a key is not shown."""
-
-    class Proposals:
-        def __init__(self, key: str, value: Any) -> None:
-            self.key, self.value = key, value
-
-        def configure(self, draft: Any, facts: Any) -> None:
-            draft.for_plugin("acme").set(self.key, self.value, why="a test")
-
-    given = ServeSettings(api_key=[SecretStr("a,b"), SecretStr("c")], admin_api_key=SecretStr("d"))
-    merged = configure(given, Proposals("page_size", 32), {})  # type: ignore[arg-type]
-    assert [key.get_secret_value() for key in merged.api_key] == ["a,b", "c"]
-    assert merged.admin_api_key == SecretStr("d")
-    keyless = ServeSettings(admin_api_key=SecretStr("secret"))
-    logging.getLogger("dovetail").propagate = True
-    caplog.set_level(logging.INFO, "dovetail")
-    for proposal in (["secret"], ["sec ret"]):
-        with pytest.raises(ConfigError) as caught:
-            configure(keyless, Proposals("api_key", proposal), {})  # type: ignore[arg-type]
-        assert not re.search("sec ?ret'", str(caught.value) + caplog.text)
-    assert "sets api_key to a secret" in caplog.text
 
 
 def test_probes_need_no_key_and_tell_no_reasons(make_harness: Any) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from server_tiny import write_model
 
 from conftest import Harness
 from dovetail.errors import ConfigError
-from dovetail.processing.plan import plan_plugins
+from dovetail.processing.plan import configure, plan_plugins
 from dovetail_server import preflight
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
@@ -100,3 +104,27 @@ def test_an_unknown_hooks_plugin_is_refused(tmp_path: Path) -> None:
     given = ServeSettings(model_path=str(model), plugin=["acmee"])
     with pytest.raises(ConfigError, match="acmee"):
         plan_plugins(given, "Qwen3ForCausalLM")
+
+
+def test_a_plugin_neither_loses_nor_shows_keys(caplog: pytest.LogCaptureFixture) -> None:
+    """Settings that a plugin's proposals are merged into keep their keys; what it proposes as a key is not shown."""
+
+    class Proposals:
+        def __init__(self, key: str, value: Any) -> None:
+            self.key, self.value = key, value
+
+        def configure(self, draft: Any, facts: Any) -> None:
+            draft.for_plugin("acme").set(self.key, self.value, why="a test")
+
+    given = ServeSettings(api_key=[SecretStr("a,b"), SecretStr("c")], admin_api_key=SecretStr("d"))
+    merged = configure(given, Proposals("page_size", 32), {})  # type: ignore[arg-type]
+    assert [key.get_secret_value() for key in merged.api_key] == ["a,b", "c"]
+    assert merged.admin_api_key == SecretStr("d")
+    keyless = ServeSettings(admin_api_key=SecretStr("secret"))
+    logging.getLogger("dovetail").propagate = True
+    caplog.set_level(logging.INFO, "dovetail")
+    for proposal in (["secret"], ["sec ret"]):
+        with pytest.raises(ConfigError) as caught:
+            configure(keyless, Proposals("api_key", proposal), {})  # type: ignore[arg-type]
+        assert not re.search("sec ?ret'", str(caught.value) + caplog.text)
+    assert "sets api_key to a secret" in caplog.text
