@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail import errors
 from dovetail.plugins import KINDS
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
@@ -142,6 +143,9 @@ def test_check_runs_the_kit(
     site: FakeSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`dovetail plugin check` runs the conformance kit on what is installed and fails where it fails."""
+    monkeypatch.setattr(
+        errors, "ModelError", errors.ModelError
+    )  # puts back what the plugin changes, in this process too
     monkeypatch.setenv("PYTHONPATH", str(site.root))
     add(site)
     assert "passed" in run(capsys, "check", "acme-r2")

@@ -178,7 +178,9 @@ def _message(report: pytest.TestReport) -> str:
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr)
-    return text.removeprefix("AssertionError: ")
+    if crash is None or text.startswith("AssertionError: "):
+        return text.removeprefix("AssertionError: ")
+    return f"{text} ({crash.path}:{crash.lineno})"  # what the kit did not foresee is found by its place alone
 
 
 @contextlib.contextmanager
