@@ -107,7 +107,8 @@ class LLM(OutlinesModel):
             grammar_backend: As `reasoning_parser`; `auto` chooses for each request.
             plugins: Hook plugins to enable. Their routes, observers, checks and commands are a server's.
             plugin_options: Options of plugins, by plugin and name.
-            plugin_file: Python files with plugins.
+            plugin_file: Python files with plugins, or folders with an `__init__.py`. `plugins_dir`, one of the
+                settings, takes folders of such files.
             deny: Packages, or `package:plugin`, whose plugins are never imported.
             allow: The only ones that may bring plugins, beside Dovetail's own.
             lock: Lock file of `dovetail plugin lock`.

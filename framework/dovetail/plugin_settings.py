@@ -137,7 +137,12 @@ class PluginSettings(EngineSettings):
     )
     plugin_file: Names = Field(
         default_factory=list,
-        description="Python files with plugins, for one-off work; comma-separated.",
+        description="Python files with plugins, or folders with an __init__.py, for one-off work; comma-separated.",
+        json_schema_extra=flag(),
+    )
+    plugins_dir: Names = Field(
+        default_factory=list,
+        description="Folders of such files and folders, all of whose plugins are known by name; comma-separated.",
         json_schema_extra=flag(),
     )
     plugin_deny: Names = Field(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,7 +81,11 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
     ("name", "source", "message"),
     [
         ("gone.py", None, r"--plugin-file '.*gone\.py': No such file or directory; give a readable Python file"),
-        ("text.txt", "", r"--plugin-file '.*text\.txt': is not a \.py file; install packages with pip"),
+        (
+            "text.txt",
+            "",
+            r"--plugin-file '.*text\.txt': is neither a \.py file nor a folder with an __init__\.py; .* pip",
+        ),
         ("empty.py", "", r"--plugin-file empty\.py: defines no plugin; subclass one of ModelPlugin, .* with @hookimpl"),
         ("bad.py", "1 / 0", r"bad\.py: running it raised ZeroDivisionError: division by zero; correct the file"),
         ("exits.py", "raise SystemExit(0)", r"exits\.py: running it raised SystemExit: 0; correct the file"),
@@ -103,3 +110,82 @@ def test_lists_and_locks_hold_for_files_too(tmp_path: Path) -> None:
     lock.write_text('{"lock": 1, "distributions": []}')
     with pytest.raises(PluginError, match=r"denied\.py': a file cannot be locked; leave out --plugins-locked"):
         plan("--plugin-file", str(file), "--plugins-locked", str(lock))
+
+
+def folder_of_plugins(folder: Path) -> Path:
+    """A folder with a file, a folder whose `__init__.py` takes two parsers from its own files, and what is none."""
+    (folder / "acme" / "inner").mkdir(parents=True)
+    (folder / "plain.py").write_text(PARSER)
+    (folder / "acme" / "__init__.py").write_text("from .one import First\nfrom .inner.two import Second\n")
+    (folder / "acme" / "inner" / "__init__.py").write_text("")
+    parser = "from dovetail.contracts import FormatSpec, ReasoningParser\n\nclass {}(ReasoningParser):\n"
+    parser += "    def spec(self, tokenizer, template, request):\n        return FormatSpec()\n"
+    (folder / "acme" / "one.py").write_text(parser.format("First"))
+    (folder / "acme" / "inner" / "two.py").write_text(parser.format("Second"))
+    for other in ("README.md", "_draft.py", ".hidden.py"):
+        (folder / other).write_text("1 / 0")
+    (folder / "data").mkdir()
+    return folder
+
+
+def test_a_folder_of_plugins(tmp_path: Path) -> None:
+    """Files and folders in it are plugins; a folder's own files are imported relatively, in another process too."""
+    folder = folder_of_plugins(tmp_path / "plugins")
+    registry, made = plan("--plugins-dir", str(folder), "--reasoning-parser", "acme:second")
+    names = {(r.distribution, r.name) for r in registry.records if r.kind == "reasoning_parser" and r.file}
+    assert names == {("plain.py", "acme-r2"), ("plain.py", "other"), ("acme", "first"), ("acme", "second")}
+    assert load(PluginPlan.decode(made.encode()), "api").get("reasoning_parser", "second").__name__ == "Second"
+    script = "import sys; from dovetail.plugins import PluginPlan, load\n"
+    script += "print(load(PluginPlan.decode(bytes.fromhex(sys.argv[1])), 'api').get('reasoning_parser', 'second'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, made.encode().hex()], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith(".inner.two.Second'>")
+
+
+def test_a_file_within_a_folder_that_changed_is_refused(tmp_path: Path) -> None:
+    """What a folder was planned as is all of its Python files; planned anew, the new code is what is loaded."""
+    folder = folder_of_plugins(tmp_path / "plugins")
+    argv = ("--plugin-file", str(folder / "acme"), "--reasoning-parser", "second")
+    _, made = plan(*argv)
+    inner = folder / "acme" / "inner" / "two.py"
+    inner.write_text(inner.read_text() + "    is_new = True\n")
+    with pytest.raises(PluginError, match="acme has changed since it was planned"):
+        load(made, "api")
+    assert load(plan(*argv)[1], "api").get("reasoning_parser", "second").is_new
+
+
+def test_two_files_of_one_name(tmp_path: Path) -> None:
+    """They do not take each other's place; a name that both define is refused."""
+    for place, name in (("a", "first"), ("b", "second")):
+        (tmp_path / place).mkdir()
+        text = PARSER.replace('"other"', f'"{name}"').replace("class AcmeR2", f"class {name.title()}R2")
+        text = text.replace("(AcmeR2)", f"({name.title()}R2)").partition("class Arch")[0]
+        (tmp_path / place / "same.py").write_text(text)
+    files = f"{tmp_path / 'a' / 'same.py'},{tmp_path / 'b' / 'same.py'}"
+    for name in ("first-r2", "second-r2"):
+        loaded = load(plan("--plugin-file", files, "--reasoning-parser", name)[1], "api")
+        assert loaded.get("reasoning_parser", name).__name__ == name.title().replace("-", "")
+    (tmp_path / "b" / "same.py").write_text((tmp_path / "a" / "same.py").read_text())
+    with pytest.raises(PluginError, match=r"same\.py: reasoning_parser 'first-r2': already registered as"):
+        plan("--plugin-file", files)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, r"--plugins-dir '.*': No such file or directory; give a folder of Python files"),
+        (lambda folder: folder.write_text(""), r"--plugins-dir '.*': Not a directory; give a folder of Python files"),
+        (lambda folder: folder.mkdir(), r"--plugins-dir '.*': holds no plugin; put Python files into it, or folders"),
+        (
+            lambda folder: (folder_of_plugins(folder) / "zero.py").write_text("1 / 0"),
+            r"zero\.py: running it raised ZeroDivisionError",
+        ),
+    ],
+    ids=["none", "a file", "empty", "one of them fails"],
+)
+def test_a_bad_folder_stops_the_start(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    """The message names the folder or the file in it, the reason and the fix."""
+    make(tmp_path / "plugins")
+    with pytest.raises(PluginError, match=message):
+        plan("--plugins-dir", str(tmp_path / "plugins"))

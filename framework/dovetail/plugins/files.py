@@ -1,9 +1,10 @@
-"""`--plugin-file my_parser.py`: a plugin without a package, for one-off work.
+"""`--plugin-file my_parser.py` and `--plugins-dir plugins/`: plugins that are not installed.
 
-The file is run once in the main process to see what it defines, and again by each process that the plan sends it to.
-Each class of a contract that it defines is registered: a model under its architectures, anything else under its class
-attribute `plugin_name`, or else its class name in kebab case (`AcmeR2` is `acme-r2`). Functions with `@hookimpl` make
-the file a hooks plugin too, which needs no `--plugin`. Whatever is wrong with it stops the start.
+A plugin is a file, or a folder with an `__init__.py`, which may import its own files relatively. It is run once in the
+main process to see what it defines, and again by each process that the plan sends it to. What a folder defines is what
+its `__init__.py` names. Each class of a contract is registered: a model under its architectures, others under their
+class attribute `plugin_name` or their class name in kebab case (`AcmeR2` is `acme-r2`). Functions with `@hookimpl`
+make it a hooks plugin too, which needs no `--plugin`. Whatever is wrong with it stops the start.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dovetail.plugins.registry import Registry
 DIGEST_LEN = 12
 SELF = "__dovetail_module__"
 """Attribute that holds the file's module itself: the target of its hooks plugin."""
+VERSION = "__dovetail_version__"
+"""Attribute that holds the digest of what was run."""
 
 
 class PluginFileError(PluginError):
@@ -34,24 +37,54 @@ class PluginFileError(PluginError):
 
 
 def module_name(path: Path) -> str:
-    """Return the name under which a file's module is imported."""
-    return "dovetail_plugin_file_" + re.sub(r"\W", "_", path.stem)
+    """Return the name under which a file's or folder's module is imported; two of one name in two places differ."""
+    place = hashlib.sha256(str(path).encode()).hexdigest()[:6]
+    return f"dovetail_plugin_file_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
 
 
 def digest(path: Path) -> str:
-    """Return the start of a file's SHA-256, which serves as its version.
+    """Return the start of the SHA-256 of a file, or of a folder's Python files, which serves as its version.
 
     Raises:
         PluginFileError: It cannot be read.
     """
+    whole = hashlib.sha256()
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST_LEN]
+        if not path.is_dir():
+            whole.update(path.read_bytes())
+        else:
+            for file in sorted(path.rglob("*.py")):
+                whole.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     except OSError as error:
         raise PluginFileError(f"--plugin-file {str(path)!r}: {error.strerror}; give a readable Python file") from None
+    return whole.hexdigest()[:DIGEST_LEN]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the plugins of a `--plugins-dir` by name: its Python files, and its folders with an `__init__.py`.
+
+    Names that begin with `_` or `.` are not for this; neither is what is no Python code.
+
+    Raises:
+        PluginError: There is no such folder, it cannot be read, or it holds no plugin.
+    """
+    what = f"--plugins-dir {str(folder)!r}"
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        raise PluginError(f"{what}: {error.strerror}; give a folder of Python files") from None
+    found = [path for path in inside if path.name[0] not in "_." and _is_plugin(path)]
+    if not found:
+        raise PluginError(f"{what}: holds no plugin; put Python files into it, or folders with an __init__.py")
+    return found
+
+
+def _is_plugin(path: Path) -> bool:
+    return (path / "__init__.py").is_file() if path.is_dir() else path.suffix == ".py"
 
 
 def load_file(path: str, version: str) -> ModuleType:
-    """Import a plugin file, once per process.
+    """Import a plugin file or folder, once per process.
 
     Raises:
         PluginFileError: It is gone or has changed since the plan was made.
@@ -60,25 +93,34 @@ def load_file(path: str, version: str) -> ModuleType:
     if digest(file) != version:
         raise PluginFileError(f"{path} has changed since it was planned")
     name = module_name(file)
-    found = sys.modules.get(name)
-    if found is not None and getattr(found, "__file__", None) == path:
-        return found
-    spec = importlib.util.spec_from_file_location(name, path)
+    if getattr(sys.modules.get(name), VERSION, None) == version:
+        return sys.modules[name]
+    _forget(name)
+    inside = [path] if file.is_dir() else None
+    spec = importlib.util.spec_from_file_location(
+        name, file / "__init__.py" if inside else file, submodule_search_locations=inside
+    )
     if spec is None or spec.loader is None:
         raise PluginFileError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     setattr(module, SELF, module)
+    setattr(module, VERSION, version)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        _forget(name)
         raise
     return module
 
 
+def _forget(name: str) -> None:
+    for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+        del sys.modules[each]
+
+
 def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_S) -> str | None:
-    """Run a plugin file and register what it defines.
+    """Run a plugin file or folder and register what it defines.
 
     Returns:
         The name of its hooks plugin, or None where it defines no hook.
@@ -87,8 +129,11 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         PluginError: It cannot be read or run, or defines nothing.
     """
     path = path.resolve()
-    if path.suffix != ".py":
-        raise PluginError(f"--plugin-file {str(path)!r}: is not a .py file; install packages with pip")
+    if path.exists() and not _is_plugin(path):
+        raise PluginError(
+            f"--plugin-file {str(path)!r}: is neither a .py file nor a folder with an __init__.py; "
+            "install packages with pip"
+        )
     version = digest(path)
     what = f"--plugin-file {path.name}"
     try:
@@ -112,9 +157,11 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
 
 
 def _classes(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, name, attribute) of each concrete class of a contract defined in the module."""
+    """Yield (kind, name, attribute) of each concrete class of a contract that the module names and that is its own."""
     for attr, value in list(vars(module).items()):
-        if not isinstance(value, type) or value.__module__ != module.__name__ or inspect.isabstract(value):
+        if not isinstance(value, type) or inspect.isabstract(value):
+            continue
+        if value.__module__ != module.__name__ and not value.__module__.startswith(f"{module.__name__}."):
             continue
         for kind in KINDS.values():
             if kind.contract is None:

@@ -60,7 +60,7 @@ def read_settings(given: Mapping[str, Any]) -> OfflineSettings:
     """
     values = {SHORT.get(name, name): value for name, value in given.items()}
     options = _options(values.pop("plugin_options", None))
-    for name in ("plugin", "plugin_file", "plugin_deny", "plugin_allow"):
+    for name in ("plugin", "plugin_file", "plugins_dir", "plugin_deny", "plugin_allow"):
         if isinstance(found := values.get(name), str | os.PathLike):
             values[name] = [os.fspath(found)]
         elif isinstance(found, Iterable):
