@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import sys
 import tomllib
 from pathlib import Path
 
@@ -152,3 +155,115 @@ def test_check_runs_the_kit(
     add(site, "drifty", before="import dovetail.errors; dovetail.errors.ModelError = 1", drifty="drifty_parser:Parser")
     out = run(capsys, "check", "drifty", code=1)
     assert "loading it changed the core: dovetail.errors.ModelError" in out
+
+
+KIT = """
+from dovetail.testing import ReasoningParserConformance, Sample, ToolParserConformance
+
+class TestRight(ReasoningParserConformance):
+    name = "acme-r2"
+    samples = [Sample("answer", content="answer")]
+
+class TestWrong(ReasoningParserConformance):
+    name = "acme:acme-r2"
+    samples = [Sample("answer", content="another")]
+
+class TestOther(ToolParserConformance):
+    name = "acme-r2"
+
+class Nameless(ReasoningParserConformance): ...
+"""
+
+
+def with_kit(site: FakeSite, **classes: str) -> None:
+    add(site)
+    groups = {PARSERS: {"acme-r2": "acme_parser:Parser"}, "dovetail.conformance": classes}
+    site.add("acme", "1.0", groups, {"acme_kit.py": KIT})
+
+
+def test_check_runs_what_a_package_brings_for_its_plugin(
+    site: FakeSite, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each class of the plugin's kind and name is run, and one that fails is enough; others are not its business."""
+    monkeypatch.setenv("PYTHONPATH", str(site.root))
+    with_kit(site, a="acme_kit:TestRight", b="acme_kit:TestOther")
+    out = run(capsys, "check", "acme-r2")
+    assert "reasoning_parser acme:acme-r2 as TestRight" in out
+    assert "TestOther" not in out
+    assert "no samples declared" not in out
+    with_kit(site, a="acme_kit:TestRight", b="acme_kit:TestWrong")
+    out = run(capsys, "check", "acme-r2", code=1)
+    assert "as TestRight" in out
+    assert "as TestWrong" in out
+    assert "it declares content='another'" in out
+    assert {item["kind"] for item in json.loads(run(capsys, "list", "--json"))["data"] if item["name"] == "a"} == set()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "gone_kit:Test",
+            "importing gone_kit:Test raised ModuleNotFoundError: No module named 'gone_kit'; correct the",
+        ),
+        ("acme_kit:Sample", "acme_kit:Sample is no conformance class with a name; see dovetail.testing"),
+        ("acme_kit:Nameless", "acme_kit:Nameless is no conformance class with a name; see dovetail.testing"),
+    ],
+)
+def test_check_refuses_classes_that_cannot_be_used(
+    site: FakeSite, capsys: pytest.CaptureFixture[str], target: str, message: str
+) -> None:
+    """A slip in the entry point is not passed over: the samples would never be run."""
+    with_kit(site, mine=target)
+    assert f"error: acme 1.0: dovetail.conformance 'mine': {message}" in run(capsys, "check", "acme-r2", code=2)
+
+
+def test_validate_checks_a_project_that_is_not_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `new` writes passes as it is; a wrong sample, a crash and wrong metadata are found; nothing stays behind."""
+    before = list(sys.path), os.environ.get("PYTHONPATH")
+    folder = tmp_path / "acme"
+    run(capsys, "new", "reasoning_parser", "acme-r2", "--dir", str(folder))
+    out = run(capsys, "validate", str(folder))
+    assert out.startswith("dovetail-acme-r2 0.1.0: reasoning_parser 'acme-r2'\n")
+    assert "as TestAcmeR2" in out
+    assert out.endswith("1 plugins; 0 problems; the kit fails for none\n")
+    assert (list(sys.path), os.environ.get("PYTHONPATH")) == before
+    assert "plugin 'acme-r2': not installed" in run(capsys, "info", "acme-r2", code=2)
+
+    project = folder / "pyproject.toml"
+    right = project.read_text()
+    (folder / "dovetail_acme_r2.py").write_text("import os\nos.abort()\n")
+    wrong = right.replace('"dovetail.conformance"]', '"dovetail.reasoning_parsers.v9"]\nnew = "a:B"\n[tool.x]')
+    project.write_text(wrong + '\n[project.entry-points."dovetail.manifest"]\nacme = "no_such_facts"\n')
+    out = run(capsys, "validate", str(folder), code=1)
+    assert "problem: reasoning_parser 'new' is incompatible: made for API 9 of reasoning_parser; " in out
+    assert "problem: dovetail-acme-r2 0.1.0: manifest of 'no_such_facts' ignored: package 'no_such_facts' is not" in out
+    assert "2 plugins; 2 problems; the kit fails for dovetail-acme-r2:acme-r2\n" in out
+    project.write_text(right.replace(">=3.11", ">=9"))
+    out = run(capsys, "validate", str(folder), code=1)
+    assert "problem: reasoning_parser 'acme-r2' is incompatible: it requires Python >=9" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "pyproject.toml': No such file or directory; give the folder of a plugin's project"),
+        ("[project\n", "pyproject.toml': Expected ']' at the end of a table declaration"),
+        ("[tool.x]\n", "pyproject.toml': has no project.name; `dovetail plugin new` writes one to start from"),
+        ("[project]\nname = 'x'\n", "pyproject.toml': has no entry point of Dovetail; groups: dovetail.models.v1, "),
+        ("[project]\nname = 'x'\nentry-points = 3\n", "project.entry-points is no table of name ="),
+        (
+            "[project]\nname = 'x'\n[project.entry-points.'dovetail.hooks.v1']\na = 1\n",
+            "'dovetail.hooks.v1' is no table",
+        ),
+    ],
+)
+def test_validate_says_what_is_wrong_with_a_project(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    """A folder that is no plugin's project is one line and exit code 2."""
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    out = run(capsys, "validate", str(tmp_path), code=2)
+    assert message in out
+    assert out.count("\n") == 1

@@ -19,6 +19,10 @@ MANIFEST_GROUP = "dovetail.manifest"
 """Entry points of this group name a top-level package that holds a `dovetail-plugins.json`."""
 
 
+KIT_GROUP = "dovetail.conformance"
+"""Entry points of this group name conformance classes: a package's own samples and configurations."""
+
+
 class Kind(NamedTuple):
     """One kind of plugin. All that goes over kinds reads this table: plan, loader, flags, list, scaffold, docs, kit.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
-from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, MANIFEST_GROUP, ROLES, normalise_distribution
+from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
 
 MANIFEST_FILE = "dovetail-plugins.json"
 MANIFEST_VERSION = 1
@@ -57,7 +57,7 @@ class Installed(NamedTuple):
         name: As its metadata writes it.
         version: Its version.
         location: The folder on `sys.path` where it is installed.
-        entry_points: Those in `dovetail.` groups, manifests excluded.
+        entry_points: Those in `dovetail.` groups, without manifests and conformance classes.
         facts: By (kind, name as the manifest writes it).
         problems: What is wrong with its manifest, one line each.
         shadowed_by: `version at location` of the same distribution found earlier on `sys.path`, or None.
@@ -101,7 +101,7 @@ def scan(path: list[str] | None = None) -> Iterator[Installed]:
             name=name,
             version=version,
             location=location,
-            entry_points=tuple(e for e in entry_points if e.group != MANIFEST_GROUP),
+            entry_points=tuple(e for e in entry_points if e.group not in (MANIFEST_GROUP, KIT_GROUP)),
             facts=facts,
             problems=problems,
             shadowed_by=f"{winner[0]} at {winner[1]}" if shadowed else None,

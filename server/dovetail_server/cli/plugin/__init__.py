@@ -67,6 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
     check = add("check", "run the conformance kit on a plugin", "Run the conformance kit; needs pytest.")
     check.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
     check.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
+    validate = add(
+        "validate",
+        "check a plugin's project without installing it",
+        "Read a project's pyproject.toml as if it were installed, and run the conformance kit on each of its plugins.",
+    )
+    validate.add_argument("folder", metavar="DIR", help="the folder of its pyproject.toml")
     new = add("new", "write the package of a new plugin", "Write a package that installs and passes its test.")
     new.add_argument("kind", metavar="KIND", help=kinds)
     new.add_argument("name", metavar="NAME", help="the plugin's name, such as acme-r2; for a model, its architecture")
