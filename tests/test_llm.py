@@ -183,3 +183,29 @@ def test_a_reply_is_continued(llm: LLM) -> None:
     [reply] = llm.chat(messages, GREEDY, continue_final_message=True, use_tqdm=False)
     assert "Paris" in reply.text
     assert not reply.text.startswith("The capital")
+
+
+def test_embeddings_are_those_of_transformers(llm: LLM) -> None:
+    """The last token's final hidden state at length 1, one a prompt, in order; texts and ids alike."""
+    import torch
+    from transformers import AutoModel
+
+    from dovetail.demo import MODEL_DIR
+
+    texts = ["What is the capital of France?", "Paris", "x" * 300]
+    found = llm.embed(texts, use_tqdm=False)
+    model = AutoModel.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
+    for text, one in zip(texts, found, strict=True):
+        assert list(one.prompt_token_ids) == llm.tokenizer.encode(text, add_special_tokens=True)
+        with torch.inference_mode():
+            state = model(torch.tensor([one.prompt_token_ids])).last_hidden_state[0, -1]
+        assert one.embedding == pytest.approx((state / state.norm()).tolist(), abs=1e-2)  # bfloat16
+    [again] = llm.embed(list(found[1].prompt_token_ids), normalize=False, use_tqdm=False)
+    assert sum(x * x for x in again.embedding) != pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("wrong", ["", [], [10**6], [1] * 10**5])
+def test_a_prompt_that_cannot_be_embedded_is_refused(llm: LLM, wrong: str | list[int]) -> None:
+    """By its place among the prompts; nothing of the call is computed."""
+    with pytest.raises(RequestError, match="prompt 1"):
+        llm.embed(["a", wrong], use_tqdm=False)

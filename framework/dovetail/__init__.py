@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.llm import LLM
-    from dovetail.llm_types import Reply, SamplingParams
+    from dovetail.llm_types import Embedding, Reply, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Reply", "SamplingParams", "__version__"]
+__all__ = ["Embedding", "LLM", "Reply", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the offline API on first use: `import dovetail` alone must stay light."""
-    if name in {"LLM", "Reply", "SamplingParams"}:
+    if name in {"Embedding", "LLM", "Reply", "SamplingParams"}:
         from dovetail import llm
 
         return getattr(llm, name)

@@ -38,11 +38,12 @@ from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
-from dovetail.llm_types import Reply, SamplingParams, as_tuple, engine_params
+from dovetail.llm_types import Embedding, Reply, SamplingParams, as_tuple, engine_params
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.classes import classes_of
+from dovetail.processing.embeddings import Embedder
 from dovetail.processing.offline import read_settings
 from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.hf_config import architecture, read_config
@@ -143,6 +144,7 @@ class LLM(OutlinesModel):
             self._reasoning = bound_reasoning(loaded.get("reasoning_parser", planned.name)(), self.template)
         for planned in plan.of_kind("tool_parser"):
             self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
+        self._embedder = Embedder.of_checkpoint(folder)
         self._ids = itertools.count(1)
         self._grammar = GrammarFront({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
@@ -208,6 +210,47 @@ class LLM(OutlinesModel):
             for job in self._jobs(index, prompt, one)
         ]
         return self._call(self._run(jobs, use_tqdm=use_tqdm))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Embedding]:
+        """Give the embedding of each prompt: its final hidden states, pooled as the checkpoint says.
+
+        Args:
+            prompts: Text or token ids, one or many.
+            dimensions: Keep so many numbers; for models that were trained for it.
+            normalize: Scale vectors to length 1; as the checkpoint says if not given.
+            use_tqdm: Show a progress bar.
+
+        Raises:
+            RequestError: A prompt is empty or longer than the context, or the checkpoint does not allow it.
+        """
+        self._embedder.check(dimensions, self.info.hidden_size)
+        many = [self._pooling(index, prompt) for index, prompt in enumerate(_as_prompts(prompts))]
+
+        async def one(submit: messages.Submit) -> Embedding:
+            async with aclosing(self._client.submit(submit)) as stream:
+                delta = [delta async for delta in stream][-1]
+            if delta.pooled is None:
+                raise RequestError((delta.finish and delta.finish.message) or "the engine gave no hidden state")
+            vector = self._embedder.finish(delta.pooled, dimensions, normalize=normalize)
+            return Embedding(
+                embedding=vector.tolist(), prompt_token_ids=tuple(submit.prompt_ids), cached_tokens=delta.cached_tokens
+            )
+
+        return self._call(_together([one(submit) for submit in many], "Embedding", use_tqdm=use_tqdm))
+
+    def _pooling(self, index: int, prompt: Prompt) -> messages.Submit:
+        """The engine's request for one prompt's hidden states."""
+        ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        self._check_prompt(index, ids, self.info.context_len)
+        params = messages.SamplingParams(max_tokens=1, seed=0)
+        return messages.Submit(rid=f"llm-{next(self._ids)}", prompt_ids=ids, params=params, pool=self._embedder.pool)
 
     def chat(
         self,
@@ -385,13 +428,7 @@ class LLM(OutlinesModel):
         self, index: int, prompt: list[int], params: SamplingParams, calls: Route | None = None, **parsing: Any
     ) -> list[_Job]:
         room = self.info.context_len - len(prompt)
-        if not prompt or room < 1:
-            raise RequestError(
-                f"prompt {index} has {len(prompt)} tokens; possible are 1 to {self.info.context_len - 1}"
-            )
-        bad = [i for i in (*prompt, *params.stop_token_ids, *params.logit_bias) if not 0 <= i < self.info.vocab_size]
-        if bad:
-            raise RequestError(f"prompt {index}: token id {bad[0]} is not from 0 to {self.info.vocab_size - 1}")
+        self._check_prompt(index, prompt, self.info.context_len - 1, (*params.stop_token_ids, *params.logit_bias))
         route = self._route(params)
         if route is not None and calls is not None:
             raise RequestError(f"{route.param} and tool_choice both constrain the output; give one", param=route.param)
@@ -417,6 +454,18 @@ class LLM(OutlinesModel):
             )
             jobs.append(_Job(index, submit, output, route))
         return jobs
+
+    def _check_prompt(self, index: int, ids: Sequence[int], most: int, others: Sequence[int] = ()) -> None:
+        """Refuse a prompt by its length, or by an id of it or beside it.
+
+        Raises:
+            RequestError: Naming which prompt.
+        """
+        if not 1 <= len(ids) <= most:
+            raise RequestError(f"prompt {index} has {len(ids)} tokens; possible are 1 to {most}")
+        bad = [i for i in (*ids, *others) if not 0 <= i < self.info.vocab_size]
+        if bad:
+            raise RequestError(f"prompt {index}: token id {bad[0]} is not from 0 to {self.info.vocab_size - 1}")
 
     def _route(self, params: SamplingParams) -> Route | None:
         """How the grammar of these parameters will be enforced."""
@@ -446,14 +495,7 @@ class LLM(OutlinesModel):
         return thinking_of(spec, self.tokenizer, parsing.get("prompt_tail"), use)
 
     async def _run(self, jobs: list[_Job], *, use_tqdm: bool) -> list[Reply]:
-        with tqdm(total=len(jobs), desc="Generating", unit="reply", disable=not use_tqdm) as bar:
-            tasks = [asyncio.create_task(self._one(job, bar)) for job in jobs]
-            try:
-                return list(await asyncio.gather(*tasks))
-            finally:  # if one failed, or all are cancelled, none goes on
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        return await _together([self._one(job) for job in jobs], "Generating", use_tqdm=use_tqdm)
 
     async def _deltas(self, submit: messages.Submit) -> AsyncGenerator[messages.TokenDelta, None]:
         """Submit a request, again where too many grammars wait: all prompts of a call come at once."""
@@ -467,7 +509,7 @@ class LLM(OutlinesModel):
                     return
             await asyncio.sleep(RETRY_S)
 
-    async def _one(self, job: _Job, bar: tqdm[Any]) -> Reply:
+    async def _one(self, job: _Job) -> Reply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
         cached, step = 0, None
@@ -485,7 +527,6 @@ class LLM(OutlinesModel):
                 cached, step, left_out = delta.cached_tokens, delta.grammar_step, delta.grammar_ignored
                 if job.output.finish is not None:
                     break
-        bar.update()
         output, finish = job.output, job.output.finish
         grammar = None
         if job.route is not None and step is not None and finish is not None:
@@ -512,6 +553,20 @@ class LLM(OutlinesModel):
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
         )
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, T]], what: str, *, use_tqdm: bool) -> list[T]:
+    """Run what is given at once, with a progress bar; if one failed, or all are cancelled, none goes on."""
+    with tqdm(total=len(works), desc=what, unit="request", disable=not use_tqdm) as bar:
+        tasks = [asyncio.create_task(work) for work in works]
+        for task in tasks:
+            task.add_done_callback(lambda _: bar.update())
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _are_params(params: Any) -> bool:

@@ -113,6 +113,15 @@ class Reply:
     """What came of the grammar, if there was one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """What `LLM.embed` gives for one prompt."""
+
+    embedding: Sequence[float]
+    prompt_token_ids: Sequence[int]
+    cached_tokens: int
+
+
 def as_tuple(texts: str | Sequence[str]) -> Sequence[str]:
     return (texts,) if isinstance(texts, str) else texts
 

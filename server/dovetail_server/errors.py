@@ -116,6 +116,15 @@ def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestErr
     return RequestError(text, param=param, code="context_length_exceeded")
 
 
+def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """A text to be embedded does not fit the context."""
+    text = (
+        f"{param} has {num_tokens} tokens, which is longer than the model's context length: this model's maximum "
+        f"context length is {context_len} tokens; shorten it, or send truncate_prompt_tokens: -1"
+    )
+    return RequestError(text, param=param, code="context_length_exceeded")
+
+
 def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
     """A look at parts of the prompt says that it is several contexts long."""
     text = (

@@ -80,6 +80,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
             "label_token_ids": [40, 41],
         }
     },
+    "/v1/embeddings": {"Two texts": {"model": "$model", "input": ["What is the capital of France?", "Paris"]}},
     "/v1/messages/count_tokens": {"A question": {"model": "$model", "messages": QUESTION}},
     "/generate": {
         "A text": {

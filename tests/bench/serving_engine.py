@@ -111,6 +111,7 @@ def main() -> None:
         dtype="float32",
         device="cpu",
         vocab_size=vocab_size,
+        hidden_size=1,
         context_len=1 << 20,
         max_total_tokens=1 << 20,
         max_running_requests=4096,

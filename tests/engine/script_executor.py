@@ -16,14 +16,20 @@ import numpy.typing as npt
 
 from dovetail.contracts.cache import FULL
 from dovetail.messages.executor import StepError
-from dovetail.messages.step import AT_DEVICE, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+from dovetail.messages.step import AT_DEVICE, POOL, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 
 VOCAB = 97
+HIDDEN = 4
 
 
 def next_token(seed: int, tokens: tuple[int, ...]) -> int:
     """The token that follows others."""
     return (sum((i + 1) * token for i, token in enumerate(tokens)) * 31 + seed * 7 + len(tokens)) % (VOCAB - 1)
+
+
+def state_of(tokens: tuple[int, ...]) -> int:
+    """The final hidden state of the last of some tokens, the same number in all its places."""
+    return next_token(0, tokens)
 
 
 class ScriptExecutor:
@@ -47,13 +53,15 @@ class ScriptExecutor:
         self.admits: dict[int, Any] = {}
         self.lens: dict[int, int] = {}
         self.nexts: dict[int, int] = {}
+        self.gathered: dict[int, list[int]] = {}
         self._page_size = page_size
         self._flying: deque[tuple[StepInput, StepOutput]] = deque()
         self._open: StepInput | None = None
         self._masks = np.zeros((64, (VOCAB + 31) // 32), dtype=np.int32)
         self.info = ExecutorInfo(
-            architecture="None", dtype="float32", device="cpu", vocab_size=VOCAB, eos_ids=(VOCAB - 1,),
-            context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,), chunk_size=24,
+            architecture="None", dtype="float32", device="cpu", vocab_size=VOCAB, hidden_size=HIDDEN,
+            eos_ids=(VOCAB - 1,), context_len=context_len, page_size=page_size, num_pages=(num_pages,), reaches=(FULL,),
+            chunk_size=24,
             attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0, graphs=(),
             prepared=Prepared(),
         )  # fmt: skip
@@ -126,7 +134,21 @@ class ScriptExecutor:
                 assert page, "a token without a page"
                 self.contents.setdefault(page, {})[place % self._page_size] = token
             self.lens[row] = start + num
+            self._gather(row, start, num)
         assert at == len(step.ids)
+
+    def _gather(self, row: int, start: int, num: int) -> None:
+        """Take the hidden states of a chunk, where all count: none may be missing before it."""
+        if self.admits[row].pool == "mean":
+            found = self.gathered[row] = self.gathered[row] if start else []
+            assert len(found) == start, "a mean with a hole"
+            tokens = self._tokens(row)
+            found += [state_of(tokens[: place + 1]) for place in range(start, start + num)]
+
+    def _pooled(self, row: int) -> npt.NDArray[np.float32]:
+        tokens = self._tokens(row)
+        states = self.gathered[row] if self.admits[row].pool == "mean" else [state_of(tokens)]
+        return np.full(HIDDEN, np.mean(states), dtype=np.float32)
 
     def _tokens(self, row: int) -> tuple[int, ...]:
         """What stands in a row's pages."""
@@ -145,5 +167,12 @@ class ScriptExecutor:
                 if finite[at]:
                     tokens.append(self.nexts[row])
                     num[at] = 1
-        output = StepOutput(step=step.step, num=num, tokens=np.array(tokens, dtype=np.int64), finite=finite)
+        pooled = tuple(
+            (at, self._pooled(int(step.rows[at])))
+            for at in range(len(step.rows))
+            if step.task[at] == POOL and finite[at]
+        )
+        output = StepOutput(
+            step=step.step, num=num, tokens=np.array(tokens, dtype=np.int64), finite=finite, pooled=pooled,
+        )  # fmt: skip
         self._flying.append((step, output))

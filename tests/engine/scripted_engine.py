@@ -98,7 +98,13 @@ def main() -> None:
     transport.exit_without_client()
     transport.receive_start()
     facts = {"architecture": "Scripted", "dtype": "float32", "device": "cpu", "attention_backend": "none"}
-    sizes = {"vocab_size": 10_000, "context_len": 1 << 20, "max_total_tokens": 1 << 20, "page_size": 1}
+    sizes = {
+        "vocab_size": 10_000,
+        "hidden_size": 8,
+        "context_len": 1 << 20,
+        "max_total_tokens": 1 << 20,
+        "page_size": 1,
+    }
     limits = {"max_running_requests": MAX_RUNNING, "weight_bytes": 0, "kv_bytes": 0, "load_s": 0.0}
     transport.send(Ready(EngineInfo(**facts, **sizes, **limits)))  # type: ignore[arg-type]  # names to mixed types
     with contextlib.suppress(ClosedError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from script_executor import VOCAB, ScriptExecutor, next_token
+from script_executor import VOCAB, ScriptExecutor, next_token, state_of
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
@@ -49,6 +49,7 @@ class Run:
         self.core = core
         self.tokens: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
+        self.pooled: dict[int, float] = {}
 
     def submit(self, handle: int, prompt: list[int], params: SamplingParams, **more: Any) -> None:
         """Send a request."""
@@ -59,6 +60,8 @@ class Run:
         """Make one step."""
         for delta in self.core.step().deltas:
             self.tokens[delta.handle] += delta.ids
+            if delta.pooled is not None:
+                self.pooled[delta.handle] = np.frombuffer(delta.pooled, dtype=np.float32)[0]
             if delta.finish is not None:
                 self.finishes[delta.handle] = delta.finish
         self.core.pages.check(self.core.scheduler.running)
@@ -92,6 +95,7 @@ def test_random_loads_leave_nothing_unsaid(seed: int, overlap: bool) -> None:
 
     executor.finite = finite
     run, asked = Run(core), {}
+    pools = [rng.choice([None, None, "last", "mean"]) for _ in range(40)]
     shared = [rng.randrange(90) for _ in range(11)]
     for handle in range(40):
         prompt = shared * rng.randrange(2) + [rng.randrange(90) for _ in range(rng.randrange(1, 30))]
@@ -100,7 +104,7 @@ def test_random_loads_leave_nothing_unsaid(seed: int, overlap: bool) -> None:
             max_tokens=rng.randrange(1, 12), stop_token_ids=stops, ignore_eos=True, seed=handle,
         )  # fmt: skip
         asked[handle] = prompt, params
-        run.submit(handle, prompt, params)
+        run.submit(handle, prompt, params, pool=pools[handle])
         for _ in range(rng.randrange(3)):
             run.step()
         if rng.random() < 0.15:
@@ -110,6 +114,13 @@ def test_random_loads_leave_nothing_unsaid(seed: int, overlap: bool) -> None:
     assert len(ended) <= len(bad)
     assert len(run.finishes) == len(asked)
     for handle, (prompt, params) in asked.items():
+        if pools[handle] is not None:
+            states = [state_of(tuple(prompt[: at + 1])) for at in range(len(prompt))]
+            mean = np.float32(np.mean(states if pools[handle] == "mean" else states[-1]))
+            assert run.pooled.get(handle, mean) == mean
+            assert (handle in run.pooled) == (run.finishes[handle].reason == "stop")
+            assert not run.tokens[handle]
+            continue
         right = want(prompt, params, handle)
         if run.finishes[handle].reason == "abort":
             assert run.tokens[handle] == right[: len(run.tokens[handle])]

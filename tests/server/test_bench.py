@@ -408,8 +408,9 @@ def test_latency_is_measured_by_batch_size(tmp_path: Path, capsys: pytest.Captur
 def test_a_batch_that_cannot_run_at_once_is_refused() -> None:
     """The message names what is too small, before anything is measured."""
     info = EngineInfo(
-        architecture="X", dtype="bfloat16", device="cpu", vocab_size=100, context_len=64, max_total_tokens=128,
-        max_running_requests=8, page_size=16, attention_backend="x", weight_bytes=1, kv_bytes=1, load_s=0.0,
+        architecture="X", dtype="bfloat16", device="cpu", vocab_size=100, hidden_size=8, context_len=64,
+        max_total_tokens=128, max_running_requests=8, page_size=16, attention_backend="x", weight_bytes=1,
+        kv_bytes=1, load_s=0.0,
     )  # fmt: skip
     common: dict[str, Any] = {"rounds": 1, "seed": 1, "temperature": 0.0, "top_p": 1.0, "bandwidth": None, "json": None}
     for sizes, input_len, output_len, part in (

@@ -215,11 +215,20 @@ def test_async_responses(port: int) -> None:
     assert "Paris" in texts[0]
 
 
-def test_files_and_embeddings(gpt: openai.OpenAI) -> None:
-    """Errors arrive as the client's types with our codes."""
+def test_embeddings(gpt: openai.OpenAI) -> None:
+    """Vectors of length 1, the same whatever else is asked for with them, and in either encoding."""
+    texts = ["What is the capital of France?", "Paris", "A cat"]
+    plain = [item.embedding for item in gpt.embeddings.create(model=MODEL, input=texts, encoding_format="float").data]
+    assert [sum(x * x for x in vector) for vector in plain] == pytest.approx([1.0] * 3, abs=1e-5)
+    for text, vector in zip(texts, plain, strict=True):
+        assert gpt.embeddings.create(model=MODEL, input=text).data[0].embedding == pytest.approx(vector, abs=1e-5)
     with pytest.raises(openai.BadRequestError) as caught:
-        gpt.embeddings.create(model=MODEL, input="x")
-    assert caught.value.code == "unsupported_model"
+        gpt.embeddings.create(model=MODEL, input="x", dimensions=3)
+    assert caught.value.param == "dimensions"
+
+
+def test_what_is_not_there(gpt: openai.OpenAI) -> None:
+    """Errors arrive as the client's types with our codes."""
     with pytest.raises(openai.NotFoundError):
         gpt.files.retrieve("file-none")
     with pytest.raises(openai.NotFoundError):
@@ -353,7 +362,7 @@ def test_the_examples_of_the_clients_page_run(port: int, capsys: pytest.CaptureF
     """So do those of docs/clients.md, one for each client."""
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text("utf-8").replace(":30000", f":{port}")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for block, answers in zip(blocks, (("Paris", "Tokyo"), (MODEL, "Paris"), ("8",)), strict=True):
+    for block, answers in zip(blocks, (("Paris", "Tokyo"), ("256",), (MODEL, "Paris"), ("8",)), strict=True):
         exec(compile(block, "clients.md", "exec"), {})
         out = capsys.readouterr().out
         assert all(answer in out for answer in answers), out

@@ -54,7 +54,7 @@ def test_examples_stand_in_the_document(harness: Harness) -> None:
         for operation in methods.values()
         if "application/json" in operation.get("requestBody", {}).get("content", {})
     }
-    assert with_body - set(BODIES) <= {"/v1/embeddings"}, "a route without an example"
+    assert with_body <= set(BODIES), "a route without an example"
     text = str([document["paths"][path]["post"]["requestBody"]["content"]["application/json"] for path in BODIES])
     assert "$model" not in text
     assert "'model': 'tiny'" in text

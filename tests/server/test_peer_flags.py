@@ -119,7 +119,7 @@ REFUSED = {
     "--lora-modules a=b": "merge the adapter",
     "--hf-overrides '{\"rope_theta\": 1}'": "copy of the folder",
     "--enable-deterministic-inference": "float32",
-    "--is-embedding": "no embeddings",
+    '--pooler-config \'{"pooling_type": "CLS"}\'': "modules.json",
     "--enable-expert-parallel": "experts",
     "--disaggregation-mode prefill": "one engine",
     "--cpu-offload-gb 4": "on the device",

@@ -74,13 +74,16 @@ def test_responses_too(api: Api) -> None:
     assert follow["request_counts"]["completed"] == 1
 
 
-def test_embeddings_are_refused_line_by_line(api: Api) -> None:
-    """A batch of embeddings runs, and each line says what the model cannot do."""
-    lines = [{**responses_line(name, input=name), "url": "/v1/embeddings"} for name in "ab"]
+def test_embeddings_are_made_line_by_line(api: Api) -> None:
+    """A line's vectors stand in the output file, a wrong line in the error file; tokens are summed up."""
+    bodies = {"a": {"input": "one"}, "b": {"input": [[1, 2], [3]]}, "c": {"input": ""}}
+    lines = [{**responses_line(name), "url": "/v1/embeddings", "body": body} for name, body in bodies.items()]
     batch = api.run(*lines, endpoint="/v1/embeddings")
     outputs, errors = api.results(batch)
-    assert (batch["status"], batch.get("output_file_id"), outputs) == ("completed", None, [])
-    assert [e["response"]["body"]["error"]["code"] for e in errors] == ["unsupported_model"] * 2
+    assert [len(o["response"]["body"]["data"]) for o in outputs] == [1, 2]
+    assert [e["response"]["body"]["error"]["param"] for e in errors] == ["input"]
+    assert batch["usage"]["input_tokens"] == sum(o["response"]["body"]["usage"]["prompt_tokens"] for o in outputs)
+    assert {submit.priority for submit in api.harness.engine.submits} == {-(1 << 31)}
 
 
 def test_lines_run_at_the_lowest_priority_with_the_servers_own_checks(api: Api) -> None:

@@ -65,7 +65,8 @@ class Admission:
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
-            chunk = Chunk(request, request.computed_len, num, samples=num == request.num_pending)
+            is_last, pools = num == request.num_pending, request.pool is not None
+            chunk = Chunk(request, request.computed_len, num, samples=is_last and not pools, pools=is_last and pools)
             self._plan.chunks.append(chunk)
         return num
 
@@ -82,7 +83,7 @@ class Admission:
                 break
             self._pages.match(request)
             key = self._next_page(request)
-            if key is not None and key in coming:
+            if key is not None and key in coming and request.first_needed:
                 self._pages.unmatch(request)  # another request is computing this very page: wait for it and share
                 num_vain += 1
                 continue
@@ -169,13 +170,13 @@ class Admission:
         return self._need(request, request.num_tree_pages) <= self._pages.num_available
 
     def _need(self, request: Request, num_cached: int) -> int:
-        """Pages for its known tokens and the next one; unless it is alone, for what all will generate, too.
+        """Pages for its known tokens and any next one; unless it is alone, for what all will generate, too.
 
         Who would give way to it does not count.
         """
         if not self._pages.grows:
             return 0  # each row has room for what it sees
-        need = self._pages.pages_for(len(request.ids) + 1) - num_cached
+        need = self._pages.pages_for(len(request.ids) + (request.pool is None)) - num_cached
         if self._expected is None:
             others = [r for r in self._scheduler.running if is_background(request) or not is_background(r)]
             self._expected = sum(self._pages_expected(r) for r in others) if others else ALONE

@@ -113,6 +113,7 @@ class EngineCore:
             dtype=info.dtype,
             device=info.device,
             vocab_size=info.vocab_size,
+            hidden_size=info.hidden_size,
             context_len=info.context_len,
             max_total_tokens=info.num_pages[0] * info.page_size,
             max_running_requests=self.settings.max_running_requests,
@@ -295,6 +296,7 @@ class EngineCore:
         deltas = [] if output.finite.all() else self._end_broken(plan, output)
         self.scheduler.counted(plan)
         self._take_prompt_logprobs(plan, output)
+        deltas += self._take_pooled(plan, output)
         tokens = output.tokens.tolist()
         at = 0
         for request, num in zip(plan.sampled, output.num.tolist(), strict=False):
@@ -334,6 +336,17 @@ class EngineCore:
             if request.prompt_logprobs is not None and plan.number > request.void_step:
                 request.prompt_logprobs += found
 
+    def _take_pooled(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
+        """End the requests that a step has computed to the end of their prompts, and hand out what was pooled."""
+        deltas = []
+        for at, found in output.pooled:
+            request = plan.requests[at]
+            if request.finish is None and plan.number > request.void_step:
+                delta = self._last(request, Finish("stop"))
+                delta.pooled = found.tobytes()
+                deltas.append(delta)
+        return deltas
+
     def _last(self, request: Request, finish: Finish) -> TokenDelta:
         """End a live request, and say so."""
         request.finish = finish
@@ -345,7 +358,7 @@ class EngineCore:
     def _submit(self, message: Submit) -> None:
         self._arrivals += 1
         request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._info.eos_ids)
-        room = self._info.context_len - request.num_prompt
+        room = self._info.context_len - request.num_prompt + (request.pool is not None)
         why = None
         if request.num_prompt == 0:
             why = "the prompt is empty"
@@ -356,7 +369,7 @@ class EngineCore:
         if why is not None:
             self._ended.append(_ending(request, Finish("abort", None, why)))
             return
-        request.max_tokens = min(message.params.max_tokens, room)
+        request.max_tokens = min(message.params.max_tokens, room) if request.pool is None else 0
         self.scheduler.add(request)
         if self.grammars is not None:
             self.grammars.take(request, message)

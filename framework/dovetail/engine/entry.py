@@ -24,6 +24,8 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
         first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
     if then.prompt_logprobs is not None:
         first.prompt_logprobs = then.prompt_logprobs
+    if then.pooled is not None:
+        first.pooled = then.pooled
     first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
     first.num_retractions = then.num_retractions
     first.grammar_step, first.grammar_ignored = then.grammar_step, then.grammar_ignored

@@ -88,10 +88,7 @@ class PageBook:
         """Find and lock a waiting request's cached prefix; at least its last token stays to be computed."""
         if not self._use_tree:
             return
-        limit = len(request.ids) - 1
-        if request.prompt_logprobs is not None:
-            limit = min(limit, request.params.prompt_logprobs_start)
-        request.pages, node = self.tree.match(request.ids[:limit], request.cache_salt)
+        request.pages, node = self.tree.match(request.ids[: request.first_needed], request.cache_salt)
         request.firsts = [partial.first(node.end) for partial in self.tree.partial.values()]
         self.tree.lock(node, request.firsts)
         request.node, request.num_tree_pages = node, node.end

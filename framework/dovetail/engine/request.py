@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.cache.node import Node, Pages
 from dovetail.grammar.constraint import Constraint
-from dovetail.messages import Finish, SamplingParams, Submit, TokenLogprob
+from dovetail.messages import Finish, Pool, SamplingParams, Submit, TokenLogprob
 
 if TYPE_CHECKING:
     from dovetail.grammar.desk import Wish
@@ -40,6 +40,7 @@ class Request:
         matched_pages: Cached pages that it was last found to have while it waited, …
         matched_version: … and in which version of the tree, -1 for none.
         max_tokens: Most tokens it may generate, what its context leaves included.
+        pool: It generates nothing: its hidden states are pooled.
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
@@ -76,6 +77,7 @@ class Request:
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
+    pool: Pool | None = None
     is_announced: bool = False
     constraint: Constraint | None = None
     undecided: bool = False
@@ -107,12 +109,21 @@ class Request:
             num_retractions=message.num_retractions,
             prompt_logprobs=[] if params.prompt_logprobs is not None and not output else None,
             grammar_step=message.grammar_step,
+            pool=message.pool,
         )
 
     @property
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.ids) - self.num_prompt
+
+    @property
+    def first_needed(self) -> int:
+        """The first known token whose final hidden state is wanted: all before it may come from the cache."""
+        if self.pool == "mean":
+            return 0
+        last = len(self.ids) - 1
+        return last if self.prompt_logprobs is None else min(last, self.params.prompt_logprobs_start)
 
     @property
     def num_pending(self) -> int:
@@ -152,12 +163,18 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A request's share of a step: its tokens `start … start + num_new - 1`; `samples` if a token follows them."""
+    """A request's share of a step: its tokens `start … start + num_new - 1`, and what is to come of them.
+
+    Attributes:
+        samples: A token follows them.
+        pools: They are the last, and what was pooled is told.
+    """
 
     request: Request
     start: int
     num_new: int
     samples: bool
+    pools: bool = False
 
 
 @dataclass(slots=True, eq=False)

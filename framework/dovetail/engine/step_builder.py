@@ -8,7 +8,7 @@ import numpy.typing as npt
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import Chunk, Request, StepPlan
-from dovetail.messages.step import AT_DEVICE, NONE, SAMPLE, Admit, Ints, StepInput, Want, no_ints
+from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, Want, no_ints
 
 NO_IDS = no_ints()
 
@@ -28,7 +28,7 @@ class Batch:
         self.waits = np.zeros(num, dtype=np.bool_)
         for i, chunk in enumerate(chunks, n):
             self.start[i], self.num_new[i] = chunk.start, chunk.num_new
-            self.task[i] = SAMPLE if chunk.samples else NONE
+            self.task[i] = SAMPLE if chunk.samples else POOL if chunk.pools else NONE
 
 
 class StepBuilder:
@@ -86,6 +86,7 @@ def _admit(request: Request) -> Admit:
         params=request.params,
         stop_ids=request.stop_ids,
         history=tuple(request.ids) if request.params.is_penalized else (),
+        pool=request.pool,
     )
 
 

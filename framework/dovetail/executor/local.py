@@ -54,6 +54,7 @@ class LocalExecutor:
             dtype=str(runner.dtype).removeprefix("torch."),
             device=str(runner.device),
             vocab_size=runner.config.vocab_size,
+            hidden_size=runner.config.hidden_size,
             eos_ids=tuple(runner.eos_ids),
             context_len=runner.context_len,
             page_size=runner.pool.page_size,

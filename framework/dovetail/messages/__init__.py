@@ -35,6 +35,7 @@ from dovetail.messages.requests import (
     ToEngine,
 )
 from dovetail.messages.sampling import (
+    Pool,
     SamplingParams,
     TokenLogprob,
     TopLogprob,
@@ -57,6 +58,7 @@ __all__ = [
     "MessageThinking",
     "OUT_OF_MEMORY",
     "POISON",
+    "Pool",
     "Ready",
     "SamplingParams",
     "Starting",

@@ -40,6 +40,8 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Sent with every delta, as is `cached_tokens`."""
     cached_tokens: int = 0
     num_retractions: int = 0
+    pooled: bytes | None = None
+    """What `Submit.pool` asked for, as float32 numbers in the machine's order; sent with `finish`."""
     grammar_step: int | None = None
     """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
     grammar_ignored: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     vocab_size: int
+    hidden_size: int
     context_len: int
     max_total_tokens: int
     max_running_requests: int

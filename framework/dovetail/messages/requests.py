@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dovetail.messages.sampling import SamplingParams
+from dovetail.messages.sampling import Pool, SamplingParams
 
 
 class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +108,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     num_retractions: int = 0
     grammar_step: int | None = None
     """Which step that engine enforced."""
+    pool: Pool | None = None
+    """Set where nothing is generated: the one delta brings the prompt's hidden states, pooled."""
     again: bool = False
     """An engine that is gone had it, and came to these or to nothing yet."""
 

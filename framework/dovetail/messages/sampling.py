@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+Pool = Literal["last", "mean"]
+"""What of a prompt's final hidden states is told: that of the last token, or the mean over all tokens."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
-from dovetail.messages.sampling import SamplingParams, TokenLogprob
+from dovetail.messages.sampling import Pool, SamplingParams, TokenLogprob
 
 Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
 
 AT_DEVICE = -1
 """In place of a start: behind what the device has of the row, with the token that was drawn there last."""
-NONE, SAMPLE = 0, 1
-"""Tasks of a row: only its keys and values are computed, or a token is drawn behind them."""
+NONE, SAMPLE, POOL = 0, 1, 2
+"""Tasks of a row: its keys and values are computed, and a token is drawn behind them, or what was pooled is told."""
 
 
 def no_ints() -> Ints:
@@ -53,7 +54,8 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     """A request takes a device row: new, after it was retracted, or from an engine before this one.
 
     `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where tokens
-    have to be counted; empty otherwise.
+    have to be counted; empty otherwise. With `pool`, nothing is drawn in the row: it gathers hidden states, from place
+    0 on where all of them count.
     """
 
     row: int
@@ -62,6 +64,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     params: SamplingParams
     stop_ids: tuple[int, ...] = ()
     history: tuple[int, ...] = ()
+    pool: Pool | None = None
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
@@ -94,7 +97,7 @@ class StepInput:
         rows: `[B]` device rows.
         start: `[B]` place of the row's first new token, over whatever a step in flight wrote; or `AT_DEVICE`.
         num_new: `[B]` new tokens; with `AT_DEVICE` one.
-        task: `[B]` `NONE` or `SAMPLE`.
+        task: `[B]` `NONE`, `SAMPLE` or `POOL`.
         waits: `[B]` bool: the token is drawn once a `StepLate` came.
         ids: `[T]` ids of the rows with a start of their own.
         prompt_logprobs: What is to be told of prompts.
@@ -123,7 +126,7 @@ class StepInput:
     @property
     def num_sampled(self) -> int:
         """R."""
-        return int(np.count_nonzero(self.task))
+        return int(np.count_nonzero(self.task == SAMPLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,7 @@ class StepOutput:
         finite: `[B]` bool: all that was computed for the row is finite. If not, it got nothing.
         logprobs: Of `tokens`, where asked for; None where no row did.
         prompt_logprobs: Of prompts, by row, as `StepInput.prompt_logprobs` wanted them.
+        pooled: `[H]` of each finite row whose task was `POOL`, by row.
     """
 
     step: int
@@ -162,6 +166,7 @@ class StepOutput:
     finite: npt.NDArray[np.bool_]
     logprobs: list[TokenLogprob | None] | None = None
     prompt_logprobs: tuple[tuple[int, list[TokenLogprob]], ...] = ()
+    pooled: tuple[tuple[int, Floats], ...] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +193,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     vocab_size: int
+    hidden_size: int
     eos_ids: tuple[int, ...]
     context_len: int
     page_size: int

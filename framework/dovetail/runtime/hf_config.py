@@ -227,11 +227,20 @@ def checkpoint_dtype(hf: Mapping[str, Any]) -> str:
     return name
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """Parse a file of a model folder.
+
+    Raises:
+        ModelError: It is not there, or no JSON.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected")
     return value

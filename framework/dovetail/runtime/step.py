@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dovetail.messages import TokenLogprob
-from dovetail.messages.step import StepInput, StepOutput
+from dovetail.messages.step import Floats, StepInput, StepOutput
 from dovetail.runtime.row_params import SampleRow
 from dovetail.runtime.sampler import Ranked, Sampled
 
@@ -62,13 +62,16 @@ class Launched:
         parts: Of the rows that get tokens.
         silent: Rows that get no token, with `BROKEN` or 0 for each in an int64 tensor on the device.
         prompt_logprobs: Of prompt chunks, by row.
+        pooled: `[H]` float32 of rows whose hidden states are told; such a row is silent.
     """
 
     step: StepInput
     parts: list[Part]
     silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, Ranked]] = field(default_factory=list)
+    pooled: list[tuple[int, Tensor]] = field(default_factory=list)
     _host: Tensor | None = None
+    _pooled: Tensor | None = None
     _copied: torch.cuda.Event | None = None
 
     def add_silent(self, at: npt.NDArray[np.int64], broken: Tensor) -> None:
@@ -82,13 +85,12 @@ class Launched:
         if not chosen:
             return
         tokens = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-        if tokens.device.type == "cpu":
-            self._host = tokens
-            return
-        self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        self._host.copy_(tokens, non_blocking=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
+        self._host = _to_host(tokens)
+        if self.pooled:
+            self._pooled = _to_host(torch.stack([state for _, state in self.pooled]))
+        if tokens.device.type != "cpu":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
 
     def wait(self) -> npt.NDArray[np.int64]:
         """Wait for the device; return what `start_copy` sent."""
@@ -115,7 +117,14 @@ class Launched:
             finite=finite,
             logprobs=self._logprobs(num),
             prompt_logprobs=tuple((row, ranked.read()) for row, ranked in self.prompt_logprobs),
+            pooled=self._told(finite),
         )
+
+    def _told(self, finite: npt.NDArray[np.bool_]) -> tuple[tuple[int, Floats], ...]:
+        """What was pooled, of rows that are finite."""
+        if self._pooled is None:
+            return ()
+        return tuple((at, row) for (at, _), row in zip(self.pooled, self._pooled.numpy(), strict=True) if finite[at])
 
     def _logprobs(self, num: npt.NDArray[np.int32]) -> list[TokenLogprob | None] | None:
         """Those of the tokens, None where no row asked for any."""
@@ -127,3 +136,11 @@ class Launched:
                 for row, item in zip(part.logprobs.rows, part.logprobs.read(), strict=True):
                     by_row[part.at[row]] = item
         return [item for item, count in zip(by_row, num, strict=True) if count]
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Begin to copy a tensor to the host; the copy may be read once the device has come that far."""
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -23,6 +23,7 @@ from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.penalties import TokenCounts
+from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.row_params import RowFacts
 from dovetail.runtime.sampler import (
@@ -66,12 +67,13 @@ class Stepper:
         """Nothing is computed yet."""
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
-        self._counts, self._scratch = counts, FloatScratch()
+        self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler()
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Launched:
         """Start a step. Its tokens are chosen too, unless a row waits."""
         self._state.apply(step)
+        self._pooler.apply(step)
         for group in np.unique(step.scrub[0]).tolist():
             self._pool.scrub(group, step.scrub[1, step.scrub[0] == group].tolist())
         self._state.flush()
@@ -120,6 +122,7 @@ class Stepper:
         launched = Launched(step, [])
         for want in step.prompt_logprobs:
             launched.prompt_logprobs += [(want.at, found) for found in self._rank(want, step, hidden)]
+        launched.pooled = self._pooler.take(step, hidden)
         has_chunks = batch.num_decode < batch.num_requests
         broken = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
         if broken is not None and num < batch.num_requests:

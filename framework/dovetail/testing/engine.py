@@ -90,14 +90,17 @@ def generate(
         RuntimeError: The engine still holds pages or requests when all have ended.
     """
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    submits = [Submit(rid=str(i), prompt_ids=p, params=q) for i, (p, q) in enumerate(zip(prompts, each, strict=True))]
+    return serve(folder, submits, **changes)
+
+
+def serve(folder: Path, submits: Sequence[Submit], **changes: Any) -> list[list[TokenDelta]]:
+    """As `generate`, for requests of any kind."""
 
     async def main() -> list[list[TokenDelta]]:
         client = make_client(folder, **changes)
         await client.start()
         try:
-            submits = [
-                Submit(rid=str(i), prompt_ids=p, params=q) for i, (p, q) in enumerate(zip(prompts, each, strict=True))
-            ]
             outputs = await asyncio.gather(*(collect(client, submit) for submit in submits))
             stats = await client.control("stats")
             if stats["num_running"] or stats["num_queued"] or stats["num_used_tokens"]:

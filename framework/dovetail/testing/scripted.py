@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from dovetail.messages import (
     TopLogprob,
 )
 
+HIDDEN_SIZE = 8
 Script = Callable[[Submit], list[int]]
 
 
@@ -90,6 +92,7 @@ class ScriptedEngine:
             dtype="float32",
             device="cpu",
             vocab_size=self.vocab_size,
+            hidden_size=HIDDEN_SIZE,
             context_len=self.context_len,
             max_total_tokens=max(100_000, self.context_len),
             max_running_requests=256,
@@ -134,6 +137,10 @@ class ScriptedEngine:
         if self.give_up is not None:
             yield TokenDelta(handle=request.handle, ids=[], prompt_tokens=1, finish=self.give_up)
             return
+        if request.pool is not None:
+            self.step += 1
+            yield self._pooled(request)
+            return
         ids, finish = self._reply(request)
         chunks = [ids[i : i + self.per_delta] for i in range(0, len(ids), self.per_delta)]
         for position, chunk in enumerate(chunks):
@@ -176,6 +183,17 @@ class ScriptedEngine:
         if len(ids) > request.params.max_tokens:
             return ids[: request.params.max_tokens], Finish("length")
         return ids, Finish("stop", self.eos)
+
+    def _pooled(self, request: Submit) -> TokenDelta:
+        """The one delta of a request for hidden states: its number of tokens, then its first ids."""
+        numbers = [float(len(request.prompt_ids)), *map(float, request.prompt_ids)]
+        return TokenDelta(
+            handle=request.handle,
+            ids=[],
+            prompt_tokens=len(request.prompt_ids),
+            pooled=array("f", (numbers + [0.0] * HIDDEN_SIZE)[:HIDDEN_SIZE]).tobytes(),
+            finish=Finish("stop"),
+        )
 
     def _logprob(self, token: int, num_top: int | None) -> TokenLogprob:
         top = [TopLogprob((token + i) % self.vocab_size, -0.25 * (i + 1)) for i in range(num_top or 0)]

@@ -16,7 +16,6 @@ from dovetail_server import errors
 from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.auth import CALLER
 from dovetail_server.bodies.work import read_line
-from dovetail_server.body import read
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
@@ -162,9 +161,11 @@ async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Genera
 
     if endpoint == "/v1/responses":
         return await prepare_response(state, raw)
-    if endpoint == "/v1/embeddings":
-        raise embeddings.refusal(state, await read(raw, EmbeddingRequest, is_line=True))
-    known: dict[str, tasks.Task[Any]] = {"/v1/chat/completions": tasks.CHAT, "/v1/messages": tasks.MESSAGES}
+    known: dict[str, tasks.Task[Any]] = {
+        "/v1/chat/completions": tasks.CHAT,
+        "/v1/messages": tasks.MESSAGES,
+        "/v1/embeddings": tasks.EMBEDDINGS,
+    }
     task = known.get(endpoint, tasks.COMPLETIONS)
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(lambda: job_of(state, parse(read_line(raw), task.model), None))
@@ -189,7 +190,9 @@ async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, 
 
 
 def job_of(
-    state: ServerState, asked: ChatRequest | CompletionRequest | MessagesRequest, prompts: Prompts | None
+    state: ServerState,
+    asked: ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
+    prompts: Prompts | None,
 ) -> tuple[Generation, Reply]:
     """Prepare what needs nothing but the line; CPU work.
 
@@ -198,9 +201,12 @@ def job_of(
         asked: The line's request.
         prompts: Of a large line.
     """
-    refuse_stream(asked.stream)
     model = state.check_model(asked.model)
     asked = asked.model_copy(update={"priority": BACKGROUND})
+    if isinstance(asked, EmbeddingRequest):
+        embedding_job = embeddings.prepare(state, asked, model, prompts)
+        return embedding_job.generation, lambda: embeddings.reply(embedding_job)
+    refuse_stream(asked.stream)
     if isinstance(asked, ChatRequest):
         chat_job = chat.prepare(state, asked, model, prompts)
         return chat_job.generation, lambda: chat_reply.reply(chat_job)

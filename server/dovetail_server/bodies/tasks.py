@@ -18,9 +18,10 @@ from dovetail_server.native.score import ScoreRequest
 from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
+from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction
-from dovetail_server.serving import chat, completions, generate, messages, parsing, responses, score, tokens
+from dovetail_server.serving import chat, completions, embeddings, generate, messages, parsing, responses, score, tokens
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.text import TextTools
 
@@ -139,6 +140,12 @@ SCORE = Task(
     run=lambda call: score.read_prompts(call.text, call.request),
     prompt_fields={"query": "", "items": ""},
 )
+EMBEDDINGS = Task(
+    name="embeddings",
+    model=EmbeddingRequest,
+    run=lambda call: embeddings.read_prompts(call.text, call.request),
+    prompt_fields={"input": ""},
+)
 TOKENIZE = Task(name="tokenize", model=TokenizeRequest, run=lambda call: tokens.tokenized(call.text, call.request))
 DETOKENIZE = Task(
     name="detokenize", model=DetokenizeRequest, run=lambda call: tokens.detokenized(call.text, call.request)
@@ -165,6 +172,7 @@ TASKS: dict[str, Task[Any]] = {
         INPUT_TOKENS,
         COMPACT,
         SCORE,
+        EMBEDDINGS,
         TOKENIZE,
         DETOKENIZE,
         SEPARATE_REASONING,

@@ -1,26 +1,63 @@
-"""`/v1/embeddings`: the request. There is no reply: see `serving/embeddings.py`."""
+"""`/v1/embeddings`: request and reply."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import Field
 
-from dovetail_server.openai.common import Name, RequestModel, Text, TokenId
+from dovetail_server.openai.common import MAX_TOKENS, PASS_KNOWN_IDS, Name, RequestModel, Rid, Text, TokenIds
 
-Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)]
+MANY = Field(min_length=1, max_length=2048)
 
 
 class EmbeddingRequest(RequestModel):
     """Body of `POST /v1/embeddings`."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
-    input: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=4096)]
-        | Tokens
-        | Annotated[list[Tokens], Field(min_length=1, max_length=4096)]
+    input: Annotated[
+        Text | Annotated[list[Text], MANY] | TokenIds | Annotated[list[TokenIds], MANY],
+        PASS_KNOWN_IDS,
+    ]
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or float32 in little-endian order as base64."
     )
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1, le=1 << 20)
+    dimensions: int | None = Field(
+        None, ge=1, le=1 << 20, description="Keep so many; for models that were trained for it."
+    )
+    use_activation: bool | None = Field(None, description="False: do not scale the vector to length 1.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of each input; -1 keeps what the context holds."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
+    add_special_tokens: bool | None = Field(None, description="False: the tokenizer adds none to a text.")
+    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
+    request_id: Rid | None = Field(None, description="Another name of `rid`.")
     user: Name | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """One input's vector; base64 where the request asks for it."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `POST /v1/embeddings`, in the order of the inputs."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

@@ -12,7 +12,7 @@ def _all(paths: str, why: str) -> dict[str, str]:
 
 WEIGHTS = "weights are loaded once; restart the server to serve others"
 PROFILE = "there is no profiler to start over HTTP; see GET /metrics"
-EMBEDS = "this server generates text: send the request to a server of an embedding model"
+EMBEDS = "it is for models that classify or rank; POST /v1/embeddings gives vectors, /v1/score compares labels"
 SPEECH = "this server reads and writes text only"
 LORA = "adapters are not served; merge the adapter into the weights"
 CACHE = "the prefix cache is on the device alone; POST /flush_cache empties it"

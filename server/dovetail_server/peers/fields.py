@@ -108,13 +108,9 @@ FIELDS: dict[str, Known] = {
     "stream_interval": Known("tokens per event are the server's choice: --stream-interval", (*OFF, 1)),
     "repetition_detection": Known("nothing looks for repetitions; use repetition_penalty or stop_regex"),
     "betas": Known("what this server has of Anthropic's API needs no beta name", None),
-    **_all("padding embed_dtype endianness use_activation", "it is for embedding models, which are not served", None),
-    **_all(
-        "rid request_id priority cache_salt",
-        "this route generates nothing that could be named, ordered or cached",
-        None,
-    ),
-    **_all("truncate_prompt_tokens truncation_side add_special_tokens", "embeddings are not given"),
+    "padding": Known("texts of a batch are not padded here", (*OFF, True)),
+    "embed_dtype": Known("numbers are float32", (*OFF, "float32")),
+    "endianness": Known("base64 holds little-endian numbers", (*OFF, "little", "native")),
     "thinking_token_budget": Known("thinking is not told apart here; /v1/chat/completions has it"),
     **_all(
         "skip_special_tokens spaces_between_special_tokens include_reasoning", "this route shows items", (*OFF, True)

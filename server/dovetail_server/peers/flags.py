@@ -178,8 +178,8 @@ _values("tokenizer-mode", "the tokenizer is tokenizer.json, the fast one", "auto
 _values("tokenizer-backend", "the tokenizer is tokenizer.json, read by the tokenizers library", "huggingface")
 _values("config-format", "config.json is what is read", "auto", "hf")
 _values("model-impl model-config-parser", "models are plugins; see `dovetail plugin list`", "auto")
-_values("runner", "this server generates text", "auto", "generate")
-_values("convert", "this server generates text", "auto", "none")
+_values("runner", "every model generates and gives embeddings", "auto", "generate", "pooling")
+_values("convert", "every model generates and gives embeddings", "auto", "none", "embed")
 _values("response-role", "replies have the role assistant", "assistant")
 _values(
     "chat-template-content-format", "the form of content that a template reads is found out from the template", "auto"
@@ -308,8 +308,9 @@ _free(
 )
 _idle("language-only language-model-only interleave-mm-strings skip-mm-profiling mm-device-do-normalize "
       "disable-fast-image-processor trust-mm-content-hashes trust-request-mm-kwargs", PICTURES)  # fmt: skip
-_off("is-embedding", "this server generates text and gives no embeddings")
-_values("pooler-config io-processor-plugin", "this server generates text and gives no embeddings", "{}", "")
+_idle("is-embedding", "every model generates and gives embeddings")
+_values("pooler-config", "hidden states are pooled as the checkpoint's modules.json says", "{}", "")
+_values("io-processor-plugin", "no part of this server reads plugins of that kind", "")
 
 
 LOADING = "safetensors are mapped and read in one go"

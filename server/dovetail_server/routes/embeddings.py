@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.body import json_body
-from dovetail_server.openai.embeddings import EmbeddingRequest
+from dovetail_server.bodies.tasks import EMBEDDINGS
+from dovetail_server.body import prompt_body, take_prompts
+from dovetail_server.openai.embeddings import EmbeddingRequest, Embeddings
 from dovetail_server.openapi import json_route
-from dovetail_server.serving.embeddings import refusal
+from dovetail_server.serving import embeddings
+from dovetail_server.serving.sse import while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
 
 
-@json_route(router, "/v1/embeddings", body=EmbeddingRequest)
+@json_route(router, "/v1/embeddings", body=EmbeddingRequest, reply=Embeddings)
 async def create_embeddings(
-    body: Annotated[EmbeddingRequest, Depends(json_body(EmbeddingRequest))],
+    request: Request,
+    body: Annotated[EmbeddingRequest, Depends(prompt_body(EMBEDDINGS))],
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
-    """Say that the served model gives no embeddings."""
-    raise refusal(state, body)
+    """Give the vector of one or several texts."""
+    model = state.check_model(body.model)
+    work = asyncio.to_thread(embeddings.prepare, state, body, model, take_prompts(request))
+    job = await while_connected(request, work)
+    return Response(await while_connected(request, embeddings.reply(job)), media_type="application/json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,7 +35,6 @@ from dovetail_server.serving.common import (
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
-    check_token_ids,
     fit_output,
     named_ids,
     num_top,
@@ -44,7 +43,7 @@ from dovetail_server.serving.params import (
     stop_rules,
     truncated,
 )
-from dovetail_server.serving.prompts import Prompt, Prompts
+from dovetail_server.serving.prompts import Prompt, Prompts, read_each
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
     check(request)
     grammar_of(request)  # refused here, where large ones do not hold others up
     special = request.add_special_tokens is not False
-    prompts = every_prompt(request.prompt, text, has_echo=bool(request.echo), special=special)
+    prompts = read_each(request.prompt, text, "prompt", has_echo=bool(request.echo), special=special)
     if request.truncate_prompt_tokens:
         prompts = [cut(prompt, request, text) for prompt in prompts]
     for prompt in prompts:
@@ -174,39 +173,6 @@ def cut(prompt: Prompt, request: CompletionRequest, text: TextTools) -> Prompt:
     """Return a prompt as `truncate_prompt_tokens` leaves it."""
     ids = truncated(prompt.ids, request, request.max_tokens, text.limits)
     return prompt if len(ids) == len(prompt.ids) else Prompt(ids, text.tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def every_prompt(prompt: Any, text: TextTools, *, has_echo: bool, special: bool = True) -> list[Prompt]:
-    """Return every prompt, whichever of the four forms was sent.
-
-    Raises:
-        RequestError: Empty, too big, or an id outside the vocabulary.
-    """
-    if isinstance(prompt, str):
-        items: Sequence[Any] = [prompt]
-    elif isinstance(prompt[0], int):
-        items = [prompt]
-    else:
-        items = prompt
-    names = ["prompt"] if len(items) == 1 else [f"prompt[{i}]" for i in range(len(items))]
-    return [
-        read_prompt(item, text, name, has_echo=has_echo, special=special)
-        for item, name in zip(items, names, strict=True)
-    ]
-
-
-def read_prompt(
-    item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False, special: bool = True
-) -> Prompt:
-    """Return one prompt."""
-    if isinstance(item, str):
-        result = Prompt(text.encode(item, param, add_special_tokens=special), item)
-    else:
-        check_token_ids(item, text.limits.vocab_size, param)
-        result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")
-    if not result.ids:
-        raise RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")
-    return result
 
 
 def text_of(events: Sequence[Event]) -> str:

@@ -15,7 +15,6 @@ from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
-from dovetail_server.serving.completions import read_prompt
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
@@ -26,7 +25,7 @@ from dovetail_server.serving.params import (
     sampling_params,
     stop_rules,
 )
-from dovetail_server.serving.prompts import Prompt, Prompts
+from dovetail_server.serving.prompts import Prompt, Prompts, read_one
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
         else request.sampling_params or ()
     ):
         grammar_of(options)  # refused here, where large ones do not hold others up
-    prompts = [read_prompt(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
+    prompts = [read_one(item, text, param if is_one else f"{param}[{i}]") for i, item in enumerate(raw)]
     for prompt in prompts:
         fit_output(len(prompt.ids), None, DEFAULT_MAX_TOKENS, text.limits, ("text", "max_new_tokens"))
     return Prompts(prompts=prompts, is_batch=not is_one)

@@ -58,6 +58,8 @@ class Choice:
     num_cached: int = 0
     num_retractions: int = 0
     prompt_logprobs: list[TokenLogprob] | None = None
+    pooled: bytes | None = None
+    """What it asked for in place of a text."""
     abort_code: str | None = None
     explanation: str | None = None
     """Set by the engine where the request is at fault."""
@@ -107,6 +109,7 @@ class Choice:
         self.grammar_step, self.grammar_ignored = delta.grammar_step, delta.grammar_ignored
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
+        self.pooled = delta.pooled
         before = self.output.num_tokens
         events = self.output.feed(delta)
         num_new = self.output.num_tokens - before

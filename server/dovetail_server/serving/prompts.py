@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import RequestError
+from dovetail_server.serving.params import check_token_ids
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +41,39 @@ class Prompts:
     def only(self) -> Prompt:
         """The prompt of a conversation."""
         return self.prompts[0]
+
+
+def read_each(given: Any, text: TextTools, param: str, *, has_echo: bool = False, special: bool = True) -> list[Prompt]:
+    """Return every prompt of a field, whichever of the four forms was sent: a text, token ids, or a list of either.
+
+    Raises:
+        RequestError: Empty, too big, or an id outside the vocabulary.
+    """
+    if isinstance(given, str):
+        items: Sequence[Any] = [given]
+    elif isinstance(given[0], int):
+        items = [given]
+    else:
+        items = given
+    names = [param] if len(items) == 1 else [f"{param}[{i}]" for i in range(len(items))]
+    return [
+        read_one(item, text, name, has_echo=has_echo, special=special) for item, name in zip(items, names, strict=True)
+    ]
+
+
+def read_one(
+    item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False, special: bool = True
+) -> Prompt:
+    """Return one prompt.
+
+    Raises:
+        RequestError: See `read_each`.
+    """
+    if isinstance(item, str):
+        result = Prompt(text.encode(item, param, add_special_tokens=special), item)
+    else:
+        check_token_ids(item, text.limits.vocab_size, param)
+        result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")
+    if not result.ids:
+        raise RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")
+    return result

@@ -13,6 +13,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.front import GrammarFront
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
+from dovetail.processing.embeddings import Embedder
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.tokenizer import Tokenizer, check_text
@@ -46,7 +47,7 @@ class TextTools:
         plugins: LoadedPlugins | None = None,
         setup: TextSetup | None = None,
     ) -> None:
-        """Keep the parts; `bound_to` adds the limits, and the grammar backends, once the engine is known.
+        """Keep the parts; `bound_to` adds what follows from the settings and the started engine.
 
         Args:
             tokenizer: The model's.
@@ -63,6 +64,7 @@ class TextTools:
         self.tools = tools
         self.tools_name = tools_name
         self.grammar = GrammarFront({})
+        self.embedder = Embedder()
         self._plugins = plugins
         self._setup = setup
         self._template_defaults: Mapping[str, Any] = {}
@@ -131,6 +133,7 @@ class TextTools:
             defaults=defaults | settings.preferred_sampling_params,
         )
         self._template_defaults = settings.default_chat_template_kwargs
+        self.embedder = Embedder.of_checkpoint(Path(settings.model_path or ""))
         if self._plugins is not None:
             self.grammar = GrammarFront.load(
                 self._plugins,
