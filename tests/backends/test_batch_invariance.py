@@ -37,7 +37,7 @@ class World:
         self.pool = KVCache(config.cache_groups, [len(lens) * self.width + 1], page, dtype, CPU)
         self.backend = TorchNativeBackend(config, self.pool, CPU)
         self.layer = AttentionLayer(
-            index=0, num_qo_heads=hq, num_kv_heads=hk, head_dim=d, scale=1 / math.sqrt(d), sliding_window=window
+            index=0, num_qo_heads=hq, num_kv_heads=hk, qk_dim=d, v_dim=d, scale=1 / math.sqrt(d), sliding_window=window
         )
         self.q = [torch.randn(n, hq, d, generator=rng).to(dtype) for n in lens]
         self.k = [torch.randn(n, hk, d, generator=rng).to(dtype) for n in lens]

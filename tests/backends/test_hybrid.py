@@ -149,14 +149,18 @@ def test_caps_are_those_of_both() -> None:
 
 
 def test_a_refusal_names_the_half() -> None:
-    """`why_not` says which half refuses and why; caches of different kinds are refused."""
+    """`why_not` says which half refuses and why; latent rows are served where both halves serve them."""
     config = Case(lengths=DECODE).config()
     both = hybrid(TorchNativeBackend, TritonBackend, ("torch_native", "triton"))
     why = both.why_not(config, CPU, torch.float32, 16) or ""
     assert why.startswith("decode by triton: device 'cpu' is not supported")
-    latent = type("Latent", (TorchNativeBackend,), {"caps": replace(TorchNativeBackend.caps, mla=True)})
-    why = hybrid(latent, TorchNativeBackend, ("latent", "plain")).why_not(config, CPU, torch.float32, 16) or ""
-    assert "latent keeps latent vectors (MLA)" in why
+    caps = replace(TorchNativeBackend.caps, mixers=frozenset({"kv"}))
+    plain = type("Plain", (TorchNativeBackend,), {"caps": caps})
+    latent = Case(lengths=DECODE, latent=True, num_kv_heads=1).config()
+    why = hybrid(TorchNativeBackend, plain, ("latent", "plain")).why_not(latent, CPU, torch.float32, 16) or ""
+    assert why == "decode by plain: KitForCausalLM needs latent rows (MLA), which it does not provide"
+    both = hybrid(TorchNativeBackend, TorchNativeBackend, ("latent", "latent"))
+    assert both.why_not(latent, CPU, torch.float32, 16) is None
 
 
 def test_a_plan_holds_the_halves() -> None:

@@ -48,6 +48,8 @@ ALL = AttentionCaps(
     sinks=True,
     soft_cap=True,
     bidirectional=True,
+    mixers=frozenset({"kv", "latent"}),
+    unequal_dims=True,
 )
 
 
@@ -64,6 +66,16 @@ NEEDS: dict[str, tuple[Callable[[LayerSpec], LayerSpec], AttentionCaps, str]] = 
     "cap": (lambda s: replace(s, soft_cap=30.0), replace(ALL, soft_cap=False), "needs a soft cap on attention scores"),
     "sinks": (lambda s: replace(s, sinks=True), replace(ALL, sinks=False), "needs attention sinks"),
     "both ways": (lambda s: replace(s, causal=False), replace(ALL, bidirectional=False), "in both directions"),
+    "latent": (
+        lambda s: replace(s, mixer="latent", num_kv_heads=1),
+        replace(ALL, mixers=frozenset({"kv"})),
+        "needs latent rows",
+    ),
+    "unequal": (
+        lambda s: replace(s, v_dim=64),
+        replace(ALL, unequal_dims=False),
+        "needs keys and values of different widths",
+    ),
     "width": (lambda s: replace(s, v_dim=24), ALL, r"needs head dim 24 \(possible: 16, 64\)"),
 }
 
@@ -99,7 +111,8 @@ def test_several_lacks_are_one_line() -> None:
 def test_two_halves_provide_what_both_do() -> None:
     """A hybrid lacks what one of its halves lacks."""
     assert common_caps(ALL, ALL) == ALL
-    for name in ("sliding_window", "sinks", "soft_cap", "bidirectional"):
+    assert common_caps(ALL, replace(ALL, mixers=frozenset({"kv"}))).mixers == {"kv"}
+    for name in ("sliding_window", "sinks", "soft_cap", "bidirectional", "unequal_dims"):
         assert not getattr(common_caps(ALL, replace(ALL, **{name: False})), name)  # type: ignore[arg-type]
 
 
@@ -107,7 +120,11 @@ STATE = (CacheTensor("state", (2, 4, 4), "float32"),)
 UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
     "state": (lambda c: changed(c, reach=Recurrent(64), state=STATE), "needs recurrent state: no cache or attention"),
     "chunks": (lambda c: changed(c, reach=Chunk(32)), "needs attention within chunks: no cache"),
-    "values": (lambda c: changed(c, v_dim=24), "needs keys 16 and values 24 wide in one layer: no cache"),
+    "another's": (lambda c: changed(c, cache_layer=2), "layer 1 reads the cache of layer 2, which is none before it"),
+    "its own": (lambda c: changed(c, cache_layer=1), "layer 1 reads the cache of layer 1, which is none before it"),
+    "nobody's": (lambda c: changed(c, cache_layer=9), "layer 1 reads the cache of layer 9, which is none before it"),
+    "other heads": (lambda c: changed(c, cache_layer=0, num_kv_heads=1), "layer 0, and has another reach, heads or"),
+    "other reach": (lambda c: changed(c, cache_layer=0, reach=Window(4)), "layer 0, and has another reach, heads or"),
     "none": (lambda c: replace(c, layers=()), "its layer specs are for no layer; give one for each of its 3"),
     "twice": (lambda c: changed(c, index=2), r"its layer specs are for layers \[0, 2\]; give one for each"),
     "beyond": (lambda c: changed(c, index=3), r"its layer specs are for layers \[0, 2, 3\]; give one for each"),
@@ -130,7 +147,9 @@ def test_what_no_cache_holds_is_one_line(what: str) -> None:
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(reason)
     assert unserved(dense_config(HF)) is None
-    assert unserved(changed(dense_config(HF), qk_dim=64, v_dim=64)) is None
+    assert unserved(changed(dense_config(HF), qk_dim=64, v_dim=32)) is None
+    assert unserved(changed(dense_config(HF), cache_layer=0)) is None
+    assert unserved(changed(dense_config(HF), mixer="latent", num_kv_heads=1)) is None
 
 
 def test_groups_follow_from_the_layers() -> None:
@@ -147,6 +166,33 @@ def test_groups_follow_from_the_layers() -> None:
     assert [(g.name, g.tensors) for g in recurrent.cache_groups] == [("full", heads), ("recurrent", STATE)]
 
 
+def test_layers_that_share_are_of_one_group() -> None:
+    """They have no tensors and so take no memory; others' latent rows and further tensors are named."""
+    (group,) = changed(dense_config(HF), cache_layer=0).cache_groups
+    assert (list(group.layers), group.writers, dict(group.sources)) == ([0, 1, 2], [0, 2], {1: 0})
+    assert group.layers[1] == ()
+    index = CacheTensor("index", (8,), "float8_e4m3fn")
+    latent = changed(dense_config(HF), mixer="latent", num_kv_heads=1, qk_dim=20, v_dim=16, extra=(index,))
+    assert latent.cache_groups[1].tensors == (CacheTensor("latent", (20,), values=16), index)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"mixer": "latent", "num_kv_heads": 2}, "layer 3: a latent row is one key.* num_kv_heads is 2"),
+        ({"mixer": "latent", "num_kv_heads": 1, "qk_dim": 8, "v_dim": 9}, r"v_dim 9 \(at most qk_dim, 8\)"),
+        ({"extra": (CacheTensor("v", (2,)),)}, "layer 3: two tensors of its cache have one name: k, v, v"),
+        ({"extra": (CacheTensor("a", (2,)),) * 2}, "layer 3: two tensors of its cache have one name: k, v, a, a"),
+        ({"extra": (CacheTensor("a", (2,)),), "cache_layer": 0}, "reads the cache of layer 0 and has no `extra`"),
+        ({"extra": (CacheTensor("a", (2,)),), "state": STATE, "reach": Recurrent()}, "it is recurrent; give its"),
+    ],
+)
+def test_a_cache_that_fits_nothing_is_refused(facts: dict[str, Any], message: str) -> None:
+    """Where the spec is made, with the number of the layer."""
+    with pytest.raises(ModelError, match=message):
+        LayerSpec(index=3, **facts)
+
+
 def test_a_reach_says_what_a_query_sees() -> None:
     """The first position, by the position of the query; a state is copied where pages and its kernel's chunks end."""
     assert [Full().start(p) for p in (0, 9)] == [0, 0]
@@ -158,7 +204,7 @@ def test_a_reach_says_what_a_query_sees() -> None:
 class Boastful(TorchNativeBackend):
     """Says that it serves everything, with caps that do not."""
 
-    caps = replace(TorchNativeBackend.caps, soft_cap=False)
+    caps = replace(TorchNativeBackend.caps, soft_cap=False, unequal_dims=False, mixers=frozenset({"kv"}))
 
     @classmethod
     def why_not(cls, *args: Any) -> str | None:
@@ -172,7 +218,9 @@ class Boastful(TorchNativeBackend):
             {"soft_cap": 20.0},
             r"torch_native.* LlamaForCausalLM needs a soft cap on attention scores, which",
         ),
-        ({"v_dim": 64}, r"LlamaForCausalLM needs keys 16 and values 64 wide in one layer: no cache or attention"),
+        ({"mixer": "latent", "num_kv_heads": 1}, r"torch_native.* LlamaForCausalLM needs latent rows \(MLA\), which"),
+        ({"v_dim": 64}, r"torch_native.* LlamaForCausalLM needs keys and values of different widths, which"),
+        ({"cache_layer": 0, "v_dim": 8}, "LlamaForCausalLM: layer 1 reads the cache of layer 0, and has another"),
         ({"reach": Recurrent(), "state": STATE}, "LlamaForCausalLM needs recurrent state: no cache or attention"),
     ],
 )

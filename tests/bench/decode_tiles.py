@@ -50,7 +50,9 @@ def took_us(load: tuple[int, ...], shape: Shape, made: tuple[Any, ...]) -> float
     num, _, kv_heads, group, dim = load
     pools, qkv, norm, rope, batch = made
     scratch = DecodeScratch(kv_heads * group, kv_heads, dim, torch.device("cuda"))
-    layer = AttentionLayer(index=0, num_qo_heads=kv_heads * group, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5)
+    layer = AttentionLayer(
+        index=0, num_qo_heads=kv_heads * group, num_kv_heads=kv_heads, qk_dim=dim, v_dim=dim, scale=dim**-0.5
+    )
     out = torch.empty(num, kv_heads * group, dim, device="cuda", dtype=torch.bfloat16)
     kernel.choose_shape = lambda *_: shape
 

@@ -149,6 +149,21 @@ def test_triton_serves_both_groups(folder: Path, tmp_path: Path) -> None:
     assert core.executor.runner.attention_name == "interpreted"
 
 
+def test_layers_may_share_a_cache(tmp_path: Path) -> None:
+    """Layers without keys and values read those of others, in both groups, over cached prefixes too; for no memory."""
+    types = ["sliding_attention", "full_attention"] * 2
+    folder = load_reference().write_checkpoint(tmp_path / "a", layer_types=types, num_kv_shared_layers=2)
+    core = make_engine(folder, chunked_prefill_size=16)
+    asked = [LONG[:70], prompt(50, 4)]
+    first = run(core, asked, 20)
+    again = run(core, [LONG[:70] + prompt(3, 3)], 20)
+    for given, tokens in zip([*asked, LONG[:70] + prompt(3, 3)], [*first, *again], strict=True):
+        assert tokens == right(folder, given, tokens)
+    assert core.pages.tree.count(LONG[:69]) == 17
+    own = load_reference().write_checkpoint(tmp_path / "b", layer_types=types[:2], num_hidden_layers=2)
+    assert core.executor.info.kv_bytes == make_engine(own, chunked_prefill_size=16).executor.info.kv_bytes
+
+
 def test_what_does_not_fit_ends_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, before weights are read."""
     monkeypatch.setattr("dovetail.runtime.runner.load_weights", lambda *_: pytest.fail("weights are read"))

@@ -43,13 +43,13 @@ class PlainAttention(AttentionBackend):
         self.kv_pool = kv_pool
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         n = batch.num_decode
         self._attend(q, layer, batch, out, batch.rows[:n], batch.seq_lens[:n], batch.q_starts[: n + 1].tolist())
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         n = batch.num_decode
         out.zero_()  # of padding

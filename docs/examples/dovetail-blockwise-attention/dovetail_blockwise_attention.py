@@ -38,14 +38,14 @@ class BlockwiseBackend(AttentionBackend):
         self.pages_per_block = max(1, -(-options.block // kv_pool.page_size))
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """One new token for each of the first `num_decode` requests."""
         for index in range(batch.num_decode):
             self._attend(q[index : index + 1], layer, batch, index, out[index : index + 1])
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Prefill chunks of the other requests."""
         start = 0

@@ -2,7 +2,8 @@
 
 So the keys and values of a token are of two sizes, and those of the windowed layers are not needed for long: the model
 says so in `ModelConfig.layers`, and the engine keeps a cache group for each kind. Gemma 4 and gpt-oss are built like
-this. `config.json` has the usual keys, `layer_types`, `sliding_window`, and `global_head_dim` beside `head_dim`.
+this. `config.json` has the usual keys, `layer_types`, `sliding_window`, and `global_head_dim` beside `head_dim`. The
+last `num_kv_shared_layers` have no keys and values of their own: each reads those of the last of its kind that has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,10 @@ class TwoWidths(ModelPlugin):
             return replace(spec, qk_dim=width, v_dim=width, scale=width**-0.5)
 
         layers = tuple(widened(spec) if isinstance(spec.reach, Full) else spec for spec in config.layers)
-        return replace(config, layers=layers)
+        own = layers[: len(layers) - int(hf.get("num_kv_shared_layers") or 0)]
+        last = {spec.reach: spec.index for spec in own}
+        shared = [replace(spec, cache_layer=last[spec.reach]) for spec in layers[len(own) :]]
+        return replace(config, layers=(*own, *shared))
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

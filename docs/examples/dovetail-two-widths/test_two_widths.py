@@ -25,6 +25,7 @@ class TestTwoWidths(ModelConformance):
         {},
         {"num_key_value_heads": 1, "sliding_window": 5},
         {"layer_types": ["full_attention"] * 4},
+        {"num_kv_shared_layers": 2},
         {"layer_types": ["sliding_attention"] * 4, "num_hidden_layers": 2},
     )
 

@@ -38,6 +38,11 @@ def width(config: dict[str, Any], layer: int) -> int:
     return int(config["global_head_dim"] if is_wide else config["head_dim"])
 
 
+def num_own(config: dict[str, Any]) -> int:
+    """How many layers have keys and values; those behind them read the last ones' of their kind."""
+    return int(config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0))
+
+
 def write_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Write a checkpoint with random weights."""
     config = {**CONFIG, **changes}
@@ -51,8 +56,9 @@ def write_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
     for i in range(config["num_hidden_layers"]):
         at, dim = f"model.layers.{i}.", width(config, i)
         queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-        shapes |= {f"{at}self_attn.q_proj.weight": (queries, hidden), f"{at}self_attn.k_proj.weight": (keys, hidden)}
-        shapes |= {f"{at}self_attn.v_proj.weight": (keys, hidden), f"{at}self_attn.o_proj.weight": (hidden, queries)}
+        shapes |= {f"{at}self_attn.q_proj.weight": (queries, hidden), f"{at}self_attn.o_proj.weight": (hidden, queries)}
+        if i < num_own(config):
+            shapes |= {f"{at}self_attn.{name}_proj.weight": (keys, hidden) for name in "kv"}
         shapes |= {f"{at}mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
         shapes |= {f"{at}mlp.down_proj.weight": (hidden, inner)}
         shapes |= {f"{at}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
@@ -88,14 +94,19 @@ def logits(folder: Path, ids: Sequence[int]) -> Tensor:
     weights, eps = load_file(folder / "model.safetensors"), config["rms_norm_eps"]
     x = weights["model.embed_tokens.weight"][list(ids)]
     places = torch.arange(len(ids))
+    last: dict[str, tuple[Tensor, Tensor]] = {}
     for i, kind in enumerate(config["layer_types"]):
         at = {name.removeprefix(f"model.layers.{i}."): w for name, w in weights.items() if f"layers.{i}." in name}
         normed = norm(x, at["input_layernorm.weight"], eps)
-        q, k, v = (
+        project = "qkv" if i < num_own(config) else "q"
+        q, *kv = (
             F.linear(normed, at[f"self_attn.{name}_proj.weight"]).unflatten(-1, (-1, width(config, i)))
-            for name in "qkv"
+            for name in project
         )
-        q, k = rotate(q, config["rope_theta"]), rotate(k, config["rope_theta"])
+        q = rotate(q, config["rope_theta"])
+        if kv:
+            last[kind] = rotate(kv[0], config["rope_theta"]), kv[1]
+        k, v = last[kind]
         k, v = (y.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for y in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
         hidden = places[None, :] > places[:, None]

@@ -1,7 +1,8 @@
 """What the author of an attention backend implements: `AttentionBackend`, and the batch it is given.
 
 Importing this module does not import torch. Letters used in shapes: B requests in the batch, T tokens in the batch
-(each decode row brings one), Hq and Hk query and KV heads, D head dim, P page size, S device rows.
+(each decode row brings one), Hq and Hk query and KV heads, D and Dv widths of a key and of a value head (where only D
+stands they are equal), P page size, S device rows.
 
 Tokens of a batch are ordered by request, decode rows first: rows `0 … num_decode-1` bring one token each, then come
 the prefill chunks. Within a request the new tokens are the last `q_len` of its `seq_len` tokens.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dovetail.contracts.model import ModelConfig
+    from dovetail.contracts.model import LayerSpec, Mixer, ModelConfig
 
 
 class Phase(enum.Enum):
@@ -52,7 +53,8 @@ class AttentionCaps:
     sinks: bool = False
     soft_cap: bool = False
     bidirectional: bool = False
-    mla: bool = False
+    mixers: frozenset[Mixer] = frozenset({"kv"})
+    unequal_dims: bool = False
     needs_cpu_lens: bool = False
 
 
@@ -61,17 +63,40 @@ class AttentionLayer:
     """One attention layer of the model as a backend sees it: a `LayerSpec` with its tensors and this rank's heads.
 
     Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None.
-    `sliding_window` counts the tokens that a query sees, itself included; `sinks` is `[Hq]` float32 or None.
+    `sliding_window` counts the tokens that a query sees, itself included; `sinks` is `[Hq]` float32 or None. `qk_dim`
+    is D, `v_dim` is Dv. Of a `latent` layer the pool has one row `[D]` a token: the one key, and its first Dv numbers
+    are the value.
     """
 
     index: int
     num_qo_heads: int
     num_kv_heads: int
-    head_dim: int
+    qk_dim: int
+    v_dim: int
     scale: float
+    latent: bool = False
     sliding_window: int | None = None
     sinks: Tensor | None = None
     soft_cap: float | None = None
+
+    @classmethod
+    def of(cls, spec: LayerSpec, num_ranks: int = 1, sinks: Tensor | None = None) -> AttentionLayer:
+        """Return a layer as its spec has it; `num_ranks` divide its heads, and keep a KV head each where it has fewer.
+
+        A latent row is every rank's.
+        """
+        return cls(
+            index=spec.index,
+            num_qo_heads=spec.num_qo_heads // num_ranks,
+            num_kv_heads=max(1, spec.num_kv_heads // num_ranks),
+            qk_dim=spec.qk_dim,
+            v_dim=spec.v_dim,
+            scale=spec.scale,
+            latent=spec.mixer == "latent",
+            sliding_window=spec.sliding_window,
+            sinks=sinks,
+            soft_cap=spec.soft_cap,
+        )
 
 
 class KVPool(Protocol):
@@ -81,7 +106,20 @@ class KVPool(Protocol):
     num_pages: int
 
     def layer(self, index: int) -> Tensor:
-        """Return layer `index`: `[num_pages, 2, P, Hk, D]`, keys at `[:, 0]`, values at `[:, 1]`, contiguous."""
+        """Return layer `index`: `[num_pages, 2, P, Hk, D]`, keys at `[:, 0]`, values at `[:, 1]`, contiguous.
+
+        Only of layers that have keys and values of one width, and so of all that a backend is given whose caps have
+        neither `latent` among their `mixers` nor `unequal_dims`.
+        """
+        ...
+
+    def tensor(self, index: int, name: str) -> Tensor:
+        """Return one tensor of layer `index` as a view `[num_pages, P, …]`, whatever the layout.
+
+        `k` is `[num_pages, P, Hk, D]` and `v` `[num_pages, P, Hk, Dv]` of every layer; of a latent one both are views
+        of `latent`, `[num_pages, P, D]`. Others are those that its `LayerSpec` names. A layer that reads another's
+        cache has that one's.
+        """
         ...
 
 
@@ -177,37 +215,48 @@ class AttentionBackend(Configurable, ABC):
         """Device work that is recorded into the graph before the first layer; no host reads."""
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """Write `k`, `v` `[T, Hk, D]` to `batch.kv_slots`. The default serves any device."""
-        kv = self.kv_pool.layer(layer.index)
-        page_size = kv.shape[2]
+        """Write `k` `[T, Hk, D]` and `v` `[T, Hk, Dv]` to `batch.kv_slots`. The default serves any device and layout.
+
+        Of a latent layer `k` is all that there is to write. Not called for a layer that reads another's cache.
+        """
+        page_size = self.kv_pool.page_size
         # A graph's padding has negative slots: it writes zeros to the null page, which are there already.
         is_live = (batch.kv_slots >= 0)[:, None, None]
         slots = batch.kv_slots.clamp(min=0)
         pages, offsets = slots // page_size, slots % page_size
-        kv[pages, 0, offsets] = k.where(is_live, 0)
-        kv[pages, 1, offsets] = v.where(is_live, 0)
+        self.kv_pool.tensor(layer.index, "k")[pages, offsets] = k.where(is_live, 0)
+        if not layer.latent:
+            self.kv_pool.tensor(layer.index, "v")[pages, offsets] = v.where(is_live, 0)
+
+    def batch_of(self, index: int, batch: ForwardBatch) -> ForwardBatch:
+        """Return the step as layer `index` sees it: with the slots and the page table of that layer's pages.
+
+        For models that read and write tensors of their own (`LayerSpec.extra`) in `kv_pool`.
+        """
+        return batch
 
     kv_pool: KVPool
     """Set by `__init__`; the default `write_kv` uses it."""
 
     @abstractmethod
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Attend prefill chunks, causally, over their cached prefix and themselves.
 
         Args:
             q: `[T', Hq, D]`, the tokens of requests `num_decode …`.
-            k: `[T', Hk, D]`, this step's keys of the same tokens; already in the pool.
-            v: As `k`.
+            k: `[T', Hk, D]`, this step's keys of the same tokens; already in the pool. None where the layer reads
+                another one's cache: then they are there only.
+            v: As `k`, `[T', Hk, Dv]`.
             layer: The layer's facts.
             batch: The whole batch; `T'` starts at token `num_decode`.
-            out: `[T', Hq, D]`, written in full.
+            out: `[T', Hq, Dv]`, written in full.
         """
 
     @abstractmethod
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Attend one new token per request over its pages, for the first `num_decode` requests. Shapes as above."""
 
@@ -222,8 +271,9 @@ class AttentionBackend(Configurable, ABC):
     ) -> bool:
         """Serve a batch of decode rows straight from the layer's projection, or decline.
 
-        Offered before the single steps, which are: norm and rotation of queries and keys, `write_kv`,
-        `forward_decode`. A backend that has one kernel for all of them saves the launches.
+        Offered where keys and values are equally wide and the layer has a cache of its own, before the single steps,
+        which are: norm and rotation of queries and keys, `write_kv`, `forward_decode`. A backend that has one kernel
+        for all of them saves the launches.
 
         Args:
             qkv: `[B, Hq + 2 Hk, D]`: query, key and value heads of each row's token.
@@ -239,9 +289,10 @@ class AttentionBackend(Configurable, ABC):
         return False
 
     def forward_mixed(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Serve decode rows and prefill chunks in one call. The default splits at `num_decode`."""
         n = batch.num_decode
-        self.forward_decode(q[:n], k[:n], v[:n], layer, batch, out[:n])
-        self.forward_extend(q[n:], k[n:], v[n:], layer, batch, out[n:])
+        (old_k, new_k), (old_v, new_v) = ((None, None) if x is None else (x[:n], x[n:]) for x in (k, v))
+        self.forward_decode(q[:n], old_k, old_v, layer, batch, out[:n])
+        self.forward_extend(q[n:], new_k, new_v, layer, batch, out[n:])

@@ -7,7 +7,7 @@ under the same page ids (keys and values, a latent row, scales) is a tensor of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -85,12 +85,14 @@ Reach = Full | Window | Chunk | Recurrent
 class CacheTensor:
     """One tensor of a layer's cache; `shape` is that per token, in a `Recurrent` group that per request.
 
-    `dtype` is the name of one, or None for that in which the model is served.
+    `dtype` is the name of one, or None for that in which the model is served. Of a latent row the whole is the key, and
+    the first `values` numbers are the value.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str | None = None
+    values: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +102,41 @@ class CacheGroup:
     Attributes:
         name: In messages: its reach, and a number where several groups have the same.
         reach: How far its layers see.
-        layers: The tensors of each layer, by the layer's index.
+        layers: The tensors of each layer, by the layer's index; none of one that reads another's.
+        sources: Whose cache such layers read.
     """
 
     name: str
     reach: Reach
     layers: Mapping[int, tuple[CacheTensor, ...]]
+    sources: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def writers(self) -> list[int]:
+        """Its layers that have a cache of their own."""
+        return [index for index in self.layers if index not in self.sources]
 
     @property
     def tensors(self) -> tuple[CacheTensor, ...]:
-        """Of each of its layers."""
-        return next(iter(self.layers.values()))
+        """Of each of its layers that has some."""
+        return self.layers[self.writers[0]]
 
 
 def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
-    """Gather layers into groups: `Full` ones first, then in the order of their first layers."""
-    found: dict[tuple[Reach, tuple[CacheTensor, ...]], dict[int, tuple[CacheTensor, ...]]] = {}
+    """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers."""
+    found: dict[tuple[Reach, tuple[CacheTensor, ...]], list[LayerSpec]] = {}
+    by_index = {spec.index: spec for spec in specs}
     for spec in specs:
-        found.setdefault((spec.reach, spec.cache_tensors), {})[spec.index] = spec.cache_tensors
+        owner = spec if spec.cache_layer is None else by_index[spec.cache_layer]
+        found.setdefault((owner.reach, owner.cache_tensors), []).append(spec)
     groups: list[CacheGroup] = []
-    for (reach, _), layers in sorted(found.items(), key=lambda item: not isinstance(item[0][0], Full)):
+    for (reach, _), own in sorted(found.items(), key=lambda item: _order(item[0][0])):
         num = sum(group.reach == reach for group in groups)
-        groups.append(CacheGroup(f"{reach}-{num + 1}" if num else str(reach), reach, layers))
+        layers = {spec.index: spec.cache_tensors for spec in own}
+        sources = {spec.index: spec.cache_layer for spec in own if spec.cache_layer is not None}
+        groups.append(CacheGroup(f"{reach}-{num + 1}" if num else str(reach), reach, layers, sources))
     return tuple(groups)
+
+
+def _order(reach: Reach) -> int:
+    return 0 if isinstance(reach, Full) else 2 if isinstance(reach, Recurrent) else 1

@@ -47,6 +47,10 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
 
 
+Mixer = Literal["kv", "latent"]
+"""What an attention layer keeps of a token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One layer that looks back, as data: what it caches and asks of a backend is known before anything is made.
@@ -62,6 +66,10 @@ class LayerSpec:
         soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; None: they stay.
         sinks: Whether each query head has one more, valueless key.
         causal: Whether a query sees nothing behind it.
+        mixer: What it keeps of a token: `kv`, a key and a value for each KV head; or `latent`, one row, which is the
+            key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
+        extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
+        cache_layer: The layer before it whose keys and values it reads; it writes none of its own.
         state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
     """
 
@@ -75,25 +83,44 @@ class LayerSpec:
     soft_cap: float | None = None
     sinks: bool = False
     causal: bool = True
+    mixer: Mixer = "kv"
+    extra: tuple[CacheTensor, ...] = ()
+    cache_layer: int | None = None
     state: tuple[CacheTensor, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that it is one or the other.
+        """Check that what it says of its cache fits together.
 
         Raises:
-            ModelError: It keeps a state and is not recurrent, or the reverse.
+            ModelError: It does not.
         """
         if bool(self.state) != isinstance(self.reach, Recurrent):
             what = "is Recurrent and names no tensors" if not self.state else f"is {self.reach}, and it keeps a state"
             raise ModelError(f"layer {self.index}: its reach {what}; give `state` to recurrent layers only")
+        if self.state and (self.extra or self.cache_layer is not None or self.mixer != "kv"):
+            raise ModelError(f"layer {self.index}: it is recurrent; give its tensors in `state` and nothing else")
+        if self.mixer == "latent" and (self.num_kv_heads != 1 or self.v_dim > self.qk_dim):
+            raise ModelError(
+                f"layer {self.index}: a latent row is one key, and its value a part of it; num_kv_heads is "
+                f"{self.num_kv_heads} (give 1), v_dim {self.v_dim} (at most qk_dim, {self.qk_dim})"
+            )
+        if self.extra and self.cache_layer is not None:
+            raise ModelError(f"layer {self.index}: it reads the cache of layer {self.cache_layer} and has no `extra`")
+        names = [tensor.name for tensor in self.cache_tensors]
+        if len(set(names)) < len(names) or any(tensor.name in ("k", "v", "latent") for tensor in self.extra):
+            raise ModelError(f"layer {self.index}: two tensors of its cache have one name: {', '.join(names)}")
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """What it caches: its state, or a key and a value head for each KV head and token."""
+        """What it caches: its state, a key and a value for each KV head and token, or a latent row for each token."""
         if isinstance(self.reach, Recurrent):
             return self.state
+        if self.cache_layer is not None:
+            return ()
+        if self.mixer == "latent":
+            return CacheTensor("latent", (self.qk_dim,), values=self.v_dim), *self.extra
         heads = self.num_kv_heads
-        return CacheTensor("k", (heads, self.qk_dim)), CacheTensor("v", (heads, self.v_dim))
+        return CacheTensor("k", (heads, self.qk_dim)), CacheTensor("v", (heads, self.v_dim)), *self.extra
 
     @property
     def sliding_window(self) -> int | None:

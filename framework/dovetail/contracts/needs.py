@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from dovetail.contracts.cache import Chunk, Recurrent, Window
 
 if TYPE_CHECKING:
     from dovetail.contracts.attention import AttentionCaps
-    from dovetail.contracts.model import ModelConfig
+    from dovetail.contracts.model import LayerSpec, Mixer, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Needs:
 
     Attributes:
         head_dims: Widths of query, key and value heads.
+        mixers: What layers keep of a token.
+        unequal_dims: A layer has keys and values of different widths.
         sliding_window: A layer sees only the last tokens.
         soft_cap: A layer caps its scores.
         sinks: A layer has sinks.
@@ -25,13 +28,17 @@ class Needs:
     """
 
     head_dims: frozenset[int]
+    mixers: frozenset[Mixer] = frozenset({"kv"})
+    unequal_dims: bool = False
     sliding_window: bool = False
     soft_cap: bool = False
     sinks: bool = False
     bidirectional: bool = False
 
 
+MIXERS: dict[Mixer, str] = {"kv": "keys and values for each head", "latent": "latent rows (MLA)"}
 FLAGS = {
+    "unequal_dims": "keys and values of different widths",
     "sliding_window": "a sliding window",
     "soft_cap": "a soft cap on attention scores",
     "sinks": "attention sinks",
@@ -42,9 +49,11 @@ FLAGS = {
 
 def needs_of(config: ModelConfig) -> Needs:
     """Derive a model's needs from its layers."""
-    specs = config.layers
+    specs = [spec for spec in config.layers if not isinstance(spec.reach, Recurrent)]
     return Needs(
         head_dims=frozenset(dim for spec in specs for dim in (spec.qk_dim, spec.v_dim)),
+        mixers=frozenset(spec.mixer for spec in specs),
+        unequal_dims=any(spec.mixer == "kv" and spec.qk_dim != spec.v_dim for spec in specs),
         sliding_window=any(isinstance(spec.reach, Window) for spec in specs),
         soft_cap=any(spec.soft_cap is not None for spec in specs),
         sinks=any(spec.sinks for spec in specs),
@@ -57,6 +66,7 @@ def unmet(config: ModelConfig, caps: AttentionCaps) -> str | None:
     needs, lacking = needs_of(config), []
     if caps.head_dims is not None and not needs.head_dims <= caps.head_dims:
         lacking.append(f"head dim {_list(needs.head_dims - caps.head_dims)} (possible: {_list(caps.head_dims)})")
+    lacking += [what for mixer, what in MIXERS.items() if mixer in needs.mixers - caps.mixers]
     lacking += [what for name, what in FLAGS.items() if getattr(needs, name) and not getattr(caps, name)]
     return f"{config.architecture} needs {', '.join(lacking)}, which it does not provide" if lacking else None
 
@@ -68,15 +78,32 @@ def unserved(config: ModelConfig) -> str | None:
     if not specs or wrong or len({spec.index for spec in specs}) < len(specs):
         what = f"layers {sorted({spec.index for spec in specs})}" if specs else "no layer"
         return f"{name}: its layer specs are for {what}; give one for each of its {config.num_layers} at most"
+    if (reason := _misread(specs)) is not None:
+        return f"{name}: {reason}"
     lacking = []
     if any(isinstance(spec.reach, Recurrent) for spec in specs):
         lacking.append("recurrent state")
     if any(isinstance(spec.reach, Chunk) for spec in specs):
         lacking.append("attention within chunks")
-    widths = sorted({(spec.qk_dim, spec.v_dim) for spec in specs if spec.qk_dim != spec.v_dim})
-    if widths:
-        lacking.append("; ".join(f"keys {k} and values {v} wide in one layer" for k, v in widths))
     return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None
+
+
+def _misread(specs: Sequence[LayerSpec]) -> str | None:
+    """Say which layer reads a cache that is not as it reads it, or None."""
+    by_index = {spec.index: spec for spec in specs}
+    for spec in specs:
+        if spec.cache_layer is None:
+            continue
+        source = by_index.get(spec.cache_layer)
+        if source is None or source.cache_layer is not None or source.state or source.index >= spec.index:
+            return f"layer {spec.index} reads the cache of layer {spec.cache_layer}, which is none before it with one"
+        if _layout(spec) != _layout(source):
+            return f"layer {spec.index} reads the cache of layer {source.index}, and has another reach, heads or widths"
+    return None
+
+
+def _layout(spec: LayerSpec) -> tuple[object, ...]:
+    return spec.reach, spec.mixer, spec.num_kv_heads, spec.qk_dim, spec.v_dim
 
 
 def _list(dims: frozenset[int]) -> str:

@@ -23,22 +23,24 @@ class Sinks(Matrix):
         self.store("weight", torch.float32, granule=None)
 
 
-def attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+def attend(layer: AttentionLayer, q: Tensor, k: Tensor | None, v: Tensor | None, batch: ForwardBatch) -> Tensor:
     """Write this step's keys and values to the pool and attend.
 
     Args:
         layer: The layer's facts.
         q: `[T, Hq, D]`.
-        k: `[T, Hk, D]`.
-        v: `[T, Hk, D]`.
+        k: `[T, Hk, D]`; None where the layer reads another one's cache.
+        v: `[T, Hk, Dv]`; None where that is so, or the layer is latent: its values are part of `k`.
         batch: The step's batch.
 
     Returns:
-        `[T, Hq, D]`, in the dtype of `q`.
+        `[T, Hq, Dv]`, in the dtype of `q`.
     """
     backend = batch.attention
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    backend.write_kv(layer, k, v, batch)
+    out = torch.empty(*q.shape[:-1], layer.v_dim, dtype=q.dtype, device=q.device)
+    if k is not None:
+        v = k[..., : layer.v_dim] if v is None else v
+        backend.write_kv(layer, k, v, batch)
     if batch.num_decode == 0:
         backend.forward_extend(q, k, v, layer, batch, out)
     elif batch.num_decode == batch.num_requests:
@@ -59,8 +61,9 @@ def attend_qkv(
 
     Args:
         layer: The layer's facts.
-        qkv: `[T, Hq + 2 Hk, D]`: query, key and value heads of each token.
-        norm: Weight `[Hq + Hk, D]` and epsilon of the heads' RMS norm, or None.
+        qkv: `[T, Hq + 2 Hk, D]`: query, key and value heads of each token; `[T, Hq, D]` where the layer reads another
+            one's cache.
+        norm: Weight `[Hq + Hk, D]` and epsilon of the heads' RMS norm, or None; `[Hq, D]` where that is so.
         rope: The step's cosine and sine.
         batch: The step's batch.
 
@@ -68,10 +71,12 @@ def attend_qkv(
         `[T, Hq, D]`, in the dtype of `qkv`.
     """
     hq, hk = layer.num_qo_heads, layer.num_kv_heads
+    weight, eps = (None, 0.0) if norm is None else norm
+    if qkv.shape[1] == hq:
+        return attend(layer, ops.norm_rotate(qkv, weight, eps, *rope), None, None, batch)
     if batch.num_decode == batch.num_requests:
-        out = torch.empty(qkv.shape[0], hq, layer.head_dim, dtype=qkv.dtype, device=qkv.device)
+        out = torch.empty(qkv.shape[0], hq, layer.v_dim, dtype=qkv.dtype, device=qkv.device)
         if batch.attention.forward_decode_qkv(qkv, norm, rope, layer, batch, out):
             return out
-    weight, eps = (None, 0.0) if norm is None else norm
     qk = ops.norm_rotate(qkv[:, : hq + hk], weight, eps, *rope)
     return attend(layer, qk[:, :hq], qk[:, hq:], qkv[:, hq + hk :], batch)

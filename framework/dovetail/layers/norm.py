@@ -57,7 +57,8 @@ class QKNorm(Layer):
     ) -> None:
         super().__init__()
         self._order = None if order is None else list(order)
-        self._heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
+        heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
+        self._heads = {part: place for part, place in heads.items() if place[1]}
         self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
 

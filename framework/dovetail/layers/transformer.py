@@ -24,6 +24,8 @@ GATES: dict[str, Act] = {
 class SelfAttention(nn.Module):
     """Self-attention with grouped key/value heads and rotary positions.
 
+    A layer that reads another one's cache (`LayerSpec.cache_layer`) projects queries only.
+
     Args:
         config: The model's.
         index: Layer number.
@@ -48,22 +50,16 @@ class SelfAttention(nn.Module):
         hq, hk, d = spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim
         copies = max(1, ranks // hk)  # fewer KV heads than ranks: several ranks keep the same one
         order = head_order(config.rope_of(index), d)
-        parts = (Part("q", hq * d, d, order=order), Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies))
+        self.has_cache = spec.cache_layer is None
+        kv = (Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies)) if self.has_cache else ()
+        parts = (Part("q", hq * d, d, order=order), *kv)
         self.qkv = ctx.linear("qkv", config.hidden_size, parts, bias=qkv_bias, shard="out")
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d
-        self.qk_norm = QKNorm(self.hq, self.hk, d, config.norm_eps, ctx, order) if qk_norm else None
+        num_keys = self.hk if self.has_cache else 0
+        self.qk_norm = QKNorm(self.hq, num_keys, d, config.norm_eps, ctx, order) if qk_norm else None
         self.sinks = Sinks(ctx.at("sinks"), hq) if spec.sinks else None
-        self.layer = AttentionLayer(
-            index=index,
-            num_qo_heads=self.hq,
-            num_kv_heads=self.hk,
-            head_dim=d,
-            scale=spec.scale,
-            sliding_window=spec.sliding_window,
-            sinks=None if self.sinks is None else self.sinks.weight,
-            soft_cap=spec.soft_cap,
-        )
+        self.layer = AttentionLayer.of(spec, ranks, None if self.sinks is None else self.sinks.weight)
 
     def forward(
         self,
@@ -80,7 +76,7 @@ class SelfAttention(nn.Module):
 
     def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
         """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`; what an architecture does otherwise it overrides."""
-        heads = qkv.view(-1, self.hq + 2 * self.hk, self.d)
+        heads = qkv.view(-1, self.hq + (2 * self.hk if self.has_cache else 0), self.d)
         norm = None if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         return attend_qkv(self.layer, heads, norm, rope, batch).view(-1, self.hq * self.d)
 

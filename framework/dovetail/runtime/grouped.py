@@ -88,18 +88,21 @@ class GroupedBackend(AttentionBackend):
         for backend, own in zip(self.backends, self._batches, strict=True):
             backend.plan_in_graph(own)
 
+    def batch_of(self, index: int, batch: ForwardBatch) -> ForwardBatch:
+        return self._batches[self._group_of[index]]
+
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         g = self._group_of[layer.index]
         self.backends[g].write_kv(layer, k, v, self._batches[g])
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         g = self._group_of[layer.index]
         self.backends[g].forward_extend(q, k, v, layer, self._batches[g], out)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         g = self._group_of[layer.index]
         self.backends[g].forward_decode(q, k, v, layer, self._batches[g], out)
@@ -117,7 +120,7 @@ class GroupedBackend(AttentionBackend):
         return self.backends[g].forward_decode_qkv(qkv, norm, rope, layer, self._batches[g], out)
 
     def forward_mixed(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         g = self._group_of[layer.index]
         self.backends[g].forward_mixed(q, k, v, layer, self._batches[g], out)

@@ -34,10 +34,6 @@ class HybridBackend(AttentionBackend):
             reason = half.why_not(config, device, dtype, page_size)
             if reason is not None:
                 return f"{use} by {name}: {reason}"
-        prefill, decode = cls.prefill_class.caps, cls.decode_class.caps
-        if prefill.mla != decode.mla:
-            latent, plain = cls.names if prefill.mla else cls.names[::-1]
-            return f"one KV cache cannot serve both: {latent} keeps latent vectors (MLA) in it, {plain} keys and values"
         return super().why_not(config, device, dtype, page_size)
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
@@ -76,12 +72,12 @@ class HybridBackend(AttentionBackend):
         return self.decode.forward_decode_qkv(qkv, norm, rope, layer, batch, out)
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         self.prefill.forward_extend(q, k, v, layer, batch, out)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         self.decode.forward_decode(q, k, v, layer, batch, out)
 
@@ -124,7 +120,8 @@ def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
         sinks=prefill.sinks and decode.sinks,
         soft_cap=prefill.soft_cap and decode.soft_cap,
         bidirectional=prefill.bidirectional and decode.bidirectional,
-        mla=prefill.mla and decode.mla,
+        mixers=prefill.mixers & decode.mixers,
+        unequal_dims=prefill.unequal_dims and decode.unequal_dims,
         needs_cpu_lens=prefill.needs_cpu_lens or decode.needs_cpu_lens,
     )
 

@@ -33,7 +33,7 @@ from dovetail.messages.step import PrefillGraph
 from dovetail.runtime.prefill_sizes import sizes
 from dovetail.settings import EngineSettings
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4} | {"int8": 1, "uint8": 1, "float8_e4m3fn": 1, "int32": 4}
 STATIC_FRACTION = 0.88
 """Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
 MAX_CPU_KV_BYTES = 4 << 30
@@ -212,7 +212,7 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
 def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
     """Bytes that the layers of a group keep of one token."""
     sizes = (math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in group.tensors)
-    return len(group.layers) * sum(sizes)
+    return len(group.writers) * sum(sizes)
 
 
 def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:

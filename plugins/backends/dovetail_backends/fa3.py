@@ -98,7 +98,7 @@ class FlashAttention3Backend(AttentionBackend):
         write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """One query per request, `[B, 1, Hq, D]`: not packed, so that it may be split over the keys."""
         num = batch.num_decode
@@ -112,7 +112,7 @@ class FlashAttention3Backend(AttentionBackend):
         )
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Chunks of several requests packed into `[T', Hq, D]`."""
         self._attend(

@@ -4,7 +4,8 @@ What a token gets does not depend on what it is computed with: alone or beside o
 decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16 and float32, so that a request
 that is computed again, after a retraction or in another engine, goes on as it would have. See `num_keys_for`.
 
-B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys.
+B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys. Where keys and values
+differ in width, D is the larger: see `torch_layouts`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
+from dovetail_backends.torch_layouts import make_layout, widened
 
 MAX_GROUPS = 2
 SIMILAR = 0.7
@@ -31,7 +33,7 @@ class DecodeGroup:
 
     Attributes:
         rows: Their places among the decode rows, `[n]`; None for all of them in order.
-        half_pages: `[2 n N]` rows of the gathered half-pages: keys of every page, then values.
+        wanted: What is gathered of the pages, as the layout says it.
         num_keys: L, so many of what the pages hold are computed with.
         lens: `[n]` tokens of each.
         is_even: All have as many tokens: nothing to mask.
@@ -39,7 +41,7 @@ class DecodeGroup:
     """
 
     rows: Tensor | None
-    half_pages: Tensor
+    wanted: Tensor
     num_keys: int
     lens: Tensor
     is_even: bool
@@ -55,6 +57,8 @@ class TorchNativeBackend(AttentionBackend):
         sliding_window=True,
         sinks=True,
         soft_cap=True,
+        mixers=frozenset({"kv", "latent"}),
+        unequal_dims=True,
         needs_cpu_lens=True,
     )
 
@@ -62,15 +66,11 @@ class TorchNativeBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self.device = device
         self._groups: list[DecodeGroup] = []
-        self._key_rows = self._value_rows = torch.empty(0)
-        self._gathered = torch.empty(0, 0, dtype=kv_pool.layer(config.layers[0].index).dtype, device=device)
+        self._layout = make_layout(config.layers[0], kv_pool, device)
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Group the decode rows by length, and find where the step's keys and values go."""
-        page_size = self.kv_pool.page_size
-        # A page is two half-pages of P rows each: keys, then values.
-        self._key_rows = batch.kv_slots + batch.kv_slots // page_size * page_size
-        self._value_rows = self._key_rows + page_size
+        self._layout.plan(batch.kv_slots)
         lens = batch.seq_lens_cpu[: batch.num_decode]
         self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
 
@@ -79,23 +79,21 @@ class TorchNativeBackend(AttentionBackend):
         is_even = all(lens[i] == num_keys for i in rows)
         index = None if len(rows) == len(lens) else torch.tensor(rows, device=self.device)
         at = slice(0, len(lens)) if index is None else index
-        pages = self._half_pages(batch, batch.rows[at], num_keys)
+        pages = self._wanted(batch, batch.rows[at], num_keys)
         return DecodeGroup(index, pages, num_keys, batch.seq_lens[at], is_even)
 
-    def _half_pages(self, batch: ForwardBatch, rows: Tensor, num_keys: int) -> Tensor:
-        """Find the half-pages of `num_keys` tokens of device rows `rows` `[n]`; the null page where a table ends."""
+    def _wanted(self, batch: ForwardBatch, rows: Tensor, num_keys: int) -> Tensor:
+        """Find the pages of `num_keys` tokens of device rows `rows` `[n]`; the null page where a table ends."""
         num = -(-num_keys // self.kv_pool.page_size)
         pages = batch.page_table[rows, :num].long()
-        return half_pages(F.pad(pages, (0, num - pages.shape[1])))
+        return self._layout.wanted(F.pad(pages, (0, num - pages.shape[1])))
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        """As the default, over rows `[num_pages * 2 * P, Hk, D]` found once per step."""
-        rows = self.kv_pool.layer(layer.index).view(-1, layer.num_kv_heads, layer.head_dim)
-        rows.index_copy_(0, self._key_rows, k)
-        rows.index_copy_(0, self._value_rows, v)
+        """As the default, to rows found once per step."""
+        self._layout.write(layer, k, v)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Rows of similar length at once; a group's query heads stand as G rows over one KV head."""
         for group in self._groups:
@@ -105,71 +103,54 @@ class TorchNativeBackend(AttentionBackend):
                 out.index_copy_(0, group.rows, self._decode_group(q.index_select(0, group.rows), layer, group))
 
     def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
-        """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, D]`."""
-        n, hk, d = q.shape[0], layer.num_kv_heads, layer.head_dim
-        keys, values = self._gather(layer, group.half_pages, n, group.num_keys)
+        """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, Dv]`."""
+        n, hk = q.shape[0], layer.num_kv_heads
+        keys, values = self._layout.gather(layer, group.wanted, n, group.num_keys)
+        q, d = widened(q, keys.shape[-1]), keys.shape[-1]
         mask = self._decode_mask(layer.sliding_window, q.dtype, group)
         if is_plain(layer):
-            return attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
-        return attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer).reshape(n, -1, d)
+            found = attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
+        else:
+            found = attend_written_out(q.view(n, -1, 1, d), keys, values, mask, layer).reshape(n, -1, d)
+        return found[..., : layer.v_dim]
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         """Prefill chunks one by one, each over its cached prefix and itself."""
         start = 0
         for index in range(batch.num_decode, batch.num_requests):
             num_new, num_all = batch.q_lens_cpu[index], batch.seq_lens_cpu[index]
             end = start + num_new
-            self._extend_one(q[start:end], k[start:end], v[start:end], layer, batch, index, num_all, out[start:end])
+            if num_new == num_all and k is not None and v is not None:  # nothing is cached: no page is read
+                fresh = self._layout.fresh(layer, k[start:end], v[start:end])
+                padding = num_keys_for(num_all) - num_all
+                keys, values = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in fresh)
+            else:
+                num_keys, row = num_keys_for(num_all), batch.rows[index : index + 1]
+                keys, values = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
+            self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
             start = end
 
     def _extend_one(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        index: int,
-        num_all: int,
-        out: Tensor,
+        self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, out: Tensor
     ) -> None:
-        num_new, num_keys = q.shape[0], num_keys_for(num_all)
-        if num_new == num_all:
-            keys, values = (F.pad(x, (0, 0, 0, 0, 0, num_keys - num_all)).transpose(0, 1)[None] for x in (k, v))
-        else:
-            row = batch.rows[index : index + 1]
-            keys, values = self._gather(layer, self._half_pages(batch, row, num_keys), 1, num_keys)
+        """Attend one chunk `[n, Hq, D]` over `[1, Hk, L, D]`."""
+        num_new, num_keys, d = q.shape[0], keys.shape[2], keys.shape[3]
+        q = widened(q, d)
         queries = q.transpose(0, 1)[None]
         plain_causal = num_new == num_all and layer.sliding_window is None and is_plain(layer) and num_new > 1
         mask = None if plain_causal else self._extend_mask(num_new, num_all, num_keys, layer.sliding_window, q.dtype)
         if not is_plain(layer):
             attended = attend_written_out(queries, keys, values, mask, layer)
         elif num_new == 1:
-            rows = q.view(1, layer.num_kv_heads, -1, layer.head_dim)
-            attended = attend_rows(rows, keys, values, mask, layer.scale).reshape(1, -1, 1, layer.head_dim)
+            rows = q.view(1, layer.num_kv_heads, -1, d)
+            attended = attend_rows(rows, keys, values, mask, layer.scale).reshape(1, -1, 1, d)
         else:
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=plain_causal, scale=layer.scale, enable_gqa=True
             )
-        out.copy_(attended[0].transpose(0, 1))
-
-    def _gather(self, layer: AttentionLayer, wanted: Tensor, num: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Collect the half-pages `wanted` of `num` requests into keys and values `[num, Hk, L, D]`.
-
-        Whole half-pages are selected as rows: `index_select` copies them as blocks, where advanced indexing would go
-        element by element (on CPU about ten times slower). They go to a buffer that all layers share: fresh megabytes
-        for every layer would be paid in page faults.
-        """
-        kv = self.kv_pool.layer(layer.index)
-        halves = kv.view(2 * kv.shape[0], -1)
-        count = wanted.shape[0]
-        if self._gathered.shape[0] < count or self._gathered.shape[1] != halves.shape[1]:
-            self._gathered = halves.new_empty(count + count // 2, halves.shape[1])
-        found = torch.index_select(halves, 0, wanted, out=self._gathered[:count])
-        keys, values = found.view(2, num, -1, kv.shape[3], kv.shape[4]).transpose(2, 3).unbind(0)
-        return keys[:, :, :num_keys], values[:, :, :num_keys]
+        out.copy_(attended[0].transpose(0, 1)[..., : layer.v_dim])
 
     def _decode_mask(self, window: int | None, dtype: torch.dtype, group: DecodeGroup) -> Tensor | None:
         """Additive mask `[n, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
@@ -218,12 +199,6 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     group = q.shape[2]
     rows = q.repeat(1, 1, 2, 1) if group == 1 else q
     return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)[:, :, :group]
-
-
-def half_pages(pages: Tensor) -> Tensor:
-    """Rows of the half-pages of `pages` `[n, N]`: keys of every page, then values; `[2 n N]`."""
-    keys = pages.reshape(-1) * 2
-    return torch.cat((keys, keys + 1))
 
 
 def similar_lengths(lens: list[int]) -> list[list[int]]:

@@ -26,6 +26,8 @@ class Right(AttentionBackend):
         sliding_window=True,
         sinks=True,
         soft_cap=True,
+        mixers=frozenset({"kv", "latent"}),
+        unequal_dims=True,
         graph="decode",
         batch_invariant=True,
     )
@@ -55,7 +57,7 @@ class Right(AttentionBackend):
 
     def record(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
         """Every request over all that its page table could hold, masked by what the device says."""
-        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        size, (k, v) = self.kv_pool.page_size, (self.kv_pool.tensor(layer.index, name) for name in "kv")
         first, tokens = requests.start, torch.arange(q.shape[0])
         places = torch.arange(batch.page_table.shape[1] * size)
         out.zero_()
@@ -68,7 +70,7 @@ class Right(AttentionBackend):
             seen = (places <= queries) & (places < length)
             if layer.sliding_window is not None:
                 seen = seen & (places > queries - layer.sliding_window)
-            result = scored(q, kv[pages, 0, places % size], kv[pages, 1, places % size], layer, seen)
+            result = scored(q, k[pages, places % size], v[pages, places % size], layer, seen)
             mine = (tokens >= begin) & (tokens < end)
             out.copy_(torch.where(mine[:, None, None], result, out.double()))
 
@@ -85,11 +87,11 @@ class Right(AttentionBackend):
             start += new
 
     def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
-        kv, size = self.kv_pool.layer(layer.index), self.kv_pool.page_size
+        size, (k, v) = self.kv_pool.page_size, (self.kv_pool.tensor(layer.index, name) for name in "kv")
         places = torch.arange(num)
         table = batch.page_table.index_select(0, batch.rows.narrow(0, number, 1)).view(-1)
         pages = table[places // size].long()
-        return kv[pages, 0, places % size], kv[pages, 1, places % size]
+        return k[pages, places % size], v[pages, places % size]
 
     def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         if self.mistake is RIGHT:
@@ -143,13 +145,13 @@ class WrongScaleWhenGrouped(Right):
 
 class UsualScale(Right):
     def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
-        super().one(q, keys, values, replace(layer, scale=layer.head_dim**-0.5), out)
+        super().one(q, keys, values, replace(layer, scale=layer.qk_dim**-0.5), out)
 
 
 class OneHeadDim(Right):
     def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         super().one(q, keys, values, layer, out)
-        if layer.head_dim != 16:
+        if layer.qk_dim != 16:
             out[..., -1] = 0
 
 
@@ -317,6 +319,41 @@ class FromProjection(Right):
         return True
 
 
+class ValuesAtTheEnd(Right):
+    """Takes the last numbers of a latent row for its value."""
+
+    def gather(self, layer: AttentionLayer, batch: ForwardBatch, number: int, num: int) -> tuple[Tensor, Tensor]:
+        keys, values = super().gather(layer, batch, number, num)
+        return keys, keys[..., -layer.v_dim :] if layer.latent else values
+
+
+class WritesValuesOverKeys(Right):
+    """Writes the values of a latent layer as well, with zeros behind them."""
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        super().write_kv(layer, k, v, batch)
+        if layer.latent:
+            padded = torch.nn.functional.pad(v, (0, layer.qk_dim - layer.v_dim))
+            super().write_kv(layer, padded, v, batch)
+
+
+class KeysOfTheStep(Right):
+    """Takes the step's own keys from its arguments, which a layer without a cache does not have."""
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
+        assert k.shape[0] == q.shape[0]
+        super().forward_extend(q, k, v, layer, batch, out)
+
+
+class AsWideAsKeys(Right):
+    """Forgets that values may be wider than keys."""
+
+    def one(self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        width = min(layer.qk_dim, layer.v_dim)
+        super().one(q, keys, values[..., :width], layer, out[..., :width])
+        out[..., width:] = 0
+
+
 class RotatesNothing(FromProjection):
     rotates = False
 
@@ -437,6 +474,18 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_layers_with_different_windows_in_one_step",
         "after a layer with another window",
     ),
+    "value of a latent row": (ValuesAtTheEnd, "test_latent_rows", "whose first 8 numbers are the value"),
+    "writes latent values": (
+        WritesValuesOverKeys,
+        "test_latent_rows",
+        "latent rows whose first 8 numbers are the value",
+    ),
+    "one width for both": (
+        AsWideAsKeys,
+        "test_keys_and_values_of_different_widths",
+        "head dim 8, values 16 wide",
+    ),
+    "needs the step's keys": (KeysOfTheStep, "test_another_layers_cache", "it raised AttributeError: 'NoneType'"),
     "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
     "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),
     "projection not rotated": (RotatesNothing, "test_decode_from_the_projection", "forward_decode_qkv: wrong result"),

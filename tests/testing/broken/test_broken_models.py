@@ -14,6 +14,7 @@ from torch import nn
 from dovetail.contracts.cache import Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.layers.attention import attend
 from dovetail.layers.base import Slot
 from dovetail.layers.linear import Linear
 from dovetail.layers.plain import PLAIN
@@ -196,6 +197,42 @@ class SeesBeyondItsWindow(Llama):
         return model
 
 
+class WritesWhereItReads(Llama):
+    """Declares that its second layer reads the cache of the first, and writes it."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = super().config_from_hf(hf)
+        return replace(config, layers=(config.layers[0], replace(config.layers[1], cache_layer=0)))
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        own = tuple(replace(spec, cache_layer=None) for spec in config.layers)
+        return Llama.build(replace(config, layers=own), ctx)
+
+
+class AttendsToNothing(Llama):
+    """Hands over no keys, in a layer that has a cache of its own."""
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
+        model: Any = Llama.build(config, ctx)
+        attention = model.layers[1].attention
+        attention.attend = lambda qkv, rope, batch: attend(
+            attention.layer, qkv.view(len(qkv), -1, attention.d)[:, : attention.hq], None, None, batch
+        ).view(len(qkv), -1)
+        return model
+
+
+class ReadsAhead(Llama):
+    """Declares that its first layer reads the cache of the second."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = super().config_from_hf(hf)
+        return replace(config, layers=(replace(config.layers[0], cache_layer=1), config.layers[1]))
+
+
 class Misnamed(Llama):
     architectures: ClassVar[Sequence[str]] = ("LlamaModel",)
 
@@ -261,6 +298,21 @@ FAULTS: dict[str, tuple[type[ModelPlugin], str, str]] = {
         SeesBeyondItsWindow,
         "test_greedy_in_a_mixed_batch",
         "greedy tokens differ in a mixed batch with chunked prefill",
+    ),
+    "writes another layer's cache": (
+        WritesWhereItReads,
+        "test_logits_equal_transformers",
+        "layer 1 writes keys and values, and its LayerSpec says that it reads those of layer 0",
+    ),
+    "hands over no keys": (
+        AttendsToNothing,
+        "test_logits_equal_transformers",
+        "layer 1 attends without keys, and its LayerSpec names no layer whose cache it reads",
+    ),
+    "reads the cache of a later layer": (
+        ReadsAhead,
+        "test_logits_equal_transformers",
+        "layer 0 reads the cache of layer 1, which is none before it with one",
     ),
     "positions of an earlier step": (
         built(leaky_forward),

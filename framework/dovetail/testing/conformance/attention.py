@@ -101,8 +101,10 @@ class AttentionBackendConformance(Conformance):
             "soft_cap": {"soft_cap": 30.0},
             "sinks": {"sinks": True},
         }
+        needs["latent"], needs["unequal_dims"] = {"latent": True, "num_kv_heads": 1}, {"v_dim": 2 * case.head_dim}
+        served = {name: getattr(self._caps(), name, name in self._caps().mixers) for name in needs}
         for name, changes in needs.items():
-            if not getattr(self._caps(), name):
+            if not served[name]:
                 wrong[f"a model with {name}"] = (replace(case, **changes).config(), device, case.dtype, case.page_size)
         for what, arguments in wrong.items():
             answer = backend.why_not(*arguments)
@@ -225,6 +227,28 @@ class AttentionBackendConformance(Conformance):
             self._verify(MIXED, soft_cap=1.5, window=5)
         if self._caps().sinks:
             self._verify(MIXED, soft_cap=1.5, sinks=True, scale=0.8)
+
+    def test_latent_rows(self) -> None:
+        """A latent row is the key of every query head, and its first numbers are the value."""
+        if "latent" not in self._caps().mixers:
+            pytest.skip("caps claim no latent rows")
+        wide, narrow = self._two_dims()
+        latent: dict[str, Any] = {"latent": True, "num_kv_heads": 1, "head_dim": wide, "v_dim": narrow}
+        self._verify_layout({**latent, "scale": 0.3})
+        self._verify(MIXED, "a latent row that is all value", **{**latent, "v_dim": wide})
+
+    def test_keys_and_values_of_different_widths(self) -> None:
+        """Values may be wider than keys, or narrower: the result is as wide as they are."""
+        if not self._caps().unequal_dims:
+            pytest.skip("caps claim keys and values of one width only")
+        wide, narrow = self._two_dims()
+        for dim, v_dim in ((wide, narrow), (narrow, wide)):
+            self._verify_layout({"head_dim": dim, "v_dim": v_dim, "num_kv_heads": 2})
+
+    def test_another_layers_cache(self) -> None:
+        """A layer without a cache reads another one's: its keys and values are None, and are in the pool."""
+        for lengths in (DECODE, PREFILL, MIXED):
+            self._verify(lengths, reads_another=True, num_kv_heads=2)
 
     def test_rows_and_pages_in_any_order(self) -> None:
         """Device rows and page ids come in any order: both are looked up, never assumed."""
@@ -407,6 +431,33 @@ class AttentionBackendConformance(Conformance):
             pytest.skip("the backend does not run on cuda")
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+    def _two_dims(self) -> tuple[int, int]:
+        """A wide and a narrow head that the caps allow."""
+        dims = sorted(self._caps().head_dims or (16, 24))
+        return dims[-1], dims[0]
+
+    def _verify_layout(self, changes: dict[str, Any]) -> None:
+        """Serve batches of a layout under every page size, in graphs where there are some; nothing else is written."""
+        for size in self._page_sizes():
+            for lengths in (DECODE, PREFILL, MIXED):
+                self._verify(lengths, f"page size {size}", page_size=size, **changes)
+        world = make_world(self._case(MIXED, **changes), self._device())
+        backend = make_backend(self.plugin(), world)
+        backend.plan(world.batch, Phase.EAGER)
+        before = [memory.clone() for memory in world.pool.memories]
+        size, slots = world.case.page_size, world.batch.kv_slots
+        backend.write_kv(world.layer, world.k, world.v, world.batch)
+        got = [memory.clone() for memory in world.pool.memories]
+        for memory, old in zip(world.pool.memories, before, strict=True):
+            memory.copy_(old)
+        world.pool.write(world.layer.index, slots // size, slots % size, world.k, world.v)
+        same = all(
+            torch.equal(a.nan_to_num(-9.0), b.nan_to_num(-9.0)) for a, b in zip(world.pool.memories, got, strict=True)
+        )
+        check(same, f"write_kv writes other keys and values, or elsewhere than in batch.kv_slots ({world.case})")
+        if self._caps().graph != "none":
+            rerun(self.plugin(), self._case(DECODE, **changes), self._device())
 
     def _page_sizes(self) -> list[int]:
         allowed = self._caps().page_sizes

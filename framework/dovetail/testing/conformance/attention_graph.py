@@ -133,7 +133,8 @@ def _padded(world: World, num_tokens: int, num_chunks: int) -> Padded:
 def overwrite(world: World, other: World) -> None:
     """Put `other`'s batch into the tensors that the graph reads."""
     pages = other.pool.num_pages
-    world.pool.memory[:, :pages].copy_(other.pool.memory)
+    for memory, given in zip(world.pool.memories, other.pool.memories, strict=True):
+        memory[:, :pages].copy_(given)
     for name in ("positions", "kv_slots", "rows", "seq_lens", "q_starts"):
         getattr(world.batch, name).copy_(getattr(other.batch, name))
     world.batch.page_table.zero_()

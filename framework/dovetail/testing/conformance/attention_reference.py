@@ -1,6 +1,7 @@
 """Attention written out in float64, and with the mistakes that are usually made: they give a wrong result its name.
 
-Letters: B requests, T tokens, L keys of a request, Hq and Hk query and KV heads, D head dim.
+Letters: B requests, T tokens, L keys of a request, Hq and Hk query and KV heads, D and Dv widths of a key and of a
+value head.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RIGHT = Mistake()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mistake = RIGHT) -> Tensor:
-    """Attend one request's new queries `[n, Hq, D]` over all its keys `[L, Hk, D]`; returns float64 `[n, Hq, D]`."""
+    """Attend one request's new queries `[n, Hq, D]` over all its keys `[L, Hk, D]`; returns float64 `[n, Hq, Dv]`."""
     num_new, num_all = q.shape[0], k.shape[0]
     heads = torch.arange(q.shape[1], device=q.device)
     group = q.shape[1] // k.shape[1]
@@ -69,7 +70,7 @@ def _seen(num_new: int, num_all: int, window: int | None, mistake: Mistake, devi
 
 def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
     """Yield the mistakes that make a difference for this layer."""
-    usual = layer.head_dim**-0.5
+    usual = layer.qk_dim**-0.5
     if layer.sliding_window is not None:
         yield Mistake("it ignores the sliding window", ignores_window=True)
         yield Mistake("its sliding window is one token too wide", window_shift=1)

@@ -32,7 +32,9 @@ class Case:
 
     `common` holds, per request, how many of its leading tokens stand in pages of the request before it, rounded down to
     whole pages that both have cached. Where it is given, the batch has the hint `shares_prefixes` if `hint` is true.
-    With `gives_back`, pages wholly behind the window of a request's first query are not its any more.
+    With `gives_back`, pages wholly behind the window of a request's first query are not its any more. `v_dim` is the
+    width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are the
+    value. With `reads_another`, the layer has no cache of its own.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -50,6 +52,19 @@ class Case:
     common: Sequence[int] = ()
     hint: bool = True
     gives_back: bool = False
+    v_dim: int | None = None
+    latent: bool = False
+    reads_another: bool = False
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head."""
+        return self.head_dim if self.v_dim is None else self.v_dim
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether keys and values stand together: `KVPool.layer`."""
+        return not self.latent and self.value_dim == self.head_dim
 
     @property
     def num_decode(self) -> int:
@@ -64,6 +79,9 @@ class Case:
         parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
         parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
         parts += ["pages given back"] if self.gives_back else []
+        parts += [f"latent rows whose first {self.value_dim} numbers are the value"] if self.latent else []
+        parts += [f"values {self.value_dim} wide"] if not (self.latent or self.has_pairs) else []
+        parts += ["a layer that reads another one's cache"] if self.reads_another else []
         parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
         parts += [f"common tokens {list(self.common)} {'with' if self.hint else 'without'} hint"] if self.common else []
@@ -83,12 +101,18 @@ class Case:
             num_qo_heads=self.num_qo_heads,
             num_kv_heads=self.num_kv_heads,
             qk_dim=self.head_dim,
-            v_dim=self.head_dim,
+            v_dim=self.value_dim,
+            mixer="latent" if self.latent else "kv",
             scale=self.head_dim**-0.5 if self.scale is None else self.scale,
             reach=Full() if self.window is None else Window(self.window),
             sinks=self.sinks,
             soft_cap=self.soft_cap,
         )
+
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """Return those of all layers; behind them stands the one without a cache."""
+        own = tuple(self.spec(index) for index in range(NUM_LAYERS))
+        return (*own, replace(self.spec(NUM_LAYERS), cache_layer=self.layer)) if self.reads_another else own
 
     def config(self) -> ModelConfig:
         """Return the facts of a model that such layers are part of."""
@@ -97,8 +121,8 @@ class Case:
             vocab_size=32,
             hidden_size=self.num_qo_heads * self.head_dim,
             intermediate_size=32,
-            num_layers=NUM_LAYERS,
-            layers=tuple(self.spec(index) for index in range(NUM_LAYERS)),
+            num_layers=NUM_LAYERS + self.reads_another,
+            layers=self.specs(),
             norm_eps=1e-6,
             hidden_act="silu",
             max_position_embeddings=4096,
@@ -109,23 +133,62 @@ class Case:
 
 
 class Pool:
-    """A KV pool whose pages are NaN, but for the null page."""
+    """A KV pool whose pages are NaN, but for the null page.
+
+    Attributes:
+        memories: All that it has, `[layers, pages, …]`; where keys and values stand together, that is one: `memory`.
+    """
 
     def __init__(self, case: Case, num_pages: int, device: torch.device) -> None:
         self.page_size = case.page_size
         self.num_pages = num_pages
-        shape = (NUM_LAYERS, num_pages, 2, case.page_size, case.num_kv_heads, case.head_dim)
-        self.memory = torch.empty(shape, dtype=case.dtype, device=device)
+        self._owner = {NUM_LAYERS: case.layer}
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(NUM_LAYERS, num_pages, *shape, dtype=case.dtype, device=device)
+
+        size, heads, dim, v_dim = case.page_size, case.num_kv_heads, case.head_dim, case.value_dim
+        if case.has_pairs:
+            self.memories = [empty(2, size, heads, dim)]
+            self._named = {"k": self.memory[:, :, 0], "v": self.memory[:, :, 1]}
+        elif case.latent:
+            row = empty(size, dim)
+            self.memories = [row]
+            self._named = {"latent": row, "k": row[..., None, :], "v": row[..., None, :v_dim]}
+        else:
+            self.memories = [empty(size, heads, dim), empty(size, heads, v_dim)]
+            self._named = dict(zip("kv", self.memories, strict=True))
         self.poison()
+
+    @property
+    def memory(self) -> Tensor:
+        """Keys and values that stand together."""
+        return self.memories[0]
 
     def poison(self) -> None:
         """Forget everything."""
-        self.memory.fill_(float("nan"))
-        self.memory[:, 0] = 3.0
+        self.fill(slice(None), float("nan"))
+        self.fill(0, 3.0)
+
+    def fill(self, pages: Any, value: float) -> None:
+        """Write a number all over pages."""
+        for memory in self.memories:
+            memory[:, pages] = value
 
     def layer(self, index: int) -> Tensor:
-        """Return one layer."""
-        return self.memory[index]
+        """Return one layer, as backends get it that serve keys and values of one width."""
+        if len(self._named) != 2 or len(self.memories) != 1:
+            raise KeyError(f"layer {index} has no keys and values that stand together: KVPool.tensor has its tensors")
+        return self.memory[self._owner.get(index, index)]
+
+    def tensor(self, index: int, name: str) -> Tensor:
+        """Return one tensor of a layer."""
+        return self._named[name][self._owner.get(index, index)]
+
+    def write(self, layer: int, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put keys and values into a layer."""
+        self.tensor(layer, "k")[pages, offsets] = k
+        self.tensor(layer, "v")[pages, offsets] = v
 
 
 @dataclass(slots=True)
@@ -151,14 +214,19 @@ class World:
 
     def attend(self, backend: AttentionBackend, fill: float = float("nan")) -> Tensor:
         """Write keys and values, and attend."""
-        out = torch.full_like(self.q, fill)
-        backend.write_kv(self.layer, self.k, self.v, self.batch)
+        out = self.q.new_full((*self.q.shape[:-1], self.case.value_dim), fill)
+        k, v = (self.k, self.v) if not self.case.reads_another else (None, None)
+        if k is None:
+            size, slots = self.case.page_size, self.batch.kv_slots
+            self.pool.write(self.layer.index, slots // size, slots % size, self.k, self.v)
+        else:
+            backend.write_kv(self.layer, self.k, self.v, self.batch)
         forward: Callable[..., None] = backend.forward_mixed
         if self.batch.num_decode == 0:
             forward = backend.forward_extend
         elif self.batch.num_decode == self.batch.num_requests:
             forward = backend.forward_decode
-        forward(self.q, self.k, self.v, self.layer, self.batch, out)
+        forward(self.q, k, v, self.layer, self.batch, out)
         return out
 
     def want(self) -> Tensor:
@@ -186,26 +254,19 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
         same = case.common_pages(number)
         pages = pages[:same] + [free.pop(0) for _ in range(-(-(cached + new) // size) - same)]
         table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-        q, k, v = (_random(case, cached + new, heads, torch_rng, device) for heads in _heads(case))
+        q, k, v = (_random(case, cached + new, *shape, torch_rng, device) for shape in _shapes(case))
+        v = k[..., : case.value_dim] if case.latent else v
         if same:
             k[: same * size], v[: same * size] = (tensor[: same * size] for tensor in parts[-1][1:])
         _store(pool, case, pages, k[:cached], v[:cached])
         if case.gives_back and case.window is not None:
             num_gone = Window(case.window).start(cached) // size
             table[row, :num_gone] = 0
-            pool.memory[:, pages[:num_gone]] = float("nan")
+            pool.fill(pages[:num_gone], float("nan"))
         slots += [pages[i // size] * size + i % size for i in range(cached, cached + new)]
         parts.append((q[cached:].contiguous(), k, v))
-    layer = AttentionLayer(
-        index=case.layer,
-        num_qo_heads=case.num_qo_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        scale=case.head_dim**-0.5 if case.scale is None else case.scale,
-        sliding_window=case.window,
-        sinks=torch.randn(case.num_qo_heads, generator=torch_rng).to(device) if case.sinks else None,
-        soft_cap=case.soft_cap,
-    )
+    sinks = torch.randn(case.num_qo_heads, generator=torch_rng).to(device) if case.sinks else None
+    layer = AttentionLayer.of(case.specs()[NUM_LAYERS if case.reads_another else case.layer], sinks=sinks)
     new_k, new_v = (
         torch.cat([p[i][c:] for p, (c, _) in zip(parts, case.lengths, strict=True)]).contiguous() for i in (1, 2)
     )
@@ -213,23 +274,23 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
     return World(case, device, pool, layer, batch, torch.cat([p[0] for p in parts]), new_k, new_v, parts)
 
 
-def _heads(case: Case) -> tuple[int, int, int]:
-    return case.num_qo_heads, case.num_kv_heads, case.num_kv_heads
+def _shapes(case: Case) -> tuple[tuple[int, int], ...]:
+    heads = case.num_kv_heads
+    return (case.num_qo_heads, case.head_dim), (heads, case.head_dim), (heads, case.value_dim)
 
 
-def _random(case: Case, tokens: int, heads: int, rng: torch.Generator, device: torch.device) -> Tensor:
-    return torch.randn(tokens, heads, case.head_dim, generator=rng).to(device, case.dtype)
+def _random(case: Case, tokens: int, heads: int, dim: int, rng: torch.Generator, device: torch.device) -> Tensor:
+    return torch.randn(tokens, heads, dim, generator=rng).to(device, case.dtype)
 
 
 def _store(pool: Pool, case: Case, pages: Sequence[int], k: Tensor, v: Tensor) -> None:
     """Put a cached prefix into its pages, and stale finite numbers into the rest of them, in every layer."""
     if not pages:
         return
-    pool.memory[:, list(pages)] = 5.0
+    pool.fill(list(pages), 5.0)
     places = torch.arange(k.shape[0], device=k.device)
     page = torch.tensor(pages, device=k.device)[places // case.page_size]
-    pool.memory[case.layer, page, 0, places % case.page_size] = k
-    pool.memory[case.layer, page, 1, places % case.page_size] = v
+    pool.write(case.layer, page, places % case.page_size, k, v)
 
 
 def _batch(case: Case, slots: list[int], rows: list[int], table: Tensor, device: torch.device) -> ForwardBatch:
@@ -305,7 +366,8 @@ def _why_not_finite(world: World, backend_class: type[AttentionBackend], token: 
     if bool((out[token] == UNWRITTEN).any()):
         return "NaN rows: a row of `out` is not written"
     calm = make_world(world.case, world.device)
-    calm.pool.memory.nan_to_num_(nan=0.0)
+    for memory in calm.pool.memories:
+        memory.nan_to_num_(nan=0.0)
     if bool(calm.run(make_backend(backend_class, calm))[token].isfinite().all()):
         return "it reads a page that no request of the batch owns (they hold NaN)"
     return "the result is not finite"

@@ -129,8 +129,10 @@ class ModelConformance(Conformance):
             names = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers"}
             stated = [(own, getattr(config, own), theirs) for own, theirs in names.items()]
             for spec in config.layers:
-                stated += [("num_qo_heads", spec.num_qo_heads, "num_attention_heads")]
-                stated += [("num_kv_heads", spec.num_kv_heads, "num_key_value_heads")]
+                if not spec.state:
+                    stated += [("num_qo_heads", spec.num_qo_heads, "num_attention_heads")]
+                if not spec.state and spec.mixer == "kv":
+                    stated += [("num_kv_heads", spec.num_kv_heads, "num_key_value_heads")]
             for own, got, theirs in stated:
                 if theirs in hf:
                     want = hf[theirs]

@@ -25,6 +25,7 @@ from dovetail.contracts.attention import (
 from dovetail.contracts.cache import Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin
+from dovetail.contracts.needs import unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.hf_config import read_config
@@ -48,29 +49,54 @@ class ReferenceAttention(AttentionBackend):
         sliding_window=True,
         sinks=True,
         soft_cap=True,
+        mixers=frozenset({"kv", "latent"}),
+        unequal_dims=True,
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
+        self._sources = {spec.index: spec.cache_layer for spec in config.layers if spec.cache_layer is not None}
+
+    def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """As the default, for layers that have a cache."""
+        source = self._sources.get(layer.index)
+        check(
+            source is None,
+            f"layer {layer.index} writes keys and values, and its LayerSpec says that it reads those of layer {source}",
+        )
+        super().write_kv(layer, k, v, batch)
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        self._attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
+        self._attend(q, k, layer, batch, out, range(batch.num_decode, batch.num_requests))
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        self._attend(q, layer, batch, out, range(batch.num_decode))
+        self._attend(q, k, layer, batch, out, range(batch.num_decode))
 
-    def _attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
-        kv, size, start = self.kv_pool.layer(layer.index), self.kv_pool.page_size, 0
+    def _attend(
+        self,
+        q: Tensor,
+        new: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+        requests: range,
+    ) -> None:
+        check(
+            new is not None or layer.index in self._sources,
+            f"layer {layer.index} attends without keys, and its LayerSpec names no layer whose cache it reads",
+        )
+        size, start = self.kv_pool.page_size, 0
+        k, v = (self.kv_pool.tensor(layer.index, name) for name in "kv")
         for number in requests:
             end = start + batch.q_lens_cpu[number]
             places = torch.arange(batch.seq_lens_cpu[number])
             pages = batch.page_table[batch.rows[number], places // size].long()
-            keys, values = kv[pages, 0, places % size], kv[pages, 1, places % size]
-            out[start:end] = attend(q[start:end], keys, values, layer).to(out.dtype)
+            at = pages, places % size
+            out[start:end] = attend(q[start:end], k[at], v[at], layer).to(out.dtype)
             start = end
 
 
@@ -80,8 +106,17 @@ class NoAttention(ReferenceAttention):
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """Keep nothing."""
 
-    def _attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
-        out.copy_(q)
+    def _attend(
+        self,
+        q: Tensor,
+        new: Tensor | None,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+        requests: range,
+    ) -> None:
+        num = min(q.shape[-1], out.shape[-1])
+        out.zero_()[..., :num] = q[..., :num]
 
 
 def decode_syncs(plugin: type[ModelPlugin], folder: Path) -> list[str]:
@@ -117,6 +152,8 @@ class TinyEngine:
         self.config, self.model = load_model(plugin, folder)
         pages_each = -(-max_len // PAGE_SIZE)
         dtype = getattr(torch, self.config.dtype)
+        reason = unserved(self.config)
+        check(reason is None, f"its layers cannot be served: {reason}")
         groups = self.config.cache_groups
         self.pool = KVCache(groups, [num_rows * pages_each + 1] * len(groups), PAGE_SIZE, dtype, CPU)
         self.attention = ReferenceAttention(self.config, self.pool, CPU)
@@ -166,8 +203,9 @@ class TinyEngine:
             if isinstance(group.reach, Window):
                 places = torch.arange(group.reach.start(request.computed))
                 pages = self.page_table[request.row, places // PAGE_SIZE].long()
-                for index in group.layers:
-                    pool.layer(index)[pages, :, places % PAGE_SIZE] = FOREIGN
+                for index in group.writers:
+                    for name in (tensor.name for tensor in group.tensors):
+                        pool.tensor(index, name)[pages, places % PAGE_SIZE] = FOREIGN
 
     def _slots(self, request: Running, new: int) -> Tensor:
         places = torch.arange(request.computed, request.computed + new)

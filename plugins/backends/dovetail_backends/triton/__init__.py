@@ -55,7 +55,7 @@ class TritonBackend(AttentionBackend):
         write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
 
     def forward_decode(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out, self._prefixes)
 
@@ -74,6 +74,6 @@ class TritonBackend(AttentionBackend):
         return True
 
     def forward_extend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
         extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)
