@@ -182,6 +182,10 @@ def test_layers_that_share_are_of_one_group() -> None:
         ({"mixer": "latent", "num_kv_heads": 2}, "layer 3: a latent row is one key.* num_kv_heads is 2"),
         ({"mixer": "latent", "num_kv_heads": 1, "qk_dim": 8, "v_dim": 9}, r"v_dim 9 \(at most qk_dim, 8\)"),
         ({"extra": (CacheTensor("v", (2,)),)}, "layer 3: two tensors of its cache have one name: k, v, v"),
+        (
+            {"extra": (CacheTensor("a", (2,), "float64"),)},
+            "layer 3: dtype 'float64': not one of float32, int32",
+        ),
         ({"extra": (CacheTensor("a", (2,)),) * 2}, "layer 3: two tensors of its cache have one name: k, v, a, a"),
         ({"extra": (CacheTensor("a", (2,)),), "cache_layer": 0}, "reads the cache of layer 0 and has no `extra`"),
         ({"extra": (CacheTensor("a", (2,)),), "state": STATE, "reach": Recurrent()}, "it is recurrent; give its"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from two_widths import WINDOW, load_reference, make_engine, right, run
+from example_models import Example, prompt, run
 
 from dovetail.errors import ConfigError
 
-RNG = random.Random(3)
-LONG = [RNG.randrange(190) for _ in range(200)]
+LONG = prompt(200, 3)
+WINDOW = 24
+EXAMPLE = Example("two-widths", "TwoWidthsForCausalLM")
+load_reference, make_engine, right = EXAMPLE.reference, EXAMPLE.make_engine, EXAMPLE.right
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +21,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model: every other layer has a window of 24 and heads half as wide."""
     made: Path = load_reference().write_checkpoint(tmp_path_factory.mktemp("two"), num_hidden_layers=2)
     return made
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """Random tokens."""
-    rng = random.Random(seed)
-    return [rng.randrange(190) for _ in range(length)]
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {

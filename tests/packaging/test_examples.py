@@ -43,6 +43,15 @@ TWO_WIDTHS = {
     "sliding_window": 24,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+LATENT = {
+    **{key: value for key, value in OLMO2.items() if key != "num_key_value_heads"},
+    "architectures": ["LatentForCausalLM"],
+    "model_type": "latent",
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
 
 
 @contextmanager
@@ -123,7 +132,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 
-@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS, LATENT], ids=lambda config: config["model_type"])
 def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
     model = clean.folder / config["model_type"]

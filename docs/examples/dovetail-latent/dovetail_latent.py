@@ -89,7 +89,7 @@ class LatentAttention(nn.Module):
         row, k_rope = self.kv_a_proj_with_mqa(normed).split([self.rank, self.rope], dim=-1)
         turned = ops.norm_rotate(torch.cat((q[..., self.nope :], k_rope[:, None]), dim=1), None, 0.0, *rope)
         to_keys, to_values = self.kv_b_proj.split(self.nope)
-        absorbed = torch.einsum("thn,hnr->thr", q[..., : self.nope], to_keys)
+        absorbed = torch.einsum("thk,hkr->thr", q[..., : self.nope], to_keys)
         key = torch.cat((self.kv_a_layernorm(row.contiguous())[:, None], turned[:, -1:]), dim=-1)
         found = attend(self.layer, torch.cat((absorbed, turned[:, :-1]), dim=-1), key, None, batch)
         values = torch.einsum("thr,hvr->thv", found, to_values)

@@ -81,6 +81,13 @@ Reach = Full | Window | Chunk | Recurrent
 """How far back a layer sees, and so how long its cache is needed."""
 
 
+DTYPE_BYTES = {
+    **{"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2},
+    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
+}
+"""What a tensor of a cache may consist of, by name, and its size."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
     """One tensor of a layer's cache; `shape` is that per token, in a `Recurrent` group that per request.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from dovetail.contracts.cache import FULL, CacheGroup, CacheTensor, Reach, Recurrent, Window, cache_groups
+from dovetail.contracts.cache import DTYPE_BYTES, FULL, CacheGroup, CacheTensor, Reach, Recurrent, Window, cache_groups
 from dovetail.contracts.options import Configurable
 from dovetail.errors import ModelError
 
@@ -106,6 +106,9 @@ class LayerSpec:
             )
         if self.extra and self.cache_layer is not None:
             raise ModelError(f"layer {self.index}: it reads the cache of layer {self.cache_layer} and has no `extra`")
+        unknown = [tensor.dtype for tensor in self.cache_tensors if tensor.dtype not in (None, *DTYPE_BYTES)]
+        if unknown:
+            raise ModelError(f"layer {self.index}: dtype {unknown[0]!r}: not one of {', '.join(DTYPE_BYTES)}")
         names = [tensor.name for tensor in self.cache_tensors]
         if len(set(names)) < len(names) or any(tensor.name in ("k", "v", "latent") for tensor in self.extra):
             raise ModelError(f"layer {self.index}: two tensors of its cache have one name: {', '.join(names)}")

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Window
+from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.contracts.needs import unserved
 from dovetail.errors import ConfigError, ModelError
@@ -33,7 +33,7 @@ from dovetail.messages.step import PrefillGraph
 from dovetail.runtime.prefill_sizes import sizes
 from dovetail.settings import EngineSettings
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4} | {"int8": 1, "uint8": 1, "float8_e4m3fn": 1, "int32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STATIC_FRACTION = 0.88
 """Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
 MAX_CPU_KV_BYTES = 4 << 30
@@ -216,7 +216,7 @@ def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
 
 
 def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
-    return item_bytes if tensor.dtype is None else ITEM_BYTES[tensor.dtype]
+    return item_bytes if tensor.dtype is None else DTYPE_BYTES[tensor.dtype]
 
 
 def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
