@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from dovetail.testing.operations import operations
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # the pairs beside the benchmark
+
+import output_pairs
 
 
 @pytest.fixture(scope="module")
@@ -22,31 +29,29 @@ def bench() -> ModuleType:
     return module
 
 
-def test_random_pairs(bench: ModuleType) -> None:
-    """Marker soup, markers cut anywhere, late markers, truncation, half characters: no mismatch, no word lost."""
-    assert next(bench.mismatches(12_000, 7), None) is None
+def test_random_pairs() -> None:
+    """Broken replies of two formats, markers cut anywhere, half characters: no mismatch, no error, no word lost."""
+    assert next(output_pairs.mismatches(12_000, 7), None) is None
 
 
-def test_the_pairs_hold_what_they_should(bench: ModuleType) -> None:
+def test_the_pairs_hold_what_they_should() -> None:
     """A check of the check: enough of the texts think, and call tools, and the combinations are all there."""
-    import random
-
-    rng = random.Random(1)
-    tokenizer = bench.vocabulary()
-    pairs = bench.combinations(tokenizer)
+    writer = output_pairs.Writer(random.Random(1))
+    pairs = output_pairs.combinations(output_pairs.vocabulary())
     assert len(pairs) > 24 * 30
     assert sum(pair.name.startswith("derived") for pair in pairs) > 15
     thinking = calling = 0
     for number in range(2000):
         pair = pairs[number % len(pairs)]
-        reasoning, _, calls, _ = bench.outcome(pair, None, None, [bench.random_text(rng, pair)], "stop")
+        given = output_pairs.Given(pair.spec, None, None, "stop")
+        reasoning, _, calls, _ = output_pairs.outcome(given, [writer.text(pair)])
         thinking += reasoning is not None
         calling += bool(calls)
     assert thinking > 300
     assert calling > 300
 
 
-def test_a_mismatch_would_be_seen(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mismatch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that forgets what it held back between chunks is caught."""
     from dovetail.text.machine import Machine
 
@@ -57,14 +62,21 @@ def test_a_mismatch_would_be_seen(bench: ModuleType, monkeypatch: pytest.MonkeyP
         return feed(self, token_ids, text)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Machine, "feed", forgetful)
-    assert next(bench.mismatches(2_000, 7), None) is not None
+    assert next(output_pairs.mismatches(2_000, 7), None) is not None
 
 
 def test_tokens_are_cheap(bench: ModuleType) -> None:
-    """A token costs a few times what it does as plain text; both are measured here, so other load does not matter."""
+    """Lines of Python per token: few for text, bounded for markers and calls in tokens of one byte."""
     tokenizer = bench.vocabulary()
-    plain = bench.Pair("plain", bench.FormatSpec())
+    lines = {}
     for pair in bench.combinations(tokenizer):
-        if pair.name in ("qwen3 + deepseek-v32", "gpt-oss + gpt-oss", "kimi + pythonic", "muse + muse"):
+        first, _, second = pair.name.partition(" + ")
+        if "none" in (first, second) or first == second:
             ids = tokenizer.encode(bench.stream_of(pair), add_special_tokens=False)
-            assert bench.measured(pair, tokenizer, ids) < 8 * bench.measured(plain, tokenizer, ids)
+            parser = bench.make_parser(pair.spec, tokenizer)
+            [parser.feed((token_id,)) for token_id in ids]  # what is filled as tokens come
+            parser = bench.make_parser(pair.spec, tokenizer)
+            lines[pair.name] = operations(lambda: [parser.feed((i,)) for i in ids]) / len(ids)  # noqa: B023
+    assert lines["none + none"] < 20
+    assert sorted(lines.values())[len(lines) // 2] < 40
+    assert max(lines.values()) < 70

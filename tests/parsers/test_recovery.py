@@ -43,6 +43,7 @@ TOOLS = [
 ]
 Call = tuple[str, Any]
 K2, K2_END, ARGS = "<|tool_call_begin|>functions.f:", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
+M3 = "]<]minimax[>["
 K2_SECTION, K2_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 V31, V31_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 V31_SECTION, V31_SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -107,6 +108,27 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("deepseek-v32", '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="days" string="true">3'
      '</｜DSML｜parameter><｜DSML｜parameter name="other" string="true">3</｜DSML｜parameter></｜DSML｜invoke>'
      "</｜DSML｜function_calls>", None, [("f", {"days": 3, "other": "3"})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}</invoke>oops{M3}<invoke name="f">{M3}</invoke>{M3}</tool_call>', "oops",
+     [("f", {}), ("f", {})]),
+    # Text beside values, and keys without any: shown, and the call stays JSON.
+    ("gemma4", '<|tool_call>call:f{city:oops<|"|>x<|"|>}<tool_call|>', "oops", ONE),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>oops}<tool_call|>', "oops", ONE),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,oops}<tool_call|>', "oops", [("f", '{"city": "x", }')]),
+    ("gemma4", '<|tool_call>call:f{oops}<tool_call|>', "oops", [("f", {})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">oops{M3}<city>x{M3}</city>{M3}</invoke>{M3}</tool_call>', "oops", ONE),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</ciy>{M3}</invoke>{M3}</tool_call>', f"{M3}</ciy>", ONE),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<any>oops{M3}<a>1{M3}</a>{M3}</any>{M3}</invoke>{M3}</tool_call>',
+     "oops", [("f", {"any": {"a": 1}})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</city>{M3}<city>y{M3}</city>{M3}</invoke>{M3}</tool_call>',
+     None, [("f", '{"city": "x", "city": "y"}')]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<any>{M3}<a>1{M3}</any>{M3}<city>x{M3}</city>{M3}</invoke>{M3}</tool_call>',
+     None, [("f", {"any": {"a": 1}, "city": "x"})]),
+    ("hermes", '<tool_call>{"name": "f", "oops: <tool_call>{"name": "f", "arguments": {"city": "x"}}</tool_call>',
+     '"oops: <tool_call>{"name": "f", "arguments": {"city": "x"}}', [("f", "")]),
+    ("hermes", '<tool_call>{"name": "f", "id": oops, "arguments": {"city": "x"}}</tool_call>',
+     '"id": oops, "arguments": {"city": "x"}}', [("f", "")]),
+    ("lfm2", "<|tool_call_start|>[f(city='x', oops<|tool_call_start|>[f(city='x')]<|tool_call_end|>", " oops",
+     [("f", '{"city": "x"'), *ONE]),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip
@@ -119,6 +141,9 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=days>\n3", None, [("f", '{"days": 3')]),
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=list>\n[1, 2", None, [("f", '{"list": [1, 2')]),
     ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
+    ("kimi-k2", f"{K2_SECTION}{K2}oops this is no name", f"{K2_SECTION}{K2}oops this is no name", []),
+    ("lfm2", "<|tool_call_start|>[f(city='x', da", None, [("f", '{"city": "x"')]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,da', None, [("f", '{"city": "x", ')]),
     ("llama3", '{"name": "', None, []),
     ("llama3", '{"name": "Bo', '{"name": "Bo', []),
     ("llama3", '{"answer": "', '{"answer": "', []),

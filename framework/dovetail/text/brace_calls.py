@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
@@ -30,6 +31,12 @@ from dovetail.text.schema_types import (
 _HEAD = re.compile(r"\s*(?:call:)?\s*([\w.:/\-]+)\s*")
 
 
+@lru_cache(maxsize=16)
+def _not_plain(quote: str) -> Callable[[str], re.Match[str] | None]:
+    """Return what finds a character that may end a string, or is written in another way in JSON."""
+    return re.compile(rf'[{re.escape(quote[0])}"\\\x00-\x1f]').search
+
+
 class BraceCalls(ToolBody):
     """Reads calls one after the other."""
 
@@ -43,6 +50,7 @@ class BraceCalls(ToolBody):
         self._quote = quote
         self._outside = matcher((quote, ":", ",", "{", "}", "[", "]"))
         self._inside = matcher((quote,))
+        self._not_plain = _not_plain(quote)
         self._out: list[ToolEvent] = []
         self._held = ""
         self._call: int | None = None
@@ -51,10 +59,15 @@ class BraceCalls(ToolBody):
         self._token: list[str] = []
         self._in_string = False
         self._at_key = False
+        self._has_value = False
+        """Whether what stands between two separators was given out: text beside it belongs to none."""
         self._broken = False
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
+        is_string = self._in_string and self._string is None and not self._held
+        if is_string and self._call is not None and text and self._not_plain(text) is None:
+            return [ToolArgs(self._call, text)]
         text, self._held = self._held + text, ""
         pos = 0
         while pos < len(text):
@@ -66,12 +79,15 @@ class BraceCalls(ToolBody):
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that is not whole keeps what it has."""
+        return self._finish(complete=True)
+
+    def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
         if self._call is not None:
             self._text(held if self._in_string else "")  # half a marker is no value
             if self._string is not None:
                 self._args(cut_text("".join(self._string), self._types))
-            elif not self._in_string and not self._at_key:
+            elif not self._in_string and (complete or not self._at_key):  # half a key is none
                 self._flush()
             self._out.append(ToolEnd(self._call))
         elif "".join(self._head).strip():
@@ -82,7 +98,7 @@ class BraceCalls(ToolBody):
         """End the section, cut short: half a head is no content."""
         if self._call is None and _HEAD.fullmatch("".join(self._head)):
             return []
-        return self.close()
+        return self._finish(complete=False)
 
     @property
     def inside_value(self) -> bool:
@@ -143,34 +159,38 @@ class BraceCalls(ToolBody):
 
     def _mark(self, mark: str) -> None:
         if mark == self._quote:
-            self._token.clear()
+            if not self._in_string:
+                self._stray()
             self._in_string = not self._in_string
             self._quoted_value()
         elif mark == ":":
             if self._at_key:
+                if self._has_value:
+                    self._stray()
                 token = "".join(self._token).strip()
                 self._token.clear()
                 key = token.strip("\"'")
                 self._args((quoted(key) if token else "") + ": ")
-                self._at_key = False
+                self._at_key = self._has_value = False
                 if len(self._stack) == 1:
                     self._types = types_of(properties_of(self._schema).get(key), self._schema)
             else:
                 self._token.append(mark)
         elif mark in "{[":
-            self._flush()
+            self._stray()
             self._args(mark)
             self._stack.append("}" if mark == "{" else "]")
-            self._at_key = mark == "{"
+            self._at_key, self._has_value = mark == "{", False
         elif mark == ",":
             self._flush()
             self._args(", ")
-            self._at_key = self._stack[-1] == "}"
+            self._at_key, self._has_value = self._stack[-1] == "}", False
         else:
             self._close_one()
 
     def _quoted_value(self) -> None:
         """Begin or end a string; one where the schema wants none comes when it is complete."""
+        self._has_value = True
         if self._in_string:
             buffers = len(self._stack) == 1 and self._types and "string" not in self._types and not self._at_key
             self._string = [] if buffers else None
@@ -182,17 +202,25 @@ class BraceCalls(ToolBody):
             self._args('"')
 
     def _close_one(self) -> None:
-        if not self._at_key:
-            self._flush()
-        self._token.clear()
+        self._flush()
         self._args(self._stack.pop())
-        self._at_key = False
+        self._at_key, self._has_value = False, True
         if not self._stack and self._call is not None:
             self._out.append(ToolEnd(self._call))
             self._call = None
 
+    def _stray(self) -> None:
+        """Text beside a value, or where a key should end, belongs to none: it goes out as it came."""
+        text = "".join(self._token)
+        self._token.clear()
+        if text.strip():
+            self._out.append(Malformed("tool_call", text))
+
     def _flush(self) -> None:
         """Give out a value without quotes."""
+        if self._at_key or self._has_value:
+            self._stray()
+            return
         text = "".join(self._token).strip()
         self._token.clear()
         if not text:

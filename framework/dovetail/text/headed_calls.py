@@ -21,6 +21,8 @@ from dovetail.text.matcher import matcher
 
 MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""
+MAX_CUT_HEAD = 96
+"""Characters of the longest head that is not shown where the output was cut short in it."""
 
 Head = tuple[str, str | None]
 """Name and id of a call; None for an id that the model does not write."""
@@ -76,6 +78,10 @@ class HeadedCalls(ToolBody):
                 return [ToolArgs(self._call, piece)] if piece else []
             pos = self._after_value(piece, text, end)
         else:
+            if self._read_on[1] and (state := self._matcher.follow(text, self._read_on[1])):
+                self._held += text
+                self._read_on = (len(self._held), state)
+                return []
             text, self._held = self._held + text, ""
         while pos < len(text):
             if self._at == "broken":
@@ -114,9 +120,14 @@ class HeadedCalls(ToolBody):
             if rest := self._value.rest():
                 self._out.append(ToolArgs(self._call or 0, rest))
             self._out.append(ToolEnd(self._call or 0))
-        elif self._at == "head" and "".join(self._head).strip() and (complete or not self._is_marked):
-            self._break()  # a name that nothing ends may be half a name
+        elif self._at == "head" and "".join(self._head).strip() and (complete or not self._may_go_on()):
+            self._break()
         return self._take_out()
+
+    def _may_go_on(self) -> bool:
+        """Whether a head that nothing ends may be half a head."""
+        head = "".join(self._head)
+        return self._is_marked and len(head) <= MAX_CUT_HEAD and len(head.split()) <= 2
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []

@@ -20,6 +20,7 @@ _BETWEEN = re.compile(r"[\s,;\[\]}]*")
 _BEFORE_FIRST = re.compile(r"[\s\[]*")
 _SPACE = re.compile(r"\s*")
 _SPACE_COMMA = re.compile(r"[\s,]*")
+_SEPARATORS = ", \t\r\n"
 
 _WRAPPER_KEYS = ("type", "id", "index", "function")
 """Keys of OpenAI's own around a call."""
@@ -78,9 +79,11 @@ class JsonCalls(ToolBody):
             if self._at == "broken":
                 self._out.append(Malformed("tool_call", text[pos:]))
                 break
-            before, num_calls = self._call, self._num_calls
+            self._explained = False
             end = self._read(text, pos)
-            if before is None and self._call is None and self._num_calls == num_calls:
+            if self._explained:
+                self._raw.clear()
+            elif self._call is None or self._at != "stream":
                 self._raw.append(text[pos:end])
             if self._failed:
                 self._break()
@@ -88,11 +91,14 @@ class JsonCalls(ToolBody):
         return self._take_out()
 
     def close(self) -> list[ToolEvent]:
-        """End the section: a call that is not whole keeps what it has."""
+        """End the section: a call that is not whole keeps what it has, what belongs to none of it is `Malformed`."""
+        return self._finish(complete=True)
+
+    def _finish(self, *, complete: bool) -> list[ToolEvent]:
         if self._at == "broken":
             return []
         if self._call is not None:
-            self._end_cut_call()
+            self._end_cut_call(complete=complete)
         elif (raw := "".join(self._raw)) and _BETWEEN.fullmatch(raw) is None:
             self._out.append(Malformed("tool_call", raw))
         return self._take_out()
@@ -101,7 +107,7 @@ class JsonCalls(ToolBody):
         """End the section, cut short: the beginning of a call that has no name yet is no content."""
         if self._call is None and self._at != "broken" and self._begins_call():
             return []
-        return self.close()
+        return self._finish(complete=False)
 
     @property
     def inside_value(self) -> bool:
@@ -112,12 +118,20 @@ class JsonCalls(ToolBody):
         out, self._out = self._out, []
         return out
 
-    def _end_cut_call(self) -> None:
+    def _end_cut_call(self, *, complete: bool) -> None:
         if self._at == "stream":
             self._pass_on(self._value.rest())
-        elif self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
-            self._pass_on("".join(self._buffer) + self._value.rest())
+        elif self._at in ("buffer", "key_text"):
+            text = "".join(self._buffer) + self._value.rest()
+            if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
+                self._pass_on(text)
+            elif complete and not (self._at == "key_text" and self._begins_key(text[1:])):
+                self._out.append(Malformed("tool_call", "".join(self._raw).strip(_SEPARATORS)))
         self._out.append(ToolEnd(self._call or 0))
+
+    def _begins_key(self, text: str) -> bool:
+        """Whether a text is the beginning of a key of calls."""
+        return any(key is not None and key.startswith(text) for key in self._call_keys)
 
     def _begins_call(self) -> bool:
         """Whether the text so far can only be the beginning of a call, of which nothing is worth showing."""
@@ -135,7 +149,7 @@ class JsonCalls(ToolBody):
         self._name = self._first_key = ""
         self._key = ""
         self._has_arguments = False
-        self._failed = False
+        self._failed = self._explained = False
         self._early: list[str] = []
         self._others: dict[str, str] = {}
         self._depth = 0
@@ -144,10 +158,11 @@ class JsonCalls(ToolBody):
     def _break(self) -> None:
         """Give up on the section: what no call explains goes out as it came, and so will the rest."""
         self._at = "broken"
+        raw = "".join(self._raw)
         if self._call is not None:
             self._out.append(ToolEnd(self._call))
-            self._call = None
-        elif raw := "".join(self._raw):
+            self._call, raw = None, raw.lstrip(_SEPARATORS)
+        if raw:
             self._out.append(Malformed("tool_call", raw))
         self._raw.clear()
 
@@ -182,6 +197,7 @@ class JsonCalls(ToolBody):
         return pos + 1
 
     def _begin_value(self, at: At, first: str) -> None:
+        self._explained = at == "stream" and self._call is not None
         self._at = at
         self._value = JsonText(first)
         self._buffer = []
@@ -209,6 +225,7 @@ class JsonCalls(ToolBody):
 
     def _end_value(self) -> None:
         at, self._at = self._at, "key"
+        self._explained = at != "key_text" and self._call is not None
         if at == "stream":
             self._has_arguments = True
             return
@@ -217,7 +234,7 @@ class JsonCalls(ToolBody):
         try:
             value = json.loads(raw)
         except (ValueError, RecursionError):
-            self._failed = True
+            self._failed, self._explained = True, False
             return
         if at == "key_text":
             self._take_key(value)
@@ -251,8 +268,8 @@ class JsonCalls(ToolBody):
         start = self._new_call(self._name)
         self._call = start.index
         self._num_calls += 1
+        self._explained = True
         self._out.append(start)
-        self._raw.clear()
         if self._early:
             self._out.append(ToolArgs(self._call, "".join(self._early)))
             self._early.clear()
@@ -271,7 +288,7 @@ class JsonCalls(ToolBody):
             self._out.append(ToolArgs(self._call, "{" + others + "}"))
         self._out.append(ToolEnd(self._call))
         self._begin_object()
-        self._at = "object"
+        self._at, self._explained = "object", True
 
 
 def _arguments(raw: str, value: object) -> str:

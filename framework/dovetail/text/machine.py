@@ -57,6 +57,10 @@ class Machine(ABC):
         self.marker_ids = layout.marker_ids
         self._decoder = None
         self._plain: dict[Phase, Plain] = {}
+        self._passing: Plain | None = None
+        """The tokens that go out as they are, while nothing is held back anywhere; None: none does."""
+        self._passing_tables: dict[Phase, Plain] = {}
+        self._tokenizer = tokenizer
         if tokenizer is not None:
             self._decoder = Detokenizer(
                 tokenizer, skip_special_tokens=skip_special_tokens, keep=layout.marker_ids | layout.kept
@@ -97,6 +101,10 @@ class Machine(ABC):
 
     def feed(self, token_ids: Sequence[int], text: str | None = None) -> list[Event]:
         """Take new tokens, or text if there are no ids."""
+        if self._passing is not None:
+            if len(token_ids) == 1 and text is None and (piece := self._passing[token_ids[0]]):
+                return self._pass(piece)
+            self._passing = None
         if text is not None and not token_ids:
             self._use(self._layout.by_text)
             self._push(text)
@@ -115,7 +123,37 @@ class Machine(ABC):
             if self._phase is Phase.IN:
                 self.reasoning_tokens += 1
             self._sink(piece)
+        if not (self._held or self._starts or decoder.pending):
+            self._passing = self._find_passing()
         return self._drain() if self._run or self._events else []
+
+    def _find_passing(self) -> Plain | None:
+        """Return the tokens that mean nothing but text now: the first two stations hold nothing back."""
+        return None
+
+    def _pass(self, piece: str) -> list[Event]:
+        """Return the events of a token that means nothing but text."""
+        self.num_chars += len(piece)
+        if self._phase is Phase.TOOL:
+            return self._pass_call(piece)
+        if self._phase is not Phase.IN:
+            return [ContentDelta(piece)]
+        self.reasoning_tokens += 1
+        num_tokens, self._reported = self.reasoning_tokens - self._reported, self.reasoning_tokens
+        return [ReasoningDelta(piece, num_tokens)]
+
+    def _pass_call(self, piece: str) -> list[Event]:
+        """As `_pass`, in calls."""
+        self._sink(piece)
+        return self._drain()
+
+    def _passing_table(self, holds: str = "") -> Plain | None:
+        """Return the plain tokens of this phase without a character of `holds`, which is the same for a phase."""
+        found = self._passing_tables.get(self._phase)
+        if found is None and self._tokenizer is not None and self._decoder is not None:
+            found = plain_tokens(self._tokenizer, self._by_ids[self._phase], self._decoder.skipped, holds)
+            self._passing_tables[self._phase] = found
+        return found
 
     def _token(self, token_id: int, decoder: Detokenizer) -> None:
         """Take a token that is a marker, or part of one or of a character, or may be."""
@@ -187,6 +225,12 @@ class Machine(ABC):
 
     def _push(self, text: str) -> None:
         """Take text; find the markers in it that are matched in the text."""
+        if self._held and (found := self._views[self._phase].matcher) is not None:
+            state = found.follow(text, self._state)
+            if state:
+                self._held, self._state = self._held + text, state
+                self._seen += len(text)
+                return
         buffer = self._held + text
         begin, scanned, state = 0, len(self._held), self._state
         self._seen += len(text)

@@ -53,6 +53,15 @@ class Matcher:
                 return pos, 0, matched[state]
         return end, state, 0
 
+    def follow(self, text: str, state: int) -> int:
+        """Return the state behind `text` if all of it goes on with what was held back and ends no match; else 0."""
+        goto, matched = self._goto, self._matched
+        for char in text:
+            state = goto[state].get(char, 0)
+            if not state or matched[state]:
+                return 0
+        return state
+
     def held(self, state: int) -> int:
         """Return how many characters at the end of the text read may be the beginning of a match."""
         return self._depth[state]

@@ -21,10 +21,11 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-from dovetail.contracts.reasoning import ContentDelta, FormatSpec, Markers, ReasoningDelta, State
+from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
 from dovetail.text.layout import Phase, Role, compile_layout
 from dovetail.text.machine import Machine, new_call_id
+from dovetail.text.plain import Plain
 from dovetail.text.reply import Folded, ToolCall, fold
 from dovetail.text.tokenizer import Tokenizer
 
@@ -110,6 +111,22 @@ class FormatParser(Machine):
                 self._text(ContentDelta, "".join(self._lead))
             self._text(ContentDelta, self._tail)
         self._tail, self._lead = "", None
+
+    def _find_passing(self) -> Plain | None:
+        if self._skip:
+            return None
+        if self._phase is Phase.TOOL:
+            return None if self._closer else self._passing_table()
+        if self._lead is not None or self._tail or (self._phase is Phase.IN and not self._begun):
+            return None
+        return self._passing_table(self._before_end if self._phase is Phase.IN else self._trailing)
+
+    def _pass_call(self, piece: str) -> list[Event]:
+        events = self._body.feed(piece) if self._body is not None else []
+        if not events or (len(events) == 1 and type(events[0]) is ToolArgs):
+            return cast("list[Event]", events)
+        self._tool_events(events)
+        return self._drain()
 
     # What markers do.
 
@@ -227,7 +244,8 @@ class FormatParser(Machine):
                 return
         if self._body is not None:
             if not self._closer:
-                self._tool_events(self._body.feed(text))
+                if events := self._body.feed(text):
+                    self._tool_events(events)
             elif text.isspace():
                 self._closer.append(text)
             else:

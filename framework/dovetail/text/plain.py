@@ -16,9 +16,9 @@ class Plain(dict[int, str]):
     by all replies of a format.
     """
 
-    def __init__(self, tokenizer: Tokenizer, view: View, skipped: frozenset[int]) -> None:
-        """Prepare; `skipped` tokens give no text."""
-        self._pieces, self._view, self._skipped = tokenizer.pieces, view, skipped
+    def __init__(self, tokenizer: Tokenizer, view: View, skipped: frozenset[int], holds: str = "") -> None:
+        """Prepare; `skipped` tokens give no text, and one that holds a character of `holds` is not plain."""
+        self._pieces, self._view, self._skipped, self._holds = tokenizer.pieces, view, skipped, holds
 
     def __missing__(self, token_id: int) -> str:
         """Look at a token for the first time."""
@@ -26,17 +26,19 @@ class Plain(dict[int, str]):
         text = "" if token_id in view.ids or token_id in self._skipped else self._pieces[token_id] or ""
         if view.matcher is not None and view.matcher.begins(text):
             text = ""
+        if any(char in text for char in self._holds):
+            text = ""
         self[token_id] = text
         return text
 
 
-def plain_tokens(tokenizer: Tokenizer, view: View, skipped: frozenset[int]) -> Plain:
-    """Return the table of a phase."""
+def plain_tokens(tokenizer: Tokenizer, view: View, skipped: frozenset[int], holds: str = "") -> Plain:
+    """Return the table of a phase; arguments as for `Plain`."""
     tables = tokenizer.plain
-    key = view.number, skipped
+    key = view.number, skipped, holds
     found = tables.get(key)
     if found is None:
         if len(tables) >= MAX_TABLES:
             tables.clear()
-        found = tables[key] = Plain(tokenizer, view, skipped)
+        found = tables[key] = Plain(tokenizer, view, skipped, holds)
     return found

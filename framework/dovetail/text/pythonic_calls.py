@@ -74,11 +74,19 @@ class PythonicCalls(ToolBody):
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was cut short keeps what it has."""
-        if self._call is not None:
+        if self._call is not None and "".join(self._raw).strip():
+            self._break()
+        elif self._call is not None:
             self._out.append(ToolEnd(self._call))
         elif self._at not in ("end", "broken") and "".join(self._raw).strip(" \t\r\n,"):
             self._break()
         return self._take_out()
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short: the beginning of an argument is none yet, and no content."""
+        if self._call is not None:
+            self._raw.clear()
+        return self.close()
 
     @property
     def inside_value(self) -> bool:

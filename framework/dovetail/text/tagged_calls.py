@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.headed_calls import MAX_HEAD
@@ -94,6 +94,7 @@ class TaggedCalls(ToolBody):
         self._schema: Mapping[str, Any] | None = None
         self._matchers: dict[str, Matcher] = _matchers(tags)
         self._plain = _not_plain(tags)
+        self._followers = _followers(tags)
         self._out: list[ToolEvent] = []
         self._held = ""
         self._read_on = (0, 0)
@@ -122,6 +123,10 @@ class TaggedCalls(ToolBody):
         is_value = self._at == "value" and self._streams and not (self._held or self._newline or self._at_start)
         if is_value and self._call is not None and self._plain(text) is None:
             return [ToolArgs(self._call, text)] if text else []
+        if self._read_on[1] and (state := self._matchers[self._at].follow(text, self._read_on[1])):
+            self._held += text
+            self._read_on = (len(self._held), state)
+            return []
         text, self._held = self._held + text, ""
         pos = 0
         while pos < len(text):
@@ -305,21 +310,21 @@ class TaggedCalls(ToolBody):
 
     def _confirm(self, text: str, pos: int) -> int:
         """See whether what follows a closing tag may follow it."""
-        space = _SPACE.match(text, pos)
-        after = space.end() if space else pos
-        self._gap.append(text[pos:after])
-        if after == len(text):
-            return after
+        after = pos
+        if text[pos].isspace() and (space := _SPACE.match(text, pos)) is not None:
+            after = space.end()
+            self._gap.append(text[pos:after])
+            if after == len(text):
+                return after
         tags = self._tags
         if self._closer == tags.key[0]:
             return self._confirm_key(text, pos, after)
-        followers = (tags.key[0], tags.call_end) if self._closer == tags.value_end else (tags.call[0],)
-        rest = text[after : after + max(map(len, followers))]
-        if any(tag and rest.startswith(tag) for tag in followers):
+        followers = self._followers[self._closer == tags.value_end]
+        if text.startswith(followers.tags, after):
             self._end_value()
             if self._closer != tags.value_end:
                 self._end_call(complete=True)
-        elif any(tag.startswith(rest) for tag in followers):
+        elif text[after:] in followers.beginnings:
             self._held = text[after:]
             return len(text)
         else:
@@ -377,7 +382,7 @@ class TaggedCalls(ToolBody):
         self._begin_head(self._first)
 
     def _args(self, json: str) -> None:
-        if self._call is not None:
+        if self._call is not None and json:
             self._out.append(ToolArgs(self._call, json))
 
     def _break(self) -> None:
@@ -386,6 +391,22 @@ class TaggedCalls(ToolBody):
         if raw := "".join(self._raw):
             self._out.append(Malformed("tool_call", raw))
         self._raw.clear()
+
+
+class Followers(NamedTuple):
+    """What may follow a closing tag, and all that any of it may begin with."""
+
+    tags: tuple[str, ...]
+    beginnings: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def _followers(tags: Tags) -> tuple[Followers, Followers]:
+    """Return what may follow the end of a call, and that of a value."""
+    groups = (tags.call[0],), (tags.key[0], tags.call_end)
+    one, two = (tuple(filter(None, group)) for group in groups)
+    begun = [frozenset(tag[:size] for tag in group for size in range(1, len(tag))) for group in (one, two)]
+    return Followers(one, begun[0]), Followers(two, begun[1])
 
 
 @lru_cache(maxsize=64)

@@ -120,13 +120,13 @@ class HarmonyParser(MessagesParser):
 
 
 def _stray(header: str) -> str:
-    """Return the parts of a header that are none: neither its words, nor one name behind a marker."""
+    """Return the parts of a header that are none: no recipient, none of its words, nor one name behind a marker."""
     found = []
     for part in _PART.finditer(header):
         words = [word for word in part[2].split() if not _is_word(word)]
         is_name = part[1] in _NAMED and len(words) == 1 and _NAME.fullmatch(words[0]) is not None
         if words and not is_name:
-            found.append(part[2])
+            found.append(_RECIPIENT.sub("", part[2]))
     return "".join(found)
 
 

@@ -20,12 +20,14 @@ Defined by the tml-renderers package (TMLv0), and by the description of the form
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 
 from dovetail.contracts.reasoning import Messages
 from dovetail.text.layout import Phase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
+_NAME = re.compile(r"\s*[\w.:/\-]+\s*")
 THINKING, CALL, TEXT = "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_text|>"
 NAMED = (CALL, "<|content_invoke_tool_text|>")
 """Whose headers may hold a name."""
@@ -73,7 +75,7 @@ class InklingParser(MessagesParser):
     def explains(self, header: str, written: str) -> bool:
         """Whether a header is empty, or holds one name at the end of a reply that was cut."""
         _, start, name = header.rpartition("<|message_model|>")
-        return len(name.split()) <= (bool(start) and self._is_over)
+        return not name.strip() or (bool(start) and self._is_cut and _NAME.fullmatch(name) is not None)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         if role is Mark.BODY and self._phase is not Phase.OPEN and not self._is_value(role):

@@ -21,6 +21,7 @@ from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Reason
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.layout import Layout, Phase, make_layout
 from dovetail.text.machine import Machine, new_call_id
+from dovetail.text.plain import Plain
 from dovetail.text.tokenizer import Tokenizer
 
 MAX_HEADER = 512
@@ -61,10 +62,12 @@ class MessagesParser(Machine):
     Attributes:
         marks: The format's markers, and what each is for.
         inner: Markers inside calls, which give their text.
+        holds: Characters whose tokens are looked at more closely.
     """
 
     marks: ClassVar[Mapping[str, Mark]]
     inner: ClassVar[tuple[str, ...]] = ()
+    holds: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class MessagesParser(Machine):
         self._header = ""
         """What stands in the header, markers included; `_written` is the model's own part of it."""
         self._written = ""
-        self._between = self._is_over = False
+        self._between = self._is_cut = False
         self._call: int | None = None
         self._body: ToolBody | None = None
         self._arguments = Strings()
@@ -141,8 +144,11 @@ class MessagesParser(Machine):
         if self._phase is Phase.TOOL:
             self._end_call(complete=bool(self._closer) or not cut)
         elif self._phase is Phase.OPEN:
-            self._is_over = True
+            self._is_cut = cut
             self._end_header()
+
+    def _find_passing(self) -> Plain | None:
+        return None if self._phase is Phase.OPEN or self._closer else self._passing_table(self.holds)
 
     def _take(self, role: enum.Enum, marker: str, *, spelled: bool) -> bool:
         """Act on a marker. False: it is literal text here."""
@@ -236,9 +242,10 @@ class MessagesParser(Machine):
         self._header = self._written = ""
         self._between = False
         found = self.read(header, written, marker)
-        if found.stray and not self._priming:
-            self._event(Malformed("header", found.stray))
         self._phase = found.phase
+        is_kept = self._keep_markers and self._phase is Phase.IN  # whole, with the marker
+        if found.stray and not (self._priming or is_kept):
+            self._event(Malformed("header", found.stray))
         if self._phase is Phase.TOOL and (self._priming or not self._reads_calls):
             self._phase = Phase.OUT
         if self._phase is Phase.TOOL:

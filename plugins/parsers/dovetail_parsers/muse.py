@@ -33,6 +33,7 @@ from typing import ClassVar
 
 from dovetail.contracts.reasoning import Messages
 from dovetail.text.layout import Phase
+from dovetail.text.plain import Plain
 from dovetail.text.tagged_calls import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
@@ -42,6 +43,8 @@ _BEGINNINGS = {word[:size] for word in ("assistant", "to=") for size in range(1,
 _TAIL = re.compile(r"(?<=\s)(?:t|to|to=[^\s<]*)\Z")
 _FIRST = r"\A(?s:(?!\bto=[^\s<]).)*"
 """What stands in a header before its recipient."""
+_BEFORE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
+"""What may stand before a recipient."""
 _MAX_TAIL = 256
 _PHASES = {"self": Phase.IN, "developer": Phase.IN, "user": Phase.OUT, "commentary": Phase.OUT}
 
@@ -99,6 +102,7 @@ class MuseParser(MessagesParser):
     """
 
     marks = MARKS
+    holds = _BEFORE + "t"
     unaddressed: ClassVar[Phase] = Phase.OUT
     _tail = ""
     """Text at the end of a message that may be the recipient of the next; `_last` is what stands before it."""
@@ -124,6 +128,9 @@ class MuseParser(MessagesParser):
     def pending_content(self) -> str:
         """Content that is held back only because it may turn out to be a header, or part of a marker."""
         return self._tail + self._held if self._phase is Phase.OUT else ""
+
+    def _find_passing(self) -> Plain | None:
+        return None if self._tail or self._last.isspace() else super()._find_passing()
 
     def _sink(self, text: str) -> None:
         if self._phase is Phase.OPEN or self._priming:

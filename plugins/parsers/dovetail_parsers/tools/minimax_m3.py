@@ -75,8 +75,7 @@ class ElementCalls(ToolBody):
             rest = self._without_half_a_tag(rest)
         self._piece(rest)
         self._end_call()
-        if raw := "".join(self._raw):
-            self._out.append(Malformed("tool_call", raw))
+        self._out += self._noise()
         return self._take_out()
 
     def cut(self) -> list[ToolEvent]:
@@ -92,6 +91,12 @@ class ElementCalls(ToolBody):
         size = next((size for size in range(len(MARK) - 1, 0, -1) if rest.endswith(MARK[:size])), 0)
         return rest[: len(rest) - size]
 
+    def _noise(self) -> list[ToolEvent]:
+        """Return what stands outside of calls."""
+        raw = "".join(self._raw)
+        self._raw.clear()
+        return [Malformed("tool_call", raw)] if raw else []
+
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
         return out
@@ -105,13 +110,12 @@ class ElementCalls(ToolBody):
             self._end_call()
             start = self._new_call(tag[1])
             self._call, self._schema = start.index, self._schemas.get(tag[1])
-            self._stack = [Element("")]
-            self._raw.clear()
-            self._out.append(start)
+            self._stack = [Element("", piece[tag.end() :])]
+            self._out += [*self._noise(), start]
         elif self._call is None:
             self._text(MARK + piece)
         elif tag[1]:
-            self._close(tag[2], piece[tag.end() :])
+            self._close(tag[2], tag[0], piece[tag.end() :])
         else:
             self._stack.append(Element(tag[2], piece[tag.end() :]))
 
@@ -121,23 +125,38 @@ class ElementCalls(ToolBody):
         elif text.strip():
             self._raw.append(text)
 
-    def _close(self, name: str, behind: str) -> None:
+    def _close(self, name: str, tag: str, behind: str) -> None:
+        """Take a closing tag; one of nothing that is open closes what was opened last, and is shown."""
         if name == "invoke":
             self._end_call()
             self._text(behind)
-        elif len(self._stack) > 1:
-            element = self._stack.pop()
-            self._stack[-1].children.append(element)
-            self._stack[-1].text += behind
+            return
+        names = [element.name for element in self._stack[1:]]
+        if name not in names:
+            self._stack[0].text += MARK + tag
+        while len(self._stack) > 1 and self._close_last() != name and name in names:
+            pass
+        self._stack[-1].text += behind
+
+    def _close_last(self) -> str:
+        """Close the element that was opened last. Text beside its children is no part of a value: it is shown."""
+        element = self._stack.pop()
+        self._stack[-1].children.append(element)
+        if element.children and element.text.strip():
+            self._stack[0].text += element.text
+        return element.name
 
     def _end_call(self) -> None:
         if self._call is None:
             return
         while len(self._stack) > 1:
-            self._close("", "")
+            self._close_last()
         root = self._stack[0]
-        found = {child.name: self._value(child, properties_of(self._schema).get(child.name)) for child in root.children}
-        body = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items())
+        known = properties_of(self._schema)
+        body = ", ".join(
+            f"{json.dumps(child.name, ensure_ascii=False)}: {self._value(child, known.get(child.name))}"
+            for child in root.children
+        )
         self._out += [ToolArgs(self._call, "{" + body + "}"), ToolEnd(self._call)]
         if root.text.strip():
             self._out.append(Malformed("tool_call", root.text))
