@@ -108,8 +108,9 @@ MAX_HEAD = 128
 """Characters at the end of a reply that was cut in which the head of a call may stand that is not shown."""
 WRAPPERS = re.compile(
     r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>|call_begin｜>[^<]*<｜tool_sep｜>"
+    r'|"[^"\n]*"\s*:'
 )
-"""A recipient, or a name that stands in a header once more, and the word `function` before a name."""
+"""A recipient, a name that stands in a header once more, the word `function` before a name, and keys beside a call's."""
 WITNESS = "\ue000"
 """Stands in a random text for a word that is found nowhere else."""
 PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", "'", '"', "\\", "find", ",", ";", "assistant", " to=functions.find", "analysis", "```", "\x01", "\r\n", "\u2028"]  # fmt: skip

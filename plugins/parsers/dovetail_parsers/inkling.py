@@ -63,8 +63,9 @@ class InklingParser(MessagesParser):
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""
-        names = 1 if marker in NAMED and header.startswith("<|message_model|>") else 0
-        stray = "" if len(header.rpartition("<|message_model|>")[2].split()) <= names else written
+        _, start, name = header.rpartition("<|message_model|>")
+        is_named = bool(start) and marker in NAMED and _NAME.fullmatch(name) is not None
+        stray = "" if is_named or not name.strip() else written
         if marker == THINKING:
             return Header(Phase.IN, stray=stray)
         tools = self._spec.tools
