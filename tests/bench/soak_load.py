@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import requests
 from batches import start_batch
@@ -17,6 +18,9 @@ MODEL = "dovetail-demo"
 WAIT_S = 300
 NUM_LINES = 20
 """Of a batch: few, because beside interactive requests only one runs at a time."""
+NUM_SCHEMAS = 40
+LONG, AT_ONCE = 400, 8
+"""Tokens of a prompt that fills the cache, and how many of these come at once."""
 GONE = {409, 429, 503}
 """What a client may be told to try again for, while the engine is restarted or the queue is full."""
 TOOLS = [
@@ -98,8 +102,8 @@ class Visit:
     def tool(self) -> None:
         self.send("/v1/chat/completions", self.chat(tools=TOOLS, tool_choice=self.chance.choice(["auto", "required"])))
 
-    def grammar(self) -> None:
-        high = self.chance.randrange(40)
+    def grammar(self, number: int | None = None) -> None:
+        high = self.chance.randrange(NUM_SCHEMAS) if number is None else number
         schema = {"type": "object", "properties": {f"n{high}": {"type": "integer"}}, "required": [f"n{high}"]}
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         self.send("/v1/chat/completions", self.chat(response_format=wanted))
@@ -163,6 +167,23 @@ class Visit:
             if self.probe_text not in (None, text):
                 self.problems.append(f"a greedy request said {text!r}, before {self.probe_text!r}")
             self.probe_text = text
+
+    def fill(self, num_tokens: int) -> None:
+        """Have an engine touch what it may ever hold: all pages of its pool, full steps, every grammar.
+
+        Memory that was reserved counts from its first use, which would look like growth whenever it came.
+        """
+        prompts = [[self.chance.randrange(300, 1500) for _ in range(LONG)] for _ in range(num_tokens // LONG + 1)]
+        bodies = [{"model": MODEL, "prompt": ids, "max_tokens": 8, "ignore_eos": True} for ids in prompts]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda body: self._one("prompt that fills", lambda: self.insist(body)), bodies))
+            list(pool.map(lambda at: self._one("grammar", lambda: self.grammar(at)), range(NUM_SCHEMAS)))
+
+    def insist(self, body: object) -> None:
+        """Send a completion again until it is taken."""
+        deadline = time.monotonic() + WAIT_S
+        while self.send("/v1/completions", body) is None and not self.problems and time.monotonic() < deadline:
+            pass
 
     def batch(self) -> None:
         """A whole batch: every id once."""

@@ -106,13 +106,13 @@ class Case:
 
 
 def fields_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield path and name of every field of every JSON body; where routes share a body, of the first of them."""
-    schemas = dict(document["components"]["schemas"])
+    """Yield path and name of every field of every JSON body."""
+    schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
         content = methods.get("post", {}).get("requestBody", {}).get("content", {})
         if "application/json" in content:
             name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            for field in schemas.pop(name, {}).get("properties", ()):
+            for field in schemas[name].get("properties", ()):
                 yield path, field
 
 

@@ -96,6 +96,7 @@ class EngineCore:
         self.tell: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
         self._arrivals = 0
+        self._known_ids: list[int] = []
         self._ended: list[TokenDelta] = []
         on_cpu = info.device == "cpu"
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
@@ -364,7 +365,7 @@ class EngineCore:
             why = "the prompt is empty"
         elif room < 1:
             why = f"the prompt has {request.num_prompt} tokens, the context length is {self._info.context_len}"
-        elif max(message.prompt_ids) >= self._info.vocab_size or min(message.prompt_ids) < 0:
+        elif not self._knows(message.prompt_ids):
             why = "the prompt holds a token id outside the vocabulary"
         if why is not None:
             self._ended.append(_ending(request, Finish("abort", None, why)))
@@ -378,6 +379,14 @@ class EngineCore:
         elif message.grammar or message.thinking is not None or WordRules.are_in(message.params):
             why = "this engine has no grammar backend"
             self._abort(message.handle, Finish("abort", None, why, "unsupported_parameter"))
+
+    def _knows(self, prompt_ids: list[int]) -> bool:
+        """Whether all ids are in the vocabulary; choices share their prompt's list, which is looked at once."""
+        if prompt_ids is not self._known_ids:
+            if max(prompt_ids) >= self._info.vocab_size or min(prompt_ids) < 0:
+                return False
+            self._known_ids = prompt_ids
+        return True
 
     def _decide_grammars(self) -> None:
         """Let requests go on whose grammars are compiled; end those whose grammars cannot be enforced."""

@@ -15,6 +15,7 @@ from typing import cast
 
 import msgspec
 
+from dovetail.engine.repeats import Writer
 from dovetail.engine.wire import FrameReader, Start, frame
 from dovetail.messages import Failed, FromEngine, ToEngine
 
@@ -46,7 +47,7 @@ class EngineLife:
         self.is_ready = False
         self.failure: Failed | None = None
         self._command, self._start, self._receive = command, start, receive
-        self._encoder = msgspec.msgpack.Encoder()
+        self._requests = Writer()
         self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ended_for: str | None = None
@@ -94,7 +95,7 @@ class EngineLife:
     def send(self, message: ToEngine) -> None:
         """Send one message, unless the engine is gone or not there yet."""
         if self._link is not None:
-            self._link.send(self._encoder.encode(message))
+            self._link.send(self._requests.encode(message))
 
     def kill(self, why: str) -> None:
         """End the process at once, if it has not ended."""
@@ -118,7 +119,7 @@ class EngineLife:
         if self._link is not None:
             return False
         self._link = link
-        link.send(self._encoder.encode(self._start))
+        link.send(msgspec.msgpack.encode(self._start))
         return True
 
     def heard(self, message: FromEngine) -> None:

@@ -90,12 +90,13 @@ class Request:
         """Take a message; `seed` is used if the request brings none."""
         params = message.params
         seed = params.seed if params.seed is not None else message.handle  # a client has set one
-        output = message.output_ids
+        ids, output = array("i", message.prompt_ids), message.output_ids
+        ids.extend(output)
         stops = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
         return cls(
             handle=message.handle,
             rid=message.rid,
-            ids=array("i", message.prompt_ids + output),
+            ids=ids,
             num_prompt=len(message.prompt_ids),
             params=params,
             seed=seed,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.loop import ClosedError
+from dovetail.engine.repeats import Reader
 from dovetail.messages import FromEngine, Starting, ToEngine
 from dovetail.plugins import PluginPlan
 
@@ -107,7 +108,7 @@ class SocketTransport:
         self._socket.connect(str(path))
         self._reader = FrameReader()
         self._frames: list[bytes] = []
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._requests = Reader()
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive_start(self) -> Start:
@@ -133,7 +134,7 @@ class SocketTransport:
         if ready:
             self._read()
         frames, self._frames = self._frames, []
-        return [self._decoder.decode(data) for data in frames]
+        return [self._requests.decode(data) for data in frames]
 
     def send(self, message: FromEngine) -> None:
         """See `Transport.send`."""

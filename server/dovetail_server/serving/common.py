@@ -50,18 +50,18 @@ def choice_rid(rid: str, index: int, num_choices: int) -> str:
 
 def submit_of(
     rid: str,
-    prompt_ids: Sequence[int],
+    prompt_ids: list[int],
     params: SamplingParams,
     index_in_prompt: int,
     priority: int,
     salt: str,
     constraints: Constraints = NONE,
 ) -> Submit:
-    """Build the engine's request of one choice, with the choice's own seed."""
+    """Build the engine's request of one choice, with the choice's own seed. All choices share the prompt's list."""
     params = replace(params, seed=seed_of_choice(params.seed, index_in_prompt))
     return Submit(
         rid=rid,
-        prompt_ids=list(prompt_ids),
+        prompt_ids=prompt_ids,
         params=params,
         priority=priority,
         cache_salt=salt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from dovetail.contracts.reasoning import ContentDelta, Event
 from dovetail.contracts.tools import Malformed
 from dovetail.errors import RequestError
+from dovetail.messages import SamplingParams
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.openai.completions import (
@@ -116,6 +118,7 @@ def prepare(state: ServerState, request: CompletionRequest, model: str, made: Pr
     rules = stop_rules(request)
     prompts = (made or read_prompts(text, request)).prompts
     per_prompt = request.best_of or request.n or 1
+    state.check_choices(len(prompts) * per_prompt)
     is_scoring = request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
     needs_scores = per_prompt > (request.n or 1)
@@ -124,15 +127,20 @@ def prepare(state: ServerState, request: CompletionRequest, model: str, made: Pr
     named = named_ids(request, request.logprobs is not None, text.limits)
     rid = rid_of(request, "cmpl")
     choices: list[Choice] = []
-    for p, prompt in enumerate(prompts):
-        params = sampling_params(
+
+    @cache
+    def params_for(most: int) -> SamplingParams:
+        return sampling_params(
             request,
             text,
-            max_tokens=max_tokens(request, len(prompt.ids), text),
+            max_tokens=most,
             logprobs=logprobs if logprobs is not None else 0 if needs_scores else None,
             prompt_logprobs=logprobs if echoes else prompt_logprobs,
             logprob_token_ids=named,
         )
+
+    for p, prompt in enumerate(prompts):
+        params = params_for(max_tokens(request, len(prompt.ids), text))
         for k in range(per_prompt):
             index = len(choices)
             name = choice_rid(rid, index, len(prompts) * per_prompt)
@@ -249,6 +257,11 @@ async def reply(job: CompletionJob) -> bytes:
     async for steps in job.generation.steps(whole=True):
         for step in steps:
             folds[step.choice.index].take(step)
+    return await job.generation.finished(lambda: full_reply(job, folds))
+
+
+def full_reply(job: CompletionJob, folds: Sequence[ChoiceFold]) -> bytes:
+    """Build the reply; CPU work."""
     n = job.request.n or 1
     kept: list[ChoiceFold] = []
     for p in range(len(job.prompts)):

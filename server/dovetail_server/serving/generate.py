@@ -16,8 +16,9 @@ from dovetail_server.native.generate import Generated, GenerateParams, GenerateR
 from dovetail_server.serving import logprobs as lp
 from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import grammar_of, plain_constraints
+from dovetail_server.serving.grammar import Constraints, grammar_of, plain_constraints
 from dovetail_server.serving.params import (
+    StopRules,
     check_token_ids,
     fit_output,
     num_top,
@@ -99,13 +100,15 @@ def prepare(state: ServerState, request: GenerateRequest, made: Prompts | None =
     text = state.text
     made = made or read_prompts(text, request)
     items = read_items(request, made.prompts, text)
+    state.check_choices(sum(item.params.n or 1 for item in items))
     choices: list[Choice] = []
     folds: list[ItemFold] = []
+    shared: dict[tuple[object, ...], tuple[SamplingParams, StopRules, Constraints]] = {}
     for p, item in enumerate(items):
-        params = engine_params(item, text)
-        rules = stop_rules(item.params)
-        rules["min_tokens"] = params.min_tokens
-        constraints = plain_constraints(item.params, text)
+        key = item_key(item, text)
+        if key not in shared:
+            shared[key] = item_rules(item, text)
+        params, rules, constraints = shared[key]
         count = item.params.n or 1
         for k in range(count):
             submit = submit_of(
@@ -131,6 +134,23 @@ def prepare(state: ServerState, request: GenerateRequest, made: Prompts | None =
             folds.append(ItemFold(choice=choice, item=item, text=text, show_text=show_text))
     generation = Generation(state=state, request_id=items[0].rid, choices=choices)
     return GenerateJob(generation=generation, folds=folds, is_single=not made.is_batch and len(choices) == 1)
+
+
+def item_key(item: Item, text: TextTools) -> tuple[object, ...]:
+    """Return what `item_rules` depends on: most prompts of a batch share all of it."""
+    num_prompt = len(item.prompt.ids)
+    room = text.limits.context_len - num_prompt
+    most = min(room, max(wanted_tokens(item.params) or 0, DEFAULT_MAX_TOKENS))
+    start = item.logprob_start if item.logprob_start < num_prompt else -1
+    return id(item.params), most, item.num_top, start, id(item.named)
+
+
+def item_rules(item: Item, text: TextTools) -> tuple[SamplingParams, StopRules, Constraints]:
+    """Return how an item's text is made, when it ends, and its grammar."""
+    params = engine_params(item, text)
+    rules = stop_rules(item.params)
+    rules["min_tokens"] = params.min_tokens
+    return params, rules, plain_constraints(item.params, text)
 
 
 def engine_params(item: Item, text: TextTools) -> SamplingParams:
@@ -301,7 +321,7 @@ async def reply(job: GenerateJob) -> bytes:
     check_one_done(job.folds)
     if job.is_single:
         return encode(job.folds[0].generated(began, None))
-    return encode([fold.generated(began, None) for fold in job.folds])
+    return await job.generation.finished(lambda: encode([fold.generated(began, None) for fold in job.folds]))
 
 
 def check_one_done(folds: Sequence[ItemFold]) -> None:

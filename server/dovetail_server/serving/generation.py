@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dovetail.server")
 WHOLE_EVERY = 64
 """Tokens that gather for a reply that is sent whole: enough to be cheap, few enough to be quick work at once."""
+AT_ONCE = 64
+"""Choices that are submitted, or folded into a reply, before others have their turn on the event loop; and how many of
+a request wait in the engine beside those that it can run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,6 +210,10 @@ class Generation:
             self.state.release(admitted)
             self._tell_end()
 
+    async def finished(self, make: Callable[[], bytes]) -> bytes:
+        """Return the reply that `make` builds of the choices, without holding others up."""
+        return make() if len(self.choices) <= AT_ONCE else await asyncio.to_thread(make)
+
     def _deltas(self, choice: Choice, live: Live, whole: bool) -> TokenStream:
         """Submit one choice. Closing what is returned aborts the request if it still runs."""
         every = self.state.settings.stream_interval
@@ -225,15 +232,29 @@ class Generation:
         return step
 
     async def _many(self, admitted: Sequence[Live], whole: bool) -> AsyncGenerator[list[Step], None]:
+        """Run the choices side by side: as many as keep the engine busy, so that a round of the loop stays short."""
         taken = asyncio.Event()
         queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
-        streams = [self._deltas(choice, live, whole) for choice, live in zip(self.choices, admitted, strict=True)]
-        tasks = [
-            asyncio.create_task(self._pump(choice, stream, queue, taken))
-            for choice, stream in zip(self.choices, streams, strict=True)
-        ]
+        waiting = zip(self.choices, admitted, strict=True)
+        tasks: list[asyncio.Task[None]] = []
+
+        async def run_some() -> None:
+            try:
+                for choice, live in waiting:
+                    await self._pump(choice, self._deltas(choice, live, whole), queue, taken)
+            except Exception as error:
+                # Whatever it is, the request's own task is to raise it.
+                queue.put_nowait(error)
+
+        async def begin() -> None:
+            for at in range(min(len(self.choices), self.state.engine.info.max_running_requests + AT_ONCE)):
+                if at and at % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                tasks.append(asyncio.create_task(run_some()))
+
+        tasks.append(asyncio.create_task(begin()))
         try:
-            open_choices = len(tasks)
+            open_choices = len(self.choices)
             while open_choices:
                 items = [await queue.get()]
                 while not queue.empty():
@@ -256,17 +277,13 @@ class Generation:
         self, choice: Choice, stream: TokenStream, queue: asyncio.Queue[Step | Exception], taken: asyncio.Event
     ) -> None:
         """Put a choice's steps into the queue, one or two at a time: more of it gathers in its stream."""
-        try:
-            async with aclosing(stream) as deltas:
-                async for delta in deltas:
-                    step = await self._accept(choice, delta)
-                    queue.put_nowait(step)
-                    if step.is_last:
-                        return
-                    await taken.wait()
-        except Exception as error:
-            # Whatever it is, the request's own task is to raise it.
-            queue.put_nowait(error)
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                step = await self._accept(choice, delta)
+                queue.put_nowait(step)
+                if step.is_last:
+                    return
+                await taken.wait()
 
     def _tell_end(self) -> None:
         if self.pace is not None:

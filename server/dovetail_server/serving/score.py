@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,11 @@ async def reply(job: ScoreJob) -> bytes:
                 check_not_aborted(step.choice)
             for row in step.logprobs:
                 rows[step.choice.index] = row
+    return await job.generation.finished(lambda: full_reply(job, rows))
+
+
+def full_reply(job: ScoreJob, rows: Mapping[int, TokenLogprob]) -> bytes:
+    """Build the reply; CPU work."""
     found = [[item.logprob for item in rows[choice.index].named] for choice in job.generation.choices]
     request, usage = job.request, usage_of(job.generation.choices)
     scores = [softmax(row, request.temperature or 1.0) for row in found] if request.apply_softmax else None
