@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import requests
@@ -18,9 +18,11 @@ from test_service import ENDLESS, outlines_step, settle
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.cache import Enforced, Refused
+from dovetail.grammar.pool import ChildTimeoutError
 from dovetail.grammar.queue import FairQueue
 from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
 Make = Callable[..., GrammarService]
@@ -101,6 +103,24 @@ def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) ->
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Enforced)
     assert outcome.step == 3
+
+
+def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any JSON takes next to no time, so it is enforced also where the ways before have left none."""
+    service = make_service(1.0)
+    settle(service, service.request((json_step({"type": "null"}),)))
+    asked: list[GrammarStep] = []
+
+    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+        asked.append(step)
+        time.sleep(max(0.0, service._timeout_s + 0.1))
+        raise ChildTimeoutError
+
+    monkeypatch.setattr(service._compiler, "outside", outside)
+    slow = json_step({"type": "integer", "multipleOf": 5_000_011})
+    outcome = settle(service, service.request((slow, json_step({"type": "integer"}))))
+    assert isinstance(outcome, Enforced)
+    assert (outcome.step, asked) == (1, [slow])
 
 
 def test_waiting_counts(make_service: Make) -> None:

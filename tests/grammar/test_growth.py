@@ -25,6 +25,12 @@ def chain(num: int) -> Any:
     return {"$ref": "#/$defs/d0", "$defs": {**parts, f"d{num}": {}}}
 
 
+def differing(num: int) -> Any:
+    given = chain(num)
+    given["$defs"][f"d{num}"] = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    return given
+
+
 def same_names(num: int) -> Any:
     parts = {f"d{i}": {"properties": {"x": {"type": "string"}}} for i in range(num)}
     return {"properties": {f"p{i}": {"$ref": f"#/$defs/d{i}/properties/x"} for i in range(num)}, "$defs": parts}
@@ -58,6 +64,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
     "patterns": same("pattern", '^(?!aws:)[^"]+$'),
     "negations": same("not", {"enum": [1, 2]}),
     "conditions": lambda num: {"allOf": [{"if": {"required": [f"a{i}"]}, "then": {}} for i in range(num)]},
+    "differing items behind references": differing,
     "unique": lambda num: {"items": {"enum": list(range(num))}, "uniqueItems": True},
     "counts": lambda num: {"properties": {f"p{i}": {} for i in range(num)}, "minProperties": 1, "maxProperties": num},
     "dependents": lambda num: {"dependentRequired": {f"p{i}": [f"p{i + 1}"] for i in range(num)}},

@@ -19,6 +19,8 @@ from dovetail.errors import RequestError
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import Route, Router
 from dovetail.grammar.trial import try_out
+from dovetail.grammar.unique import UniqueGrammar
+from dovetail.grammar.unique.tokens import TokenTexts
 from dovetail.grammar.weaken import weaken
 from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
@@ -65,9 +67,13 @@ class Enforced:
                 try_out(made, vocabulary)
                 return made
 
+            def watched(made: CompiledGrammar, unique: str = way.step.unique) -> CompiledGrammar:
+                return UniqueGrammar(made, json.loads(unique), TokenTexts(vocabulary)) if unique else made
+
             try:
                 spec, until = spec_of(way.step), time.monotonic() + 60
-                self.grammar, left_out = weaken(spec, compiled, until) if way.step.weaken else (compiled(spec), ())
+                made, left_out = weaken(spec, compiled, until) if way.step.weaken else (compiled(spec), ())
+                self.grammar = watched(made)
             except RequestError as error:
                 self.errors.append(error.message)
                 continue

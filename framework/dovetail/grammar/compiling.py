@@ -5,6 +5,7 @@ What comes back from such a process is loaded here only if the process, which ha
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
+from dovetail.grammar.unique import UniqueGrammar
+from dovetail.grammar.unique.tokens import TokenTexts
 from dovetail.grammar.vocabulary import pack
 from dovetail.grammar.weaken import without
 from dovetail.grammar.wire import ChildJob, ChildReply, ChildStart, spec_of
@@ -63,6 +66,7 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._pool: ChildPool | None = None
+        self._texts: TokenTexts | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -105,7 +109,8 @@ class Compiler:
         """
         backend = self.backend(step.backend)
         result = backend.compile(spec_of(step), self._limits)
-        return Compiled(backend.load(result) if isinstance(result, bytes) else result, backend)
+        made = backend.load(result) if isinstance(result, bytes) else result
+        return Compiled(self._watched(step, made), backend)
 
     def outside(self, step: GrammarStep, deadline: float) -> Compiled:
         """Compile in a process of its own, and load the result here.
@@ -127,7 +132,18 @@ class Compiler:
             source = without(step.kind, step.source, reply.ignored)
             again = self.inline(msgspec.structs.replace(step, source=source))
             return Compiled(again.grammar, backend, reply.load_bytes, reply.ignored)
-        return Compiled(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)
+        made = self._watched(step, backend.load(reply.blob))
+        return Compiled(made, backend, reply.load_bytes, reply.ignored)
+
+    def _watched(self, step: GrammarStep, grammar: CompiledGrammar) -> CompiledGrammar:
+        """Have items of arrays watched over that the backend does not know to differ."""
+        if not step.unique:
+            return grammar
+        vocabulary = self.vocabulary()
+        with self._making:
+            if self._texts is None:
+                self._texts = TokenTexts(vocabulary)
+        return UniqueGrammar(grammar, json.loads(step.unique), self._texts)
 
     def warm_up(self) -> None:
         """Start the process that others are forked from."""

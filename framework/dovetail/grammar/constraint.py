@@ -9,6 +9,7 @@ import numpy as np
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
 from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
+from dovetail.grammar.unique import UniqueMatcher
 from dovetail.grammar.words import WordRules
 
 MAX_ROWS = 64
@@ -95,11 +96,11 @@ class Constraint:
 
     @property
     def matching(self) -> GrammarMatcher | None:
-        """The matcher, where its own mask is needed for the next token."""
+        """The backend's matcher, where its own mask is needed for the next token."""
         gate = self.gate
         if gate is not None and not gate.whole and (gate.free or gate.only is not None):
             return None
-        return self.matcher
+        return self.matcher.inner if isinstance(self.matcher, UniqueMatcher) else self.matcher
 
     def fill(self, row: Words, matched: bool) -> bool:
         """Complete a row of the mask; False: everything is allowed.
@@ -122,6 +123,8 @@ class Constraint:
         """As `fill`, without the rules for words."""
         gate, sets = self.gate, self._sets
         self.was_forced = False
+        if matched and isinstance(self.matcher, UniqueMatcher):
+            self.matcher.narrow(row)
         if gate is not None:
             only = gate.only
             # A grammar of the whole reply may be in the middle of a character, which it wants to be finished first.
@@ -143,9 +146,10 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """Return the tokens that must follow by the grammar, as far as it is known which."""
-        matcher = self.matching
+        matcher = self.matcher
         if (
             matcher is None
+            or self.matching is None
             or self.rules is not None
             or self._lead
             or (self.gate is not None and self.gate.offered is not None)

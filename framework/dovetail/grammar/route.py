@@ -24,6 +24,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
 from dovetail.grammar.normal import Normal, normalize
+from dovetail.grammar.unique import unique_places
 from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
 from dovetail.messages import GrammarStep
@@ -120,6 +121,7 @@ class Weakened:
         annotations: Places that say nothing to a validator.
         normal: What it was made of.
         reason: Why the backend cannot enforce it at all; empty where it can.
+        unique: Where items of arrays differ, which is enforced beside the backend; empty for nowhere.
     """
 
     schema: Any
@@ -127,24 +129,38 @@ class Weakened:
     annotations: tuple[str, ...]
     normal: Normal
     reason: str = ""
+    unique: str = ""
 
 
-def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec) -> Weakened:
-    """Leave out of a schema what a backend says that it refuses."""
+def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False) -> Weakened:
+    """Leave out of a schema what a backend says that it refuses.
+
+    Args:
+        backend: It.
+        normal: The schema.
+        spec: What else is asked for.
+        is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
+    """
     found, ignored = normal.schema, list(normal.dropped)
+    watched, places = unique_places(found) if is_whole else (None, frozenset())
+    unique = ""
     support = Support.full()
     for _ in range(MAX_ROUNDS):
         support = backend.supports(replace(spec, kind=Kind.JSON, source=json.dumps(found, ensure_ascii=False)))
         if support.level is SupportLevel.NONE:
             return Weakened(found, tuple(ignored), (), normal, support.reason)
+        gone = set(support.refused)
         if support.level is SupportLevel.APPROXIMATE:
-            ignored += [normal.place(place) for place in support.ignored]
-        if not support.refused:
+            mended = places.intersection(support.ignored)
+            unique = json.dumps(watched, ensure_ascii=False) if mended else unique
+            ignored += [normal.place(place) for place in support.ignored if place not in mended]
+            gone |= mended
+        if not gone:
             break
         # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
-        found = leave_out(found, support.refused)
-    annotations = support.ignored if support.level is SupportLevel.FULL else ()
-    return Weakened(found, tuple(dict.fromkeys(ignored)), tuple(normal.place(place) for place in annotations), normal)
+        found = leave_out(found, gone)
+    annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
+    return Weakened(found, tuple(dict.fromkeys(ignored)), annotations, normal, unique=unique)
 
 
 class Router:
@@ -216,7 +232,7 @@ class Router:
 
     def _route_schema(self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]]) -> Route:
         normal = normalize(schema.parse(spec.source))
-        found = [(name, weakened(backend, normal, spec)) for name, backend in able]
+        found = [(name, weakened(backend, normal, spec, is_whole=True)) for name, backend in able]
         possible = [(name, item) for name, item in found if not item.reason]
         full = [(name, item) for name, item in possible if not item.ignored]
         if spec.strict and self.strict_schema:
@@ -314,7 +330,7 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
 def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
     source = json.dumps(item.schema, ensure_ascii=False)
-    step = step_of(name, replace(spec, source=source), weaken=weaken)
+    step = step_of(name, replace(spec, source=source), weaken=weaken, unique=item.unique)
     return Way(step, enforcement, item.ignored or item.annotations, item.normal)
 
 

@@ -25,6 +25,7 @@ from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.pool import ChildDiedError, ChildTimeoutError
 from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.unique import UniqueGrammar
 from dovetail.grammar.weaken import is_weakenable
 from dovetail.grammar.wire import spec_of, step_of
 from dovetail.messages import GrammarStep
@@ -307,7 +308,7 @@ class GrammarService:
         """Try the ways that are left; not `outside`, up to the first that needs a process."""
         while job.index < len(job.steps):
             now = time.monotonic()
-            if now >= job.deadline or job.ticket.num_claims <= 0:
+            if job.ticket.num_claims <= 0 or (now >= job.deadline and not self._has_grace(job)):
                 break
             step = job.steps[job.index]
             if job.index < len(job.steps) - 1 and (
@@ -340,19 +341,27 @@ class GrammarService:
 
     def _compile(self, job: Job, step: GrammarStep, now: float, *, outside: bool) -> Compiled | None:
         """Compile one way; None where that has to be done outside, and is not."""
-        if not outside:
-            if not self._compiler.backend(step.backend).inline(spec_of(step)):
+        is_last = job.index == len(job.steps) - 1
+        if not outside or (is_last and self._is_inline(step)):
+            if not self._is_inline(step):
                 return None
             job.began = job.began or now
             try:
                 return self._compiler.inline(step)
             except RequestError as error:
-                if step.weaken and is_weakenable(error.code, error.message):
+                if not outside and step.weaken and is_weakenable(error.code, error.message):
                     return None  # finding out what to leave out takes many compilations
                 raise
         job.began = job.began or now
-        is_last = job.index == len(job.steps) - 1
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
+
+    def _is_inline(self, step: GrammarStep) -> bool:
+        return self._compiler.backend(step.backend).inline(spec_of(step))
+
+    def _has_grace(self, job: Job) -> bool:
+        """Whether the ways before took all the time, and the last one takes next to none: then it is still tried."""
+        is_ours = job.began is not None and job.began < (job.asked + job.deadline) / 2
+        return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
 
     def _why_not(self, job: Job) -> Refused:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
@@ -380,7 +389,8 @@ class GrammarService:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
         time.sleep(VISIT_PAUSE_S)
         try:
-            outcome.backend.warm_up(outcome.compiled, VISIT_S)
+            made = outcome.compiled
+            outcome.backend.warm_up(made.inner if isinstance(made, UniqueGrammar) else made, VISIT_S)
         except Exception:
             # The grammar works without; the log is the only place to say it.
             logger.exception("preparing a grammar failed")

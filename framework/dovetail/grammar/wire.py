@@ -71,7 +71,7 @@ def spec_of(step: GrammarStep) -> GrammarSpec:
     )
 
 
-def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False) -> GrammarStep:
+def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False, unique: str = "") -> GrammarStep:
     """Return a spec as data, for the backend of this name."""
     return GrammarStep(
         backend=backend,
@@ -80,4 +80,5 @@ def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False) -> Grammar
         max_whitespace=spec.max_whitespace,
         whitespace=spec.whitespace,
         weaken=weaken,
+        unique=unique,
     )

@@ -19,6 +19,8 @@ class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     whitespace: str | None = None
     weaken: bool = False
     """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
+    unique: str = ""
+    """Where items of arrays differ, which `source` does not say: see `dovetail.grammar.unique`; empty for nowhere."""
 
 
 class Marker(msgspec.Struct, frozen=True):

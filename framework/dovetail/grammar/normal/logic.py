@@ -193,6 +193,13 @@ def is_same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+def has_repeats(values: Any) -> bool:
+    """Whether a value is an array with two equal items."""
+    if not isinstance(values, list):
+        return False
+    return any(is_same(one, two) for i, one in enumerate(values) for two in values[:i])
+
+
 def types_of_value(value: Any) -> frozenset[str]:
     """Return the names of the types that a value has: a whole number is an integer and a number."""
     if isinstance(value, bool):

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.grammar import schema
 from dovetail.grammar.normal import counts
-from dovetail.grammar.normal.logic import Logic, all_of, any_of, types_of_value
+from dovetail.grammar.normal.logic import Logic, all_of, any_of, has_repeats, types_of_value
 from dovetail.grammar.normal.nodes import Place, kinds_of, matches
 
 Node = dict[str, Any]
@@ -210,14 +210,21 @@ class Rewriter:
         if node.get("maxItems", 2) <= 1:
             del node["uniqueItems"]
             return
+        if "enum" in node:
+            node["enum"] = [value for value in node["enum"] if not has_repeats(value)]
+            del node["uniqueItems"]
+            return
         items = self._logic.followed(node.get("items"))
-        if not isinstance(items, dict) or {"prefixItems", "contains", "const", "enum"} & set(node):
+        if not isinstance(items, dict) or {"prefixItems", "contains", "const"} & set(node):
             return
         values = [False, True] if items == {"type": "boolean"} else items.get("enum")
-        if values is None or set(items) - {"enum", "type"}:
+        if values is None:
             return
         if "type" in items:
             values = [value for value in values if types_of_value(value) & kinds_of(items)]
+        node["maxItems"] = min(node.get("maxItems", len(values)), len(values))
+        if set(items) - {"enum", "type"}:
+            return
         low, high = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
         if sum(perm(len(values), size) for size in range(low, high + 1)) > MAX_LISTS:
             return
