@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dovetail.engine.repeats import Reader, Writer
+from dovetail.engine.repeats import OWN, Likewise, Reader, Writer, is_alike
 from dovetail.messages import Abort, Control, GrammarStep, SamplingParams, Submit, ToEngine
 
 LONG = 100_000
@@ -43,6 +43,19 @@ def test_prompts_of_a_request_send_their_parameters_once() -> None:
     arrived, size = sent(many)
     assert arrived == many
     assert size < 1000 * 200
+
+
+@pytest.mark.parametrize("name", sorted({*Submit.__struct_fields__, *SamplingParams.__struct_fields__} - {"params"}))
+def test_no_field_is_taken_from_the_request_before(name: str) -> None:
+    """Whatever one field of a choice is, it arrives."""
+    first, second = choices(2, [1, 2])
+    other: object = object()
+    if name in Submit.__struct_fields__:
+        changed = replace(second, **{name: other})
+        assert not is_alike(first, changed) or name in Likewise.__struct_fields__
+    else:
+        changed = replace(second, params=replace(second.params, **{name: other}))
+        assert not is_alike(first, changed) or name in OWN
 
 
 def test_what_is_equal_by_chance_arrives_whole() -> None:

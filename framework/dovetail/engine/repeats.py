@@ -14,7 +14,6 @@ from dovetail.messages import Abort, Control, SamplingParams, Submit, ToEngine
 OWN = frozenset({"seed", "max_tokens"})
 """Parameters that differ between choices."""
 SHARED_PARAMS = tuple(name for name in SamplingParams.__struct_fields__ if name not in OWN)
-SHARED = ("priority", "cache_salt", "owner", "grammar", "thinking")
 
 
 class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -45,6 +44,9 @@ class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
             grammar_step=self.grammar_step,
             again=self.again,
         )
+
+
+SHARED = tuple(sorted(set(Submit.__struct_fields__) - set(Likewise.__struct_fields__) - {"params"}))
 
 
 def is_alike(one: Submit, other: Submit) -> bool:
