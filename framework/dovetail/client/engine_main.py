@@ -12,6 +12,7 @@ import msgspec
 
 from dovetail import log
 from dovetail.engine.loop import ClosedError, run_loop
+from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.errors import ConfigError
 from dovetail.messages import Failed, Ready
@@ -68,7 +69,8 @@ def serve(transport: SocketTransport, start: Start) -> None:
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         if core.grammars is not None:
             core.grammars.service.warm_up()
-        run_loop(core, transport)
+        with StandstillWatch(start.plan, start.hang_s, lambda: core.step_count, lambda: core.has_work):
+            run_loop(core, transport)
 
 
 if __name__ == "__main__":

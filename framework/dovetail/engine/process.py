@@ -64,8 +64,10 @@ class ProcessClient(StreamClient):
         """Arguments of the interpreter, before the path of the socket."""
         names = EngineSettings.model_fields
         plain = EngineSettings.model_validate({name: getattr(settings, name) for name in names})
-        self._start_message = Start(settings=plain.model_dump(mode="json"), plan=plan, log_level=log_level)
         self._restarts = restarts or Restarts()
+        self._start_message = Start(
+            settings=plain.model_dump(mode="json"), plan=plan, log_level=log_level, hang_s=self._restarts.hang_s
+        )
         self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
         self._tasks = Supervisor()
         self._life: EngineLife | None = None

@@ -32,6 +32,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     settings: dict[str, Any]
     plan: PluginPlan
     log_level: str
+    hang_s: float
+    """After so long without a step a busy engine is ended."""
 
 
 def frame(payload: bytes) -> bytes:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from types import FrameType
 from typing import Any
 
 from dovetail.errors import DovetailError, PluginError
@@ -160,13 +161,20 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
 def _innermost(error: BaseException, plan: PluginPlan) -> tuple[PlannedPlugin, str] | None:
     """Return the plugin whose code is nearest to where an exception was raised, and the function's name."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
+    found = nearest_plugin(frames[::-1], plan)
+    return None if found is None else (found[0], found[1].f_code.co_qualname)
+
+
+def nearest_plugin(frames: Sequence[FrameType], plan: PluginPlan) -> tuple[PlannedPlugin, FrameType] | None:
+    """Return the first of some frames that is a plugin's code, and whose: its own module's, or else its package's."""
+    modules = {planned.target.partition(":")[0]: planned for planned in reversed(plan.plugins)}  # the first counts
+    tops = {planned.target.partition(".")[0].partition(":")[0]: planned for planned in reversed(plan.plugins)}
+    for frame in frames:
         home = str(frame.f_globals.get("__name__", ""))
-        for planned in plan.plugins:
-            module = planned.target.partition(":")[0]
-            top = module.partition(".")[0]
-            if home == module or (home.partition(".")[0] == top and top not in CORE):
-                return planned, frame.f_code.co_qualname
+        top = home.partition(".")[0]
+        planned = modules.get(home) or (None if top in CORE else tops.get(top))
+        if planned is not None:
+            return planned, frame
     return None
 
 
