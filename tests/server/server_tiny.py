@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken
@@ -31,15 +32,15 @@ TEMPLATE = """\
 {% endif %}{% endif %}"""
 
 
-def write_model(folder: Path, **config: object) -> Path:
-    """Write a model folder without weights."""
+def write_model(folder: Path, *, more: Sequence[str] = (), **config: object) -> Path:
+    """Write a model folder without weights; its tokenizer has `more` tokens beside its own."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(ByteLevel.alphabet())
     backend = Backend(BPE({char: i for i, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = ByteLevelDecoder()
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKERS])
+    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in (*MARKERS, *more)])
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from dovetail.errors import RequestError
+from dovetail.text.fill_in import Infill
 from dovetail.text.tokenizer_files import TokenizerFiles, load_backend
 from dovetail.text.vocabulary import VocabularyBytes
 
@@ -70,6 +71,7 @@ class Tokenizer:
             sets them; `do_sample: false` gives temperature 0.
         adds_bos: Whether raw text gets a BOS token in front.
         strips_leading_space: Whether a text decoded from its start loses one leading space (sentencepiece).
+        fill_in: How the model is asked for what stands between two texts; None: it was not trained for it.
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
         bytes_table: Bytes of a token by id. For hot loops.
         plain: Tables of `dovetail.text.plain`, by what they are for.
@@ -81,6 +83,7 @@ class Tokenizer:
         self._add_configured_tokens(files.tokenizer_config.get("added_tokens_decoder") or {})
         added = backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
+        self.fill_in = Infill.of_tokens(self.added_tokens)
         self.special_tokens: Mapping[str, str] = files.special_tokens()
         named = {*self.special_tokens.values(), *files.extra_special_tokens()}
         self.special_ids = frozenset(

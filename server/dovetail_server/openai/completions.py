@@ -35,7 +35,7 @@ class CompletionRequest(SamplingFields, PromptFields, ServiceFields, GrammarFiel
         | Annotated[list[TokenIds], Field(min_length=1, max_length=4096)],
         PASS_KNOWN_IDS,
     ]
-    suffix: Text | None = Field(None, description="Not supported.")
+    suffix: Text | None = Field(None, description="Write what stands between the prompt and this text.")
     echo: bool | None = Field(None, description="Put the prompt before the completion.")
     best_of: int | None = Field(
         None, ge=0, le=128, description="Generate so many, return the `n` most likely; 0 is off."

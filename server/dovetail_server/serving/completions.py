@@ -8,13 +8,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dovetail.contracts.reasoning import ContentDelta, Event
 from dovetail.contracts.tools import Malformed
 from dovetail.errors import RequestError
 from dovetail.messages import SamplingParams
 from dovetail.text.stream import OutputStream
-from dovetail_server import errors
 from dovetail_server.openai.completions import (
     Completion,
     CompletionChoice,
@@ -34,6 +34,7 @@ from dovetail_server.serving.common import (
     usage_of,
     usage_wishes,
 )
+from dovetail_server.serving.fill_in import fill_in_of, read_between
 from dovetail_server.serving.generation import Choice, Generation, Step
 from dovetail_server.serving.grammar import grammar_of, plain_constraints
 from dovetail_server.serving.params import (
@@ -82,7 +83,11 @@ def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
     check(request)
     grammar_of(request)  # refused here, where large ones do not hold others up
     special = request.add_special_tokens is not False
-    prompts = read_each(request.prompt, text, "prompt", has_echo=bool(request.echo), special=special)
+    fill_in = fill_in_of(request, text)
+    if fill_in is not None:
+        prompts = read_between(request, text, fill_in, special=special)
+    else:
+        prompts = read_each(request.prompt, text, "prompt", has_echo=bool(request.echo), special=special)
     if request.truncate_prompt_tokens:
         prompts = [cut(prompt, request, text) for prompt in prompts]
     for prompt in prompts:
@@ -125,12 +130,12 @@ def prepare(state: ServerState, request: CompletionRequest, model: str, made: Pr
     logprobs = num_top(request.logprobs, text.limits, "logprobs")
     prompt_logprobs = num_top(request.prompt_logprobs, text.limits, "prompt_logprobs")
     named = named_ids(request, request.logprobs is not None, text.limits)
-    rid = rid_of(request, "cmpl")
+    rid, fill_in = rid_of(request, "cmpl"), fill_in_of(request, text)
     choices: list[Choice] = []
 
     @cache
     def params_for(most: int) -> SamplingParams:
-        return sampling_params(
+        params = sampling_params(
             request,
             text,
             max_tokens=most,
@@ -138,6 +143,8 @@ def prepare(state: ServerState, request: CompletionRequest, model: str, made: Pr
             prompt_logprobs=logprobs if echoes else prompt_logprobs,
             logprob_token_ids=named,
         )
+        ends = () if fill_in is None else fill_in.stop_ids
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *ends)) if ends else params
 
     for p, prompt in enumerate(prompts):
         params = params_for(max_tokens(request, len(prompt.ids), text))
@@ -168,8 +175,6 @@ def prepare(state: ServerState, request: CompletionRequest, model: str, made: Pr
 def check(request: CompletionRequest) -> None:
     """Refuse what is not supported or does not fit together."""
     refuse_stream_mix(request, request.prompt_logprobs)
-    if request.suffix:
-        raise errors.unsupported("suffix", "this model has no fill-in-the-middle template")
     n, best_of = request.n or 1, request.best_of or None
     if best_of is not None and best_of < n:
         raise RequestError(f"best_of is {best_of}, below n, which is {n}", param="best_of", code="invalid_value")
