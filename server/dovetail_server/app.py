@@ -45,6 +45,7 @@ from dovetail_server.routes import (
     render,
     responses,
     score,
+    stored_completions,
     tokens,
 )
 from dovetail_server.state import ServerState
@@ -76,6 +77,7 @@ def create_app(state: ServerState) -> FastAPI:
     for family in (
         render,
         chat,
+        stored_completions,
         completions,
         responses,
         message_batches,

@@ -46,6 +46,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
+    "/v1/chat/completions/{completion_id}": {"Other metadata": {"metadata": {"topic": "geography"}}},
     "/v1/completions": {
         "A text to continue": {"model": "$model", "prompt": "The capital of France is", "max_tokens": 8},
         "Two prompts, with log probabilities": {

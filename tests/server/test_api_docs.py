@@ -19,6 +19,7 @@ SECTIONS = {
     "/v1/responses/render": ("Responses",),
     "/v1/messages/render": ("Messages",),
     "/v1/chat/completions": ("Chat completions",),
+    "/v1/chat/completions/{completion_id}": ("Chat completions",),
     "/v1/completions": ("Completions", "Chat completions"),
     "/v1/responses": ("Responses",),
     "/v1/responses/input_tokens": ("Responses",),

@@ -188,6 +188,15 @@ FAMILIES: dict[str, list[Ask]] = {
         get("wrong method", "/v1/completions"),
         post("no JSON", "/v1/chat/completions", "{"),
     ],
+    "stored": [
+        post("keep", "/v1/chat/completions", {**CHAT, "store": True, "metadata": {"a": "b"}}, save="kept"),
+        get("kept", "/v1/chat/completions/{kept}"),
+        get("its messages", "/v1/chat/completions/{kept}/messages"),
+        post("other metadata", "/v1/chat/completions/{kept}", {"metadata": {"c": "d"}}),
+        get("list", "/v1/chat/completions?metadata[c]=d"),
+        Ask("delete", "DELETE", "/v1/chat/completions/{kept}"),
+        get("gone", "/v1/chat/completions/{kept}"),
+    ],
 }
 
 

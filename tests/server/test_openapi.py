@@ -37,6 +37,8 @@ ROUTES = {
     "/v1/batches/{batch_id}": {"get"},
     "/v1/batches/{batch_id}/cancel": {"post"},
     "/v1/chat/completions": {"get", "post"},
+    "/v1/chat/completions/{completion_id}": {"get", "post", "delete"},
+    "/v1/chat/completions/{completion_id}/messages": {"get"},
     "/v1/tokenize": {"post"},
     "/v1/detokenize": {"post"},
     "/tokenizer_info": {"get"},

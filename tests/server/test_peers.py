@@ -133,7 +133,7 @@ def test_a_route_of_a_peer_that_is_not_served_says_why(harness: Harness) -> None
         "/v1/audio/transcriptions": "text only",
         "/update_weights_from_disk": "restart",
         "/dumper/x": "GET /metrics",
-        "/v1/chat/completions/chatcmpl-1": "/v1/responses",
+        "/v1/chat/completions/batch": "several requests",
     }.items():
         reply = harness.post(path, {})
         body = reply.json()["error"]

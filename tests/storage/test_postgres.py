@@ -173,6 +173,23 @@ def test_responses_are_shared_by_servers(postgres: Postgres, make_harness: Calla
     two.eventually(lambda: two.get(f"/v1/responses/{first['id']}").status_code == 404)
 
 
+def test_chat_completions_are_shared_by_servers(
+    postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What one server stored another lists by metadata, changes, deletes, and gives up in order of age."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "max_stored_responses": 3}
+    one, two = make_harness(**options), make_harness(**options)
+    body = {"messages": [{"role": "user", "content": "hi"}], "store": True}
+    url = "/v1/chat/completions"
+    ids = [one.post(url, {**body, "metadata": {"n é": str(at)}}).json()["id"] for at in range(3)]
+    assert [item["id"] for item in two.get(f"{url}?metadata[n é]=1").json()["data"]] == [ids[1]]
+    assert two.post(f"{url}/{ids[1]}", {"metadata": {"a": "b"}}).json()["metadata"] == {"a": "b"}
+    assert one.get(f"{url}?metadata[n é]=1").json()["data"] == []
+    assert two.http.delete(f"{two.base}{url}/{ids[2]}").status_code == 200
+    newer = [two.post(url, body).json()["id"] for _ in range(2)]
+    assert [item["id"] for item in one.get(url).json()["data"]] == [ids[1], *newer]
+
+
 def test_an_unreachable_database_leaves_responses_answered(
     postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path
 ) -> None:

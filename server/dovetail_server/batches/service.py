@@ -24,6 +24,7 @@ from dovetail_server.errors import ServiceError
 from dovetail_server.openai.batches import Batch, BatchRequest
 from dovetail_server.responses.background import Background
 from dovetail_server.responses.store import ResponseStore
+from dovetail_server.storage.completions import CompletionStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
 from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import Layout, storage_folder
@@ -56,6 +57,7 @@ class BatchService:
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
         self.care = self.runner.care = Care(state, self.batches, self.settler, self.runner)
         self.responses = ResponseStore(settings, database, self.owner, state.tasks)
+        self.completions = CompletionStore(settings, database)
         self.background = Background(state.tasks)
         self._tasks = state.tasks
         self._services: list[Service] = []
@@ -156,6 +158,7 @@ class BatchService:
         """Remove what has expired, what is too much, and what others left."""
         await self.files.sweep()
         await self.responses.trim()
+        await self.completions.trim()
         await self.settler.remove_left()
         await self.responses.end_lost(self.background.ids())
 

@@ -13,6 +13,7 @@ from dovetail_server.openai.common import (
     FinishReason,
     FreeForm,
     GrammarFields,
+    Metadata,
     Name,
     PromptFields,
     PromptLogprobs,
@@ -214,13 +215,29 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Of a stored one."""
+
+
+class CompletionUpdate(RequestModel):
+    """Body of `POST /v1/chat/completions/{id}`: what stands in the place of a stored completion's metadata."""
+
+    metadata: Metadata | None
+
+
+class CompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of `DELETE /v1/chat/completions/{id}`."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: bool = True
 
 
 class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /v1/chat/completions`: none, for completions are not stored; responses are."""
+    """Reply of `GET /v1/chat/completions`: stored completions, each with its metadata."""
 
     object: Literal["list"] = "list"
     data: list[ChatCompletion] = []
-    first_id: None = None
-    last_id: None = None
+    first_id: str | None = None
+    last_id: str | None = None
     has_more: bool = False

@@ -32,6 +32,7 @@ Top = Annotated[
     Field(ge=-1, le=MAX_TOKEN_ID, description="Up to --max-logprobs, 20 by default; -1 for all where that is -1."),
 ]
 
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 FreeForm = Annotated[dict[str, Any], Field(max_length=1024)]
 Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 
@@ -141,8 +142,8 @@ class ServiceFields(RequestModel):
     rid: Rid | None = Field(None, description="Identifier to abort the request by.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
     user: Name | None = None
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
-    store: bool | None = Field(None, description="Accepted; nothing is stored.")
+    metadata: Metadata | None = None
+    store: bool | None = Field(None, description="Keep the reply of a chat completion.")
     service_tier: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None

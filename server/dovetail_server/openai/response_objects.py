@@ -179,7 +179,7 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of `GET /v1/responses/{id}/input_items`: items in the form in which they can be sent again."""
+    """A page of a response's input items, or of a stored completion's messages, as they can be sent again."""
 
     object: Literal["list"] = "list"
     data: list[Json]

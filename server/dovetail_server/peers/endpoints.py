@@ -68,10 +68,6 @@ PATHS: dict[str, str] = {
     **_all("/invocations", "send the body to its own route, /v1/chat/completions"),
     **_all("/v1/chat/completions/batch", "send several requests, or a file to /v1/batches"),
     **_all("/abort_requests", "POST /abort_request ends one request, or all"),
-    **_all(
-        "/v1/chat/completions/{} /v1/chat/completions/{}/messages",
-        "chat completions are not stored; responses are (/v1/responses)",
-    ),
     **_all("/load", "GET /v1/loads has the load"),
     **_all("/ready", "GET /readyz tells whether it should get traffic"),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),

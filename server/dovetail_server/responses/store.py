@@ -21,6 +21,7 @@ from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import Item, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
+from dovetail_server.storage.limits import too_much
 from dovetail_server.storage.tables import responses as table
 
 MAX_TURNS = 10_000
@@ -190,18 +191,9 @@ class ResponseStore:
         Returns:
             How many went.
         """
-        newest: dict[str, Any] = {
-            "partition_by": table.c.owner,
-            "order_by": (table.c.created_at.desc(), table.c.id.desc()),
-        }
-        rank = sa.func.row_number().over(**newest).label("rank")
-        total = sa.func.sum(table.c.bytes).over(**newest).label("total")
-        ranked = sa.select(table.c.id, rank, total).subquery()
-        beyond = sa.select(ranked.c.id).where(sa.or_(ranked.c.rank > self.max_num, ranked.c.total > self.max_bytes))
-        expired = table.c.expires_at <= self.database.now()
         count = sa.select(table.c.owner, sa.func.count(), sa.func.sum(table.c.bytes)).group_by(table.c.owner)
         async with self.database.write() as db:
-            query = sa.delete(table).where(sa.or_(expired, table.c.id.in_(beyond)))
+            query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
             num = (await db.execute(query)).rowcount
             rows = (await db.execute(count)).all()
         self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})

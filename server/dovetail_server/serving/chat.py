@@ -32,6 +32,7 @@ from dovetail_server.serving.prompts import Prompt, Prompts
 if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
+    from dovetail_server.storage.completions import CompletionKeeper
 
 
 TAIL_TOKENS = 64
@@ -50,6 +51,13 @@ class ChatJob:
     """The request used the deprecated `functions`; so does the reply."""
     echo: str = ""
     """What a reply begins with, of the last message."""
+    keeper: CompletionKeeper | None = None
+    """Where the reply is stored, and under which id."""
+
+    @property
+    def reply_id(self) -> str:
+        """What the reply is called."""
+        return self.generation.request_id if self.keeper is None else self.keeper.id
 
     @property
     def num_top(self) -> int:

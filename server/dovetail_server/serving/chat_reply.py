@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,16 +36,31 @@ async def reply(job: ChatJob) -> bytes:
             rows[step.choice.index] += step.choice.visible(step)
     for choice in choices:
         check_not_aborted(choice)
+    return await finished(job, reply_head(job.generation.state, job.reply_id, job.model), rows)
+
+
+async def finished(job: ChatJob, head: Mapping[str, Any], rows: Sequence[Sequence[TokenLogprob]]) -> bytes:
+    """Return the full reply of a job that has ended, and keep it where that was asked for.
+
+    Args:
+        job: All its choices have ended.
+        head: What a reply and its chunks share.
+        rows: Log probabilities of the visible tokens, by choice.
+    """
+    choices = job.generation.choices
     prompt_rows = choices[0].prompt_logprobs
     tokenizer = job.generation.state.text.tokenizer
     completion = ChatCompletion(
-        **reply_head(job.generation.state, job.generation.request_id, job.model),
+        **head,
         choices=[choice_reply(job, choice, rows[choice.index]) for choice in choices],
         usage=usage_of(choices),
         prompt_logprobs=lp.prompt_logprobs(prompt_rows, tokenizer) if prompt_rows is not None else msgspec.UNSET,
         prompt_token_ids=choices[0].submit.prompt_ids if job.request.return_token_ids else msgspec.UNSET,
     )
-    return encode(completion)
+    body = encode(completion)
+    if job.keeper is not None:
+        await job.keeper.finish(body, job.model)
+    return body
 
 
 def choice_reply(job: ChatJob, choice: Choice, rows: Sequence[TokenLogprob]) -> ChatChoice:
@@ -136,8 +151,9 @@ async def stream(job: ChatJob) -> Chunks:
     """Yield the chunks of a stream, those of one engine step together."""
     generation = job.generation
     wants_usage, continuous = usage_wishes(generation.state, job.request)
-    head = reply_head(generation.state, generation.request_id, job.model)
+    head = reply_head(generation.state, job.reply_id, job.model)
     chunks = ChatChunks(head, has_usage=wants_usage or continuous, is_legacy=job.is_legacy)
+    rows: list[list[TokenLogprob]] = [[] for _ in generation.choices]
     streams = [ChoiceStream(choice, job, chunks) for choice in generation.choices]
     is_first = True
     source = generation.steps()
@@ -148,10 +164,14 @@ async def stream(job: ChatJob) -> Chunks:
             is_first = False
             for step in steps:
                 parts += streams[step.choice.index].take(step, usage)
+                if job.keeper is not None:
+                    rows[step.choice.index] += step.choice.visible(step)
             if parts:
                 yield b"".join(parts)
     finally:
         await source.aclose()
+    if job.keeper is not None:
+        await finished(job, head, rows)
     last = [chunks.usage(encode(usage_of(generation.choices)))] if wants_usage else []
     yield b"".join([*last, DONE])
 

@@ -1,0 +1,220 @@
+"""Chat completions that a request asked to be stored: kept for a time, up to a number and a size per owner.
+
+Limits and times are those of stored responses, counted apart from them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import RowMapping
+
+from dovetail.errors import RequestError
+from dovetail_server import errors
+from dovetail_server.peers.endpoints import why_not
+from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.database import Database
+from dovetail_server.storage.files import read_page
+from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.tables import chat_completions as table
+
+logger = logging.getLogger("dovetail.server")
+LOOK_EVERY = 20
+"""The limits are looked at again when a twentieth of them has come in since."""
+
+
+class CompletionStore:
+    """The table `chat_completions`. `owner` is whose completions a caller may see."""
+
+    def __init__(self, settings: ServeSettings, database: Database) -> None:
+        """Wrap an open database."""
+        self.database = database
+        self.max_num = settings.max_stored_responses
+        self.max_bytes = settings.max_stored_response_bytes
+        self.ttl_s = settings.stored_response_ttl
+        self._num_new = self._num_new_bytes = 0
+
+    async def put(
+        self, owner: str, completion_id: str, model: str, metadata: Mapping[str, str], body: bytes, messages: bytes
+    ) -> None:
+        """Write a completion.
+
+        Args:
+            owner: Whose it is.
+            completion_id: Unlike any other.
+            model: The name that the reply carries.
+            metadata: The request's.
+            body: The reply, JSON.
+            messages: The request's, JSON.
+
+        Raises:
+            ServiceError: The database cannot be used now.
+        """
+        size = len(body) + len(messages)
+        async with self.database.write() as db:
+            now = self.database.now()
+            values = {
+                "id": completion_id,
+                "owner": owner,
+                "model": model,
+                "created_at": now,
+                "expires_at": now + self.ttl_s,
+                "bytes": size,
+                "metadata": written(metadata),
+                "body": body,
+                "messages": messages,
+            }
+            await db.execute(sa.insert(table).values(values))
+        self._num_new, self._num_new_bytes = self._num_new + 1, self._num_new_bytes + size
+        if self._num_new * LOOK_EVERY > self.max_num or self._num_new_bytes * LOOK_EVERY > self.max_bytes:
+            await self.trim()
+
+    async def get(self, owner: str, completion_id: str) -> RowMapping:
+        """Return a completion's row.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.read() as db:
+            row: RowMapping | None = (await db.execute(self._one(owner, completion_id))).mappings().one_or_none()
+        if row is None:
+            raise missing(completion_id)
+        return row
+
+    async def page(
+        self,
+        owner: str,
+        *,
+        after: str | None,
+        limit: int,
+        is_ascending: bool,
+        model: str | None,
+        metadata: Mapping[str, str],
+    ) -> tuple[list[RowMapping], bool]:
+        """Return a page of completions, and whether there are more.
+
+        Raises:
+            RequestError: `after` names none.
+        """
+        query = sa.select(table).where(*self._visible(owner))
+        if model is not None:
+            query = query.where(table.c.model == model)
+        for key, value in metadata.items():
+            query = query.where(has_pair(key, value))
+        async with self.database.read() as db:
+            return await read_page(db, table, query, after, limit, is_ascending)
+
+    async def update(self, owner: str, completion_id: str, metadata: Mapping[str, str]) -> RowMapping:
+        """Put other metadata in the place of a completion's, and return its row.
+
+        Raises:
+            RequestError: 404.
+        """
+        where = (table.c.id == completion_id, *self._visible(owner))
+        async with self.database.write() as db:
+            await db.execute(sa.update(table).where(*where).values(metadata=written(metadata)))
+            row: RowMapping | None = (await db.execute(self._one(owner, completion_id))).mappings().one_or_none()
+        if row is None:
+            raise missing(completion_id)
+        return row
+
+    async def delete(self, owner: str, completion_id: str) -> None:
+        """Delete a completion.
+
+        Raises:
+            RequestError: 404.
+        """
+        async with self.database.write() as db:
+            query = sa.delete(table).where(table.c.id == completion_id, *self._visible(owner))
+            if (await db.execute(query)).rowcount != 1:
+                raise missing(completion_id)
+
+    async def trim(self) -> int:
+        """Delete what has expired, and of each owner the oldest beyond the limits; returns how many went."""
+        self._num_new = self._num_new_bytes = 0
+        async with self.database.write() as db:
+            query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
+            return int((await db.execute(query)).rowcount)
+
+    def _one(self, owner: str, completion_id: str) -> sa.Select[Any]:
+        return sa.select(table).where(table.c.id == completion_id, *self._visible(owner))
+
+    def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return table.c.owner == owner, table.c.expires_at > self.database.now()
+
+
+def written(metadata: Mapping[str, str]) -> str:
+    """Write metadata as JSON, in the form that `has_pair` looks at."""
+    return msgspec.json.encode(dict(metadata)).decode()
+
+
+def has_pair(key: str, value: str) -> sa.ColumnElement[bool]:
+    """Select what has a pair in its metadata.
+
+    The text `,"key":"value"` stands in an object of texts only as a pair: within a text a quote has a backslash before
+    it. JSON operators of databases do not all find keys with quotes or beyond ASCII, and LIKE ignores case in some.
+    """
+    pairs = sa.literal(",").concat(sa.func.substr(table.c.metadata, 2))
+    return sa.func.replace(pairs, "," + written({key: value})[1:-1], "") != pairs
+
+
+def missing(completion_id: str) -> RequestError:
+    """Return the 404 of a completion, or of a route of a peer's that looks like one."""
+    why = why_not(f"/v1/chat/completions/{completion_id}")
+    text = why or (
+        f"no chat completion {completion_id!r} here: it was not stored (store: true), was deleted, or has been given "
+        "up as too old"
+    )
+    return RequestError(text, param="completion_id", code="completion_not_found", status=404)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionKeeper:
+    """Keeps one completion when it has ended.
+
+    Attributes:
+        id: What the reply is called: unlike any other, whatever name the client chose for the request.
+        messages: The request's, JSON.
+    """
+
+    store: CompletionStore
+    owner: str
+    id: str
+    metadata: Mapping[str, str]
+    messages: bytes
+
+    async def finish(self, body: bytes, model: str) -> None:
+        """Keep the reply; where that is not possible, it is given out all the same, and the log says so."""
+        try:
+            await self.store.put(self.owner, self.id, model, self.metadata, body, self.messages)
+        except errors.ServiceError as error:
+            logger.warning("Chat completion %s could not be stored: %s", self.id, error)
+
+
+class _Messages(msgspec.Struct):
+    messages: msgspec.Raw
+
+
+def messages_of(raw: bytes) -> bytes:
+    """Return the `messages` of a request's body as they stand there."""
+    return bytes(msgspec.json.decode(raw, type=_Messages).messages)
+
+
+def with_metadata(row: RowMapping) -> bytes:
+    """Return a stored completion as it is shown."""
+    return bytes(row["body"])[:-1] + b',"metadata":' + str(row["metadata"]).encode() + b"}"
+
+
+def shown_messages(row: RowMapping) -> list[dict[str, Any]]:
+    """Return a stored completion's messages, each with an id; content in parts stands in `content_parts`."""
+    found = []
+    for at, message in enumerate(msgspec.json.decode(row["messages"])):
+        content = message.get("content")
+        shown = {"id": f"{row['id']}-{at}", **message, "content": content if isinstance(content, str) else None}
+        found.append(shown | ({"content_parts": content} if isinstance(content, list) else {}))
+    return found
