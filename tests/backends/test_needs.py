@@ -95,7 +95,9 @@ def test_needs_follow_from_the_layers(need: str) -> None:
 
 
 def test_a_plain_model_needs_its_head_dim_only() -> None:
-    """Layers without anything special need nothing special."""
+    """Layers without anything special need nothing special, nor do recurrent ones: those serve themselves."""
+    recurrent = changed(dense_config(HF), reach=Recurrent(64), state=STATE)
+    assert needs_of(recurrent) == Needs(head_dims=frozenset({16}))
     assert needs_of(dense_config(HF)) == Needs(head_dims=frozenset({16}))
 
 
@@ -118,7 +120,10 @@ def test_two_halves_provide_what_both_do() -> None:
 
 STATE = (CacheTensor("state", (2, 4, 4), "float32"),)
 UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
-    "state": (lambda c: changed(c, reach=Recurrent(64), state=STATE), "needs recurrent state: no cache or attention"),
+    "states": (
+        lambda c: replace(c, layers=tuple(LayerSpec(index=i, reach=Recurrent(), state=STATE) for i in range(3))),
+        r"needs a cache of recurrent states alone \(a layer that looks back must be among them\): no cache",
+    ),
     "chunks": (lambda c: changed(c, reach=Chunk(32)), "needs attention within chunks: no cache"),
     "another's": (lambda c: changed(c, cache_layer=2), "layer 1 reads the cache of layer 2, which is none before it"),
     "its own": (lambda c: changed(c, cache_layer=1), "layer 1 reads the cache of layer 1, which is none before it"),
@@ -149,6 +154,7 @@ def test_what_no_cache_holds_is_one_line(what: str) -> None:
     assert unserved(dense_config(HF)) is None
     assert unserved(changed(dense_config(HF), qk_dim=64, v_dim=32)) is None
     assert unserved(changed(dense_config(HF), cache_layer=0)) is None
+    assert unserved(changed(dense_config(HF), reach=Recurrent(64), state=STATE)) is None
     assert unserved(changed(dense_config(HF), mixer="latent", num_kv_heads=1)) is None
 
 
@@ -185,6 +191,10 @@ def test_layers_that_share_are_of_one_group() -> None:
         (
             {"extra": (CacheTensor("a", (2,), "float64"),)},
             "layer 3: dtype 'float64': not one of float32, int32",
+        ),
+        (
+            {"state": (CacheTensor("a", (2,), "int8"),), "reach": Recurrent()},
+            "layer 3: dtype 'int8': not one of float",
         ),
         ({"extra": (CacheTensor("a", (2,)),) * 2}, "layer 3: two tensors of its cache have one name: k, v, a, a"),
         ({"extra": (CacheTensor("a", (2,)),), "cache_layer": 0}, "reads the cache of layer 0 and has no `extra`"),
@@ -225,7 +235,7 @@ class Boastful(TorchNativeBackend):
         ({"mixer": "latent", "num_kv_heads": 1}, r"torch_native.* LlamaForCausalLM needs latent rows \(MLA\), which"),
         ({"v_dim": 64}, r"torch_native.* LlamaForCausalLM needs keys and values of different widths, which"),
         ({"cache_layer": 0, "v_dim": 8}, "LlamaForCausalLM: layer 1 reads the cache of layer 0, and has another"),
-        ({"reach": Recurrent(), "state": STATE}, "LlamaForCausalLM needs recurrent state: no cache or attention"),
+        ({"reach": Chunk(8)}, "LlamaForCausalLM needs attention within chunks: no cache or attention"),
     ],
 )
 def test_an_unmet_need_ends_the_start_before_a_weight_is_read(

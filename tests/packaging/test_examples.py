@@ -52,6 +52,15 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
 }
+RECURRENT = {
+    **OLMO2,
+    "architectures": ["RecurrentForCausalLM"],
+    "model_type": "recurrent",
+    "head_dim": 8,
+    "full_attn_idxs": [1],
+    "conv_L_cache": 3,
+    "chunk_size": 8,
+}
 
 
 @contextmanager
@@ -132,7 +141,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 
-@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS, LATENT], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
 def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
     model = clean.folder / config["model_type"]

@@ -355,11 +355,46 @@ def test_a_window_has_no_more_pages_than_there_are_tokens() -> None:
     assert [group.num_pages for group in plan.groups] == [256, 256]
 
 
-def test_what_no_cache_holds_is_not_planned() -> None:
-    """A state of each request is not sized as if it were one of each token."""
-    state = (CacheTensor("state", (16, 128, 128), "float32"),)
-    layers = (LayerSpec(index=0, reach=Recurrent(64), state=state), *LLAMA_8B.layers[1:])
-    with pytest.raises(ConfigError, match="LlamaForCausalLM needs recurrent state: no cache or attention backend"):
+STATE = (CacheTensor("state", (16, 128, 128), "float32"), CacheTensor("conv", (3, 4096)))
+STATE_BYTES = 16 * 128 * 128 * 4 + 3 * 4096 * 2
+HYBRID_8B = replace(
+    LLAMA_8B,
+    layers=tuple(
+        spec if spec.index % 4 == 3 else LayerSpec(index=spec.index, reach=Recurrent(64), state=STATE)
+        for spec in LLAMA_8B.layers
+    ),
+)
+
+
+def test_states_are_planned_by_row_and_not_by_token() -> None:
+    """One for each device row, in each recurrent layer, and two copies for every request of a typical length."""
+    plain, plan = planned(context_length=32768), planned(context_length=32768, config=HYBRID_8B)
+    full, states = plan.groups
+    assert (full.page_bytes, states.page_bytes) == (16 * 8 * 4096, 24 * STATE_BYTES)
+    assert states.num_rows == plan.max_running_requests + 3
+    assert states.num_pages == -(-2 * plan.num_tokens // 4096)
+    assert states.num_bytes == (states.num_rows + states.num_pages + 1) * states.page_bytes
+    assert plan.page_bytes == full.page_bytes
+    assert abs(plan.kv_bytes - plain.kv_bytes) < 0.01 * plain.kv_bytes
+    assert plan.num_requests(4096) == full.num_pages // 256
+    assert planned(max_total_tokens=512, config=HYBRID_8B).groups[1].num_pages == 2
+    lines = {what: rest for what, _, rest in rows_of(plan)}
+    assert f"states of {states.num_rows} rows and {states.num_pages} copies for the prefix" in lines["  recurrent"]
+
+
+def test_states_that_do_not_fit_are_one_line() -> None:
+    """However few tokens are cached: the flag to lower is that of the rows."""
+    for changes in ({}, {"max_total_tokens": 64}):
+        with pytest.raises(
+            ConfigError, match=r"states of 4099 rows and 2 copies take 9\d\.\d\d GiB; lower --max-running"
+        ):
+            planned(config=HYBRID_8B, max_running_requests=4096, **changes)
+
+
+def test_states_alone_are_not_planned() -> None:
+    """A cache needs a layer that looks back."""
+    layers = tuple(LayerSpec(index=index, reach=Recurrent(), state=STATE) for index in range(32))
+    with pytest.raises(ConfigError, match="LlamaForCausalLM needs a cache of recurrent states alone"):
         planned(config=replace(LLAMA_8B, layers=layers))
 
 

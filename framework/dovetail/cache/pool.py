@@ -5,14 +5,15 @@ L layers, N pages, P page size.
 
 from __future__ import annotations
 
-import math
-import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dovetail.contracts.cache import CacheGroup, CacheTensor
+from dovetail.cache.layouts import dtype_of, zeros
+from dovetail.cache.states import StatePool
+from dovetail.contracts.attention import StateSave
+from dovetail.contracts.cache import CacheGroup, CacheTensor, Recurrent
 
 NULL_PAGE = 0
 """Nobody's page: it pads page tables, and is zero whenever a step begins."""
@@ -40,11 +41,11 @@ class PagedKVPool:
         if is_pair(tensors.get("k"), tensors.get("v")):
             key, _ = tensors.pop("k"), tensors.pop("v")
             shape = (num, num_pages, 2, page_size, *key.shape)
-            kv = self._memory["kv"] = _zeros(shape, dtype_of(key, dtype), device)
+            kv = self._memory["kv"] = zeros(shape, dtype_of(key, dtype), device)
             self._named |= {"k": kv[:, :, 0], "v": kv[:, :, 1]}
         for name, tensor in tensors.items():
             shape = (num, num_pages, page_size, *tensor.shape)
-            made = self._memory[name] = self._named[name] = _zeros(shape, dtype_of(tensor, dtype), device)
+            made = self._memory[name] = self._named[name] = zeros(shape, dtype_of(tensor, dtype), device)
             if tensor.values:
                 self._named |= {"k": made[..., None, :], "v": made[..., None, : tensor.values]}
         self._layers = {index: self._memory["kv"][slot] for index, slot in self._slot.items() if "kv" in self._memory}
@@ -72,12 +73,15 @@ class PagedKVPool:
 
 
 class KVCache:
-    """The pools of all groups of a model.
+    """What all groups of a model keep: pages of those that look back, and states of recurrent ones behind them.
 
     Attributes:
         reaches: How far the layers of each group see.
-        sizes: Pages of each group, its null page included.
+        sizes: Pages of each group, its null page included; of a recurrent one the copies of states, that of zeros
+            included.
         num_pages: Those of the first.
+        pools: Of the groups that have pages.
+        states: Of the others, by group.
     """
 
     def __init__(
@@ -87,21 +91,29 @@ class KVCache:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_rows: int = 0,
     ) -> None:
-        """Allocate."""
+        """Allocate. There are `num_rows` device rows, each with a state of every recurrent layer."""
         self.page_size = page_size
         self.sizes = tuple(sizes)
         self.num_pages = self.sizes[0]
         self.reaches = tuple(group.reach for group in groups)
-        self.pools = [
-            PagedKVPool(group, num, page_size, dtype, device) for group, num in zip(groups, sizes, strict=True)
-        ]
-        self._of_layer = {index: pool for group, pool in zip(groups, self.pools, strict=True) for index in group.layers}
+        self.pools: list[PagedKVPool] = []
+        self.states: dict[int, StatePool] = {}
+        self._of_layer: dict[int, PagedKVPool] = {}
+        self.groups_of_layers = {index: g for g, group in enumerate(groups) for index in group.layers}
+        for g, (group, num) in enumerate(zip(groups, sizes, strict=True)):
+            if isinstance(group.reach, Recurrent):
+                self.states[g] = StatePool(group, num, num_rows, dtype, device)
+            else:
+                self.pools.append(PagedKVPool(group, num, page_size, dtype, device))
+                self._of_layer |= dict.fromkeys(group.layers, self.pools[-1])
 
     @property
     def num_bytes(self) -> int:
         """Size in bytes."""
-        return sum(pool.num_bytes for pool in self.pools)
+        paged = sum(pool.num_bytes for pool in self.pools)
+        return paged + sum(states.num_bytes for states in self.states.values())
 
     def layer(self, index: int) -> Tensor:
         """Return layer `index`: `[N, 2, P, Hk, D]`."""
@@ -112,8 +124,8 @@ class KVCache:
         return self._of_layer[index].tensor(index, name)
 
     def scrub(self, group: int, pages: list[int]) -> None:
-        """Zero pages whose contents may not be finite, before anyone else reads them."""
-        self.pools[group].scrub(pages)
+        """Zero pages, or copies of states, whose contents may not be finite, before anyone else reads them."""
+        (self.states.get(group) or self.pools[group]).scrub(pages)
 
     def scrub_null(self) -> None:
         """Zero the null page of each group."""
@@ -121,27 +133,30 @@ class KVCache:
             pool.scrub([NULL_PAGE])
 
 
+class StateCache:
+    """The states of all recurrent groups: what models see of them, see `StateStore`."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._pools = cache.states
+        self._group_of = {index: g for index, g in cache.groups_of_layers.items() if g in self._pools}
+
+    def rows(self, index: int) -> Mapping[str, Tensor]:
+        """See `StateStore`."""
+        return self._pools[self._group_of[index]].rows(index)
+
+    def wants(self, index: int, save: StateSave) -> bool:
+        """See `StateStore`."""
+        return save.group == self._group_of[index]
+
+    def save(self, index: int, copy: int, state: Mapping[str, Tensor]) -> None:
+        """See `StateStore`."""
+        self._pools[self._group_of[index]].save(index, copy, state)
+
+    def load(self, group: int, copies: Sequence[int], rows: Sequence[int]) -> None:
+        """Put copies of a group's states into device rows, for the requests that take them."""
+        self._pools[group].load(copies, rows)
+
+
 def is_pair(key: CacheTensor | None, value: CacheTensor | None) -> bool:
     """Whether keys and values stand side by side in one tensor: where they are alike."""
     return key is not None and value is not None and (key.shape, key.dtype) == (value.shape, value.dtype)
-
-
-def dtype_of(tensor: CacheTensor, served: torch.dtype) -> torch.dtype:
-    """Return the dtype of a tensor of a model that is served in `served`."""
-    found: torch.dtype = served if tensor.dtype is None else getattr(torch, tensor.dtype)
-    return found
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on the host in a mapping of their own, whose pages take memory when they are first written.
-
-    `torch.zeros` writes all of it: 2 GiB take over a second of every start, most of them for pages never used.
-
-    Raises:
-        OSError: The system refuses so large a mapping.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # lives as long as the tensor
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

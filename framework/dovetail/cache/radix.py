@@ -92,6 +92,10 @@ class RadixTree:
         path, num = self._walk(ids, salt)
         return self._reachable(path, num) if self.partial else num
 
+    def num_known(self, ids: Sequence[int], salt: str = "") -> int:
+        """Return how many pages of `ids` stand in the tree, whether one can go on from their end or not."""
+        return self._walk(ids, salt)[1]
+
     def insert(self, ids: Sequence[int], pages: Sequence[Sequence[int]], salt: str = "") -> tuple[Pages, Node]:
         """Add a prefix of full pages; the tree becomes the owner of those it did not have.
 

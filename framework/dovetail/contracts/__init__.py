@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         ForwardBatch,
         KVPool,
         Phase,
+        StateSave,
+        StateStore,
     )
     from dovetail.contracts.cache import (
         CacheGroup,
@@ -175,6 +177,8 @@ __all__ = [
     "WaitingRequest",
     "WeightRule",
     "Window",
+    "StateSave",
+    "StateStore",
 ]
 
 _HOME = {
@@ -205,6 +209,8 @@ _HOME = {
     "AttentionCaps": "attention",
     "AttentionLayer": "attention",
     "ForwardBatch": "attention",
+    "StateSave": "attention",
+    "StateStore": "attention",
     "KVPool": "attention",
     "Phase": "attention",
     "CacheEvent": "observers",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -123,6 +124,35 @@ class KVPool(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StateSave:
+    """Keep a copy of the states of one group: request `request` of the batch, behind its first `length` tokens."""
+
+    group: int
+    request: int
+    length: int
+    copy: int
+
+
+class StateStore(Protocol):
+    """The states of recurrent layers, owned by the engine: it puts the right one into a row before a request's step.
+
+    `dovetail.layers.recurrent.recur` does all that a layer needs of it.
+    """
+
+    def rows(self, index: int) -> Mapping[str, Tensor]:
+        """Return the tensors that layer `index` has named, `[S, …]`; the layer reads and writes its requests' rows."""
+        ...
+
+    def wants(self, index: int, save: StateSave) -> bool:
+        """Whether a copy is asked for of layer `index`."""
+        ...
+
+    def save(self, index: int, copy: int, state: Mapping[str, Tensor]) -> None:
+        """Keep a copy of layer `index`'s state of one request, `[1, …]`."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch:
     """One step's batch. Tensors live on the model's device and belong to the engine; a backend only reads them.
@@ -145,6 +175,8 @@ class ForwardBatch:
         last_tokens: `[R]` int64, indices of the tokens whose logits are wanted.
         shares_prefixes: Neighbouring decode rows begin with the same pages: worth looking for. Only a hint: results
             are the same, and in a graph other rows may follow that share nothing.
+        states: Of recurrent layers; None where the model has none.
+        saves: Which copies of them to take in this step's chunks, at places in or at the end of a chunk.
     """
 
     num_decode: int
@@ -159,6 +191,8 @@ class ForwardBatch:
     attention: AttentionBackend
     last_tokens: Tensor
     shares_prefixes: bool = False
+    states: StateStore | None = None
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def num_requests(self) -> int:

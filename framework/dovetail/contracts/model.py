@@ -106,9 +106,10 @@ class LayerSpec:
             )
         if self.extra and self.cache_layer is not None:
             raise ModelError(f"layer {self.index}: it reads the cache of layer {self.cache_layer} and has no `extra`")
-        unknown = [tensor.dtype for tensor in self.cache_tensors if tensor.dtype not in (None, *DTYPE_BYTES)]
+        known = [name for name, size in DTYPE_BYTES.items() if size > 1 or not self.state]  # states are computed with
+        unknown = [tensor.dtype for tensor in self.cache_tensors if tensor.dtype not in (None, *known)]
         if unknown:
-            raise ModelError(f"layer {self.index}: dtype {unknown[0]!r}: not one of {', '.join(DTYPE_BYTES)}")
+            raise ModelError(f"layer {self.index}: dtype {unknown[0]!r}: not one of {', '.join(known)}")
         names = [tensor.name for tensor in self.cache_tensors]
         if len(set(names)) < len(names) or any(tensor.name in ("k", "v", "latent") for tensor in self.extra):
             raise ModelError(f"layer {self.index}: two tensors of its cache have one name: {', '.join(names)}")

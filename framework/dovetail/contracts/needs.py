@@ -81,8 +81,8 @@ def unserved(config: ModelConfig) -> str | None:
     if (reason := _misread(specs)) is not None:
         return f"{name}: {reason}"
     lacking = []
-    if any(isinstance(spec.reach, Recurrent) for spec in specs):
-        lacking.append("recurrent state")
+    if all(isinstance(spec.reach, Recurrent) for spec in specs):
+        lacking.append("a cache of recurrent states alone (a layer that looks back must be among them)")
     if any(isinstance(spec.reach, Chunk) for spec in specs):
         lacking.append("attention within chunks")
     return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None

@@ -62,7 +62,12 @@ class Admission:
         it waits for that.
         """
         wanted = 0 if request.undecided and request.num_pending == 1 else request.num_pending
+        if request.undecided and self._pages.states.groups:
+            wanted = request.num_pending - 1  # a state that has taken a token in does not take it in again
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
+        if 0 < num < wanted:
+            num = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
+            self._budget = max(num, 0)  # what is left is less than anybody's next stretch
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None

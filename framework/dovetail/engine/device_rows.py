@@ -18,9 +18,11 @@ class RowChanges:
     scrub: Ints
     cleared: Ints
     tables: Ints
+    loads: Ints
+    saves: Ints
 
 
-UNCHANGED = RowChanges(NO_PAGES, no_ints(), NO_ENTRIES)
+UNCHANGED = RowChanges(NO_PAGES, no_ints(), NO_ENTRIES, no_ints(), no_ints())
 
 
 class DeviceRows:
@@ -31,6 +33,8 @@ class DeviceRows:
         self._cleared: list[int] = []
         self._pages: dict[int, dict[tuple[int, int], int]] = {}
         self._scrub: list[tuple[int, int]] = []
+        self._loads: list[tuple[int, int, int]] = []
+        self._saves: list[tuple[int, int, int, int]] = []
 
     @property
     def num_free(self) -> int:
@@ -62,13 +66,22 @@ class DeviceRows:
         """Have a group's pages zeroed whose contents may not be finite, before anyone else reads them."""
         self._scrub += ((group, page) for page in pages)
 
+    def load(self, row: int, copy: int, group: int) -> None:
+        """Begin with a copy of a recurrent group's state, 0 for zeros."""
+        self._loads.append((group, copy, row))
+
+    def save(self, row: int, length: int, copy: int, group: int) -> None:
+        """Have the state copied as it is behind the row's first `length` tokens, which the next step computes."""
+        self._saves.append((group, row, length, copy))
+
     def drain(self) -> RowChanges:
         """Return what has changed since the last call: cleared rows first, as some have been taken again."""
-        if not (self._scrub or self._cleared or self._pages):
+        if not (self._scrub or self._cleared or self._pages or self._loads or self._saves):
             return UNCHANGED
         entries = [(g, row, at, page) for row, own in self._pages.items() for (g, at), page in own.items()]
         tables = np.array(entries, dtype=np.int32).T if entries else NO_ENTRIES
         scrub = np.array(self._scrub, dtype=np.int32).T if self._scrub else NO_PAGES
-        changes = RowChanges(scrub, np.array(self._cleared, np.int32), tables)
-        self._scrub, self._cleared, self._pages = [], [], {}
+        loads, saves = (np.array(own, dtype=np.int32).T if own else no_ints() for own in (self._loads, self._saves))
+        changes = RowChanges(scrub, np.array(self._cleared, np.int32), tables, loads, saves)
+        self._scrub, self._cleared, self._pages, self._loads, self._saves = [], [], {}, [], []
         return changes

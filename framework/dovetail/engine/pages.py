@@ -4,7 +4,8 @@ At any time, for each cache group: free + owned by the tree + owned by running r
 pages of several groups gets all of them or none.
 
 The lists of a request's pages are as long for each group, but that groups which do not see everything get pages with
-each chunk, and have 0 for those that were given back as nothing that is still to come sees them.
+each chunk, and have 0 for those that were given back as nothing that is still to come sees them. Of a recurrent group
+they have copies of the state, at the page where each ends, until these are the tree's (`engine/states.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dovetail.contracts.cache import FULL, Reach
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.request import Request
+from dovetail.engine.states import NEVER, ZEROS, StateGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class PageBook:
     """Page ownership of all requests. With `use_tree` off, nothing is shared.
 
     `allocator` is that of the first group, whose layers see farthest, and so stands for tokens. `grows` says whether a
-    request has more pages the longer it is: not where no layer sees everything.
+    request has more pages the longer it is: not where no layer sees everything. `states` says where recurrent layers'
+    states are copied.
     """
 
     def __init__(
@@ -66,6 +69,10 @@ class PageBook:
         self.allocator = self.allocators[0]
         self.num_held = [0 for _ in self.allocators]
         self._full = [g for g in range(len(self.allocators)) if g not in self.tree.partial]
+        self.states = StateGrid(reaches, page_size)
+        self._sliding = [g for g in self.tree.partial if g not in self.states.groups]
+        self._paged = [*self._full, *self._sliding]
+        self._loading: list[Request] = []
         self.grows = bool(self._full)
         self.rows = rows
         self._use_tree = use_tree
@@ -92,6 +99,9 @@ class PageBook:
         request.firsts = [partial.first(node.end) for partial in self.tree.partial.values()]
         self.tree.lock(node, request.firsts)
         request.node, request.num_tree_pages = node, node.end
+        if self.states.groups:
+            known = self.tree.num_known(request.ids[: request.first_needed], request.cache_salt)
+            request.branch = known * self.page_size
 
     def unmatch(self, request: Request) -> None:
         """Undo `match`: the request goes on waiting."""
@@ -119,8 +129,23 @@ class PageBook:
             request.cached_len = request.computed_len
         if request.prompt_logprobs is not None and request.num_output == 0:
             request.prompt_logprobs = []
-        for g, own in enumerate(request.pages):
-            self.rows.set_pages(request.row, 0, own, g)
+        for g in self._paged:
+            self.rows.set_pages(request.row, 0, request.pages[g], g)
+        for g in self.states.groups:
+            self.rows.load(request.row, request.pages[g][-1] if request.pages[g] else ZEROS, g)
+        if self.states.groups:
+            self._loading.append(request)
+
+    def loaded(self) -> None:
+        """A step is under way that puts states into the rows of those who were admitted: the copies may go now."""
+        for request in self._loading:
+            for i, (g, partial) in enumerate(self.tree.partial.items()):
+                if g in self.states.groups:
+                    if request.node is not None:
+                        partial.unpin(request.node, request.firsts[i], request.node.end)
+                    request.firsts[i] = NEVER
+            request.pages = self._without_copies(request, request.pages)
+        self._loading = []
 
     def provide(self, request: Request, num_tokens: int) -> int:
         """Add the pages that a request's next chunk of `num_tokens` needs; returns how many tokens there is room for.
@@ -130,11 +155,12 @@ class PageBook:
         if not self.tree.partial:
             return num_tokens
         start = request.computed_len
-        for g in self.tree.partial:
+        for g in self._sliding:
             room = self.allocators[g].num_free + self.tree.num_free_to_go(g)
             num_tokens = min(num_tokens, (len(request.pages[g]) + room) * self.page_size - start)
         if num_tokens > 0:
-            self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), list(self.tree.partial))
+            self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), self._sliding)
+            self._copy_states(request, start, start + num_tokens)
         return max(0, num_tokens)
 
     def growing(self, requests: Sequence[Request]) -> list[Request]:
@@ -152,13 +178,16 @@ class PageBook:
 
     def make_room_to_grow(self, num_requests: int) -> bool:
         """Evict until so many decoding requests can `grow`; False if they cannot."""
-        return self.make_room([num_requests for _ in self.allocators])
+        return self.make_room([0 if g in self.states.groups else num_requests for g in range(len(self.allocators))])
 
     def grow(self, request: Request) -> None:
         """Add one page of each group to a decoding request. There is room: the caller made it."""
-        for g, own in enumerate(request.pages):
+        for g in self._paged:
+            own = request.pages[g]
             own += self._take(g, 1)
             self.rows.set_pages(request.row, len(own) - 1, own[-1:], g)
+        for g in self.states.groups:
+            request.pages[g].append(0)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
@@ -169,8 +198,8 @@ class PageBook:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:
             self._insert(request)
-            for g, own in enumerate(request.pages):
-                self.rows.set_pages(request.row, 0, own[: request.num_tree_pages], g)
+            for g in self._paged:
+                self.rows.set_pages(request.row, 0, request.pages[g][: request.num_tree_pages], g)
 
     def slide(self, request: Request, num_known: int) -> None:
         """Give back what nobody sees any more who goes on from a request's first `num_known` tokens, or later."""
@@ -190,6 +219,8 @@ class PageBook:
 
     def release(self, request: Request) -> None:
         """Take everything back: full pages go to the tree, the rest to the free list, the row is cleared."""
+        if request in self._loading:
+            self._loading.remove(request)
         if self._use_tree and request.node is not None:
             self._insert(request)
         for g, own in enumerate(request.pages):
@@ -330,6 +361,30 @@ class PageBook:
                 self.rows.set_pages(request.row, len(own) - need[g], own[-need[g] :], g)
         return True
 
+    def _copy_states(self, request: Request, start: int, end: int) -> None:
+        """Have the states copied within a request's next chunk, as far as there is room for copies."""
+        for g in self.states.groups:
+            own = request.pages[g]
+            own += [0] * (self.pages_for(end) - len(own))
+        if request.node is None:
+            return
+        need = [int(g in self.states.groups) for g in range(len(self.allocators))]
+        for length in self.states.places(start, end, len(request.ids), request.branch):
+            if not self.make_room(need):
+                return
+            for g in self.states.groups:
+                [copy] = self._take(g, 1)
+                request.pages[g][length // self.page_size - 1] = copy
+                self.rows.save(request.row, length, copy, g)
+
+    def _without_copies(self, request: Request, pages: Pages) -> Pages:
+        """Return lists without the tree's copies of states, which nobody sees who runs: they may go meanwhile.
+
+        New lists: the old ones tell what a step in flight wrote and read.
+        """
+        num = request.num_tree_pages
+        return [[0] * num + own[num:] if g in self.states.groups else own for g, own in enumerate(pages)]
+
     def _take(self, group: int, num: int) -> list[int]:
         pages = self.allocators[group].allocate(num)
         self.num_held[group] += num
@@ -357,6 +412,7 @@ class PageBook:
         # New lists: the old ones tell what a step in flight wrote.
         request.pages = [found + own[num_full:] for found, own in zip(pages, request.pages, strict=True)]
         request.node, request.num_tree_pages = node, num_full
+        request.pages = self._without_copies(request, request.pages)
 
 
 def has_any(pages: Pages, wanted: Sequence[Set[int]]) -> bool:

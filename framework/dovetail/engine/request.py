@@ -30,6 +30,7 @@ class Request:
             `num_tree_pages` belong to the radix tree, the rest to it.
         firsts: Of each group that does not see everything, its first page that is still there.
         node: Node of the tree whose path it has locked.
+        branch: Leading tokens that the tree knew when it was admitted, whether it could go on from their end or not.
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
         in_flight: Launched steps that it is part of and whose outcome has not been read.
         num_sampled: Tokens that it has, or will have once the steps in flight are read.
@@ -66,6 +67,7 @@ class Request:
     firsts: list[int] = field(default_factory=list)
     num_tree_pages: int = 0
     node: Node | None = None
+    branch: int = 0
     computed_len: int = 0
     in_flight: int = 0
     num_sampled: int = 0

@@ -111,6 +111,7 @@ class Scheduler:
         The last token of an undecided request counts once `decided` is called; else it is computed again.
         """
         self._flying.append(plan)
+        self.pages.loaded()
         for request in plan.decode:
             request.computed_len += 1
             request.in_flight += 1

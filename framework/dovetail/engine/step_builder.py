@@ -65,6 +65,8 @@ class StepBuilder:
             waits=_waits(batch, waits),
             ids=_ids(plan.chunks),
             prompt_logprobs=_wants(plan) if plan.chunks else (),
+            loads=changes.loads,
+            saves=changes.saves,
         )
 
     def _batch_of(self, plan: StepPlan) -> Batch:

@@ -10,7 +10,7 @@ B rows of a step, in its order; R of them get a token: the first R. T tokens who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -94,6 +94,8 @@ class StepInput:
         cleared: `[n]` rows whose requests have left, then.
         admit: Who takes rows, then.
         tables: `[4, n]` group, row, column and page: page table entries that have changed.
+        loads: `[3, n]` group, copy and row: recurrent states that come into rows before the step, copy 0 for zeros.
+        saves: `[4, n]` group, row, length and copy: states to be copied in this step's chunks, behind so many tokens.
         rows: `[B]` device rows.
         start: `[B]` place of the row's first new token, over whatever a step in flight wrote; or `AT_DEVICE`.
         num_new: `[B]` new tokens; with `AT_DEVICE` one.
@@ -117,6 +119,8 @@ class StepInput:
     waits: npt.NDArray[np.bool_]
     ids: Ints
     prompt_logprobs: tuple[Want, ...] = ()
+    loads: Ints = field(default_factory=no_ints)
+    saves: Ints = field(default_factory=no_ints)
 
     @property
     def num_decode(self) -> int:
@@ -184,7 +188,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a started executor. Lengths in tokens.
 
-    `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see.
+    `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
+    a recurrent group they are the copies of its states.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     """

@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
-from dovetail.runtime.grouped import of_group
+from dovetail.runtime.grouped import of_group, paged_groups
 from dovetail.runtime.hybrid import hybrid
 from dovetail.settings import EngineSettings
 
@@ -89,7 +89,7 @@ def choose_backends(
     """
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
-    groups = config.cache_groups
+    groups = paged_groups(config)
     picked = []
     for group in groups:
         name = group.name if len(groups) > 1 else ""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, ForwardBatch
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch, StateSave
 from dovetail.messages.step import StepInput
 from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.upload import to_device
@@ -78,8 +78,18 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         q_lens_cpu=step.num_new.tolist(),
         attention=attention,
         last_tokens=_to(tokens.starts[1 : num_sampled + 1] - 1, device),
+        states=state.states,
+        saves=_saves(step),
     )
     return Prepared(_input_ids(step, state, rows[:n]), batch)
+
+
+def _saves(step: StepInput) -> tuple[StateSave, ...]:
+    """Say of which of the step's requests states are copied."""
+    if not step.saves.size:
+        return ()
+    place = {row: i for i, row in enumerate(step.rows.tolist())}
+    return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
 
 
 def _input_ids(step: StepInput, state: DeviceState, decode_rows: Tensor) -> Tensor:

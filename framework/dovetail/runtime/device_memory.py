@@ -13,7 +13,7 @@ from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.host_memory import host_bytes
-from dovetail.runtime.memory import DeviceBytes, MemoryPlan, gib, plan_memory
+from dovetail.runtime.memory import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
 from dovetail.runtime.memory_table import print_table
 from dovetail.runtime.weight_size import weight_size
 from dovetail.settings import EngineSettings
@@ -72,7 +72,8 @@ class DeviceMemory:
         plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
         try:
             sizes = [group.num_pages + 1 for group in plan.groups]
-            return KVCache(self._config.cache_groups, sizes, plan.page_size, self._dtype, self._device)
+            rows = plan.max_running_requests + NUM_SPARE
+            return KVCache(self._config.cache_groups, sizes, plan.page_size, self._dtype, self._device, rows)
         except (RuntimeError, OSError) as error:  # of the device, of the host
             raise ConfigError(
                 f"the KV cache of {plan.num_tokens} tokens ({gib(plan.kv_bytes)}) cannot be allocated: lower "

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.cache.pool import StateCache
 from dovetail.messages.step import Ints, StepInput
+from dovetail.runtime.memory import NUM_SPARE
 from dovetail.runtime.row_params import RowParams
 from dovetail.runtime.upload import to_device
-
-NUM_SPARE = 3
-"""Rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 
 
 class DeviceState:
     """Rows of running requests.
 
     Attributes:
-        page_tables: For each cache group `[S, max_pages]` int32, page ids; 0 (the null page) past a request's pages.
+        page_tables: For each cache group that has pages `[S, max_pages]` int32, page ids; 0 (the null page) past a
+            request's pages.
         page_table: The first of them.
         next_ids: `[S]` int64, the token that the row's next decode step reads.
         seq_lens: `[S]` int64, tokens of the row whose keys and values are in its pages.
@@ -31,9 +31,17 @@ class DeviceState:
         lens: `[S]` int64 on the host, `seq_lens` once the steps that were launched are done.
         spare_row: The first row that no request holds.
         params: How the tokens of the rows are drawn.
+        states: Of recurrent layers, by row; None where the model has none.
     """
 
-    def __init__(self, num_rows: int, max_pages: int, device: torch.device, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        max_pages: int,
+        device: torch.device,
+        num_groups: int = 1,
+        states: StateCache | None = None,
+    ) -> None:
         self.device = device
         self.spare_row = num_rows
         total = num_rows + NUM_SPARE
@@ -46,6 +54,8 @@ class DeviceState:
         self.params = RowParams(total, device)
         self._cleared: list[Ints] = []
         self._tables: list[Ints] = []
+        self.states = states
+        self._loads: list[Ints] = []
 
     def apply(self, step: StepInput) -> None:
         """Take what a step says of rows, on the host; `flush` sends it. Rows are cleared, then taken again."""
@@ -61,6 +71,8 @@ class DeviceState:
             groups, rows, columns, pages = step.tables
             self.pages[groups, rows, columns] = pages
             self._tables.append(step.tables)
+        if step.loads.size:
+            self._loads.append(step.loads)
 
     def flush(self) -> None:
         """Send what has changed to the device."""
@@ -77,6 +89,13 @@ class DeviceState:
                     fresh = to_device(torch.from_numpy(mine), self.device)
                     table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
         self._tables = []
+        for groups, copies, rows in self._loads:
+            if self.states is None:
+                raise ValueError("the step loads states, and the model has none")
+            for group in np.unique(groups).tolist():
+                mine = groups == group
+                self.states.load(group, copies[mine].tolist(), rows[mine].tolist())
+        self._loads = []
         self.params.flush()
 
     def positions(self, rows: Tensor) -> Tensor:

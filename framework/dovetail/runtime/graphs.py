@@ -235,6 +235,7 @@ class DecodeGraphs:
             attention=self._attention,
             last_tokens=last,
             shares_prefixes=shares,
+            states=self._state.states,
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
-from dovetail.contracts.cache import CacheGroup
+from dovetail.contracts.cache import CacheGroup, Recurrent
 from dovetail.contracts.model import ModelConfig
 from dovetail.runtime.hybrid import common_caps
 
@@ -26,19 +26,24 @@ def of_group(config: ModelConfig, group: CacheGroup) -> ModelConfig:
     return dataclasses.replace(config, layers=tuple(spec for spec in config.layers if spec.index in group.layers))
 
 
+def paged_groups(config: ModelConfig) -> list[CacheGroup]:
+    """Return the groups that a backend serves; recurrent ones stand behind them, and their layers serve themselves."""
+    return [group for group in config.cache_groups if not isinstance(group.reach, Recurrent)]
+
+
 def make_attention(
     backends: Sequence[Backend], config: ModelConfig, cache: KVCache, tables: Sequence[Tensor], device: torch.device
 ) -> AttentionBackend:
     """Make the backend of each group over its pool; several are one to whoever computes steps.
 
     Args:
-        backends: A class for each group.
+        backends: A class for each group that has pages.
         config: The model's facts.
         cache: Its pools.
         tables: The page table `[S, max_pages]` of each group.
         device: Where to compute.
     """
-    groups = config.cache_groups
+    groups = paged_groups(config)
     made = [
         backend(of_group(config, group), pool, device)
         for backend, group, pool in zip(backends, groups, cache.pools, strict=True)

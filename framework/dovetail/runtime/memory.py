@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Window
+from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.contracts.needs import unserved
 from dovetail.errors import ConfigError, ModelError
@@ -39,6 +39,12 @@ STATIC_FRACTION = 0.88
 MAX_CPU_KV_BYTES = 4 << 30
 TYPICAL_LEN = 4096
 """Tokens of the request by which groups are balanced."""
+COPIES_EACH = 2
+"""Copies of a recurrent state for a request of that length, …"""
+MIN_COPIES = 2
+"""… and those that there are at least: one that is gone on from, and one that is written."""
+NUM_SPARE = 3
+"""Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
 GRAPH_ROWS = 256
 """Rows of the largest batch that is captured."""
@@ -64,20 +70,22 @@ class DeviceBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """Pages of one cache group, without its null page.
+    """Pages of one cache group, without its null page; of a recurrent group copies of states, without that of zeros.
 
     `seen_pages` are those that a request sees at most while it decodes, None where that grows with its length.
+    `num_rows` are the device rows that have a state, 0 in groups with pages.
     """
 
     name: str
     page_bytes: int
     num_pages: int
     seen_pages: int | None = None
+    num_rows: int = 0
 
     @property
     def num_bytes(self) -> int:
-        """Size, the null page included."""
-        return (self.num_pages + 1) * self.page_bytes
+        """Size, the null page included, and the rows."""
+        return (self.num_pages + 1 + self.num_rows) * self.page_bytes
 
     def pages_of(self, num_tokens: int, page_size: int) -> int:
         """Return the pages that a decoding request of so many tokens has."""
@@ -113,8 +121,8 @@ class MemoryPlan:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of every group."""
-        return sum(group.page_bytes for group in self.groups)
+        """Bytes of a page of every group that has pages."""
+        return sum(group.page_bytes for group in self.groups if not group.num_rows)
 
     @property
     def num_pages(self) -> int:
@@ -134,7 +142,8 @@ class MemoryPlan:
 
     def num_requests(self, num_tokens: int) -> int:
         """How many requests of so many tokens the KV cache holds at once."""
-        return min(group.num_pages // group.pages_of(num_tokens, self.page_size) for group in self.groups)
+        paged = [group for group in self.groups if not group.num_rows]
+        return min(group.num_pages // group.pages_of(num_tokens, self.page_size) for group in paged)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values, the derived ones included."""
@@ -210,7 +219,7 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
 
 
 def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
-    """Bytes that the layers of a group keep of one token."""
+    """Bytes that the layers of a group keep of one token, or of one request where they are recurrent."""
     sizes = (math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in group.tensors)
     return len(group.writers) * sum(sizes)
 
@@ -289,7 +298,7 @@ def plan_memory(
         activation_bytes=_step_bytes(config, item, tokens, rows),
         graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
         page_size=size,
-        groups=_empty_groups(config, size, item),
+        groups=_empty_groups(config, size, item, rows),
         context_len=context,
         step_tokens=tokens,
         max_running_requests=rows,
@@ -301,16 +310,20 @@ def plan_memory(
     return _with_context(settings, plan)
 
 
-def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int) -> tuple[GroupPlan, ...]:
-    return tuple(
-        GroupPlan(
-            name=group.name,
-            page_bytes=page_size * group_token_bytes(group, item_bytes),
-            num_pages=0,
-            seen_pages=seen_pages(group.reach, page_size) if isinstance(group.reach, Window | Chunk) else None,
+def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int, rows: int) -> tuple[GroupPlan, ...]:
+    groups = []
+    for group in config.cache_groups:
+        size, is_state = group_token_bytes(group, item_bytes), isinstance(group.reach, Recurrent)
+        groups.append(
+            GroupPlan(
+                name=group.name,
+                page_bytes=size if is_state else page_size * size,
+                num_pages=0,
+                seen_pages=seen_pages(group.reach, page_size) if isinstance(group.reach, Window | Chunk) else None,
+                num_rows=rows + NUM_SPARE if is_state else 0,
+            )
         )
-        for group in config.cache_groups
-    )
+    return tuple(groups)
 
 
 def seen_pages(reach: Window | Chunk, page_size: int) -> int:
@@ -326,6 +339,7 @@ def floor_pages(seen: int, rows: int, prefill_tokens: int, page_size: int) -> in
 def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
     """Return the groups of a cache that holds `num` pages of tokens.
 
+    Recurrent groups have a state in each device row, and copies for requests of a typical length beside them.
     What does not see everything has room for what all running requests see and two steps compute, or more, so that
     prefixes of requests of a typical length can be gone on from; but no more than there are tokens for.
     """
@@ -334,7 +348,9 @@ def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
     groups = []
     for group in plan.groups:
         seen, wanted = group.seen_pages, num
-        if seen is not None:
+        if group.num_rows:
+            wanted = max(MIN_COPIES, -(-num * COPIES_EACH // typical))
+        elif seen is not None:
             least = floor_pages(seen, rows, plan.step_tokens - rows, size)
             wanted = min(num, max(least, -(-num * min(seen, typical) // typical)))
         groups.append(dataclasses.replace(group, num_pages=wanted))
@@ -367,10 +383,12 @@ def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[st
     if settings.max_total_tokens is not None:
         num = settings.max_total_tokens // plan.page_size
         budget, limit = left, f"--max-total-tokens {settings.max_total_tokens}"
+        _check_states(plan, budget, left)
         if _bytes_for(plan, num) > left:
             raise ConfigError(_no_room(plan, left, f"{limit} takes {gib(_bytes_for(plan, num))}; lower it"))
     else:
         budget, limit = _budget(settings, plan.device, left, working)
+        _check_states(plan, budget, left)
         useful = settings.max_running_requests * -(-plan.context_len // plan.page_size)
         num = bisect_right(range(useful + 1), budget, key=lambda pages: _bytes_for(plan, pages)) - 1
     if num < 1:
@@ -383,6 +401,15 @@ def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[st
             "out, lower it or --chunked-prefill-size"
         )
     return num, notes
+
+
+def _check_states(plan: MemoryPlan, budget: int, left: int) -> None:
+    """Refuse recurrent states for which there is no room, however few tokens are cached."""
+    states = [group for group in groups_for(plan, 0) if group.num_rows]
+    num = sum(group.num_bytes for group in states)
+    if states and num > budget:
+        what = f"states of {states[0].num_rows} rows and {states[0].num_pages} copies take {gib(num)}"
+        raise ConfigError(_no_room(plan, left, f"{what}; lower --max-running-requests ({plan.max_running_requests})"))
 
 
 def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: int) -> tuple[int, str]:

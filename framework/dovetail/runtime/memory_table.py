@@ -17,7 +17,11 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     yield "KV cache", gib(plan.kv_bytes), tokens
     for group in plan.groups if len(plan.groups) > 1 else ():
         seen = "" if group.seen_pages is None else f", at most {group.seen_pages} of a decoding request"
-        yield f"  {group.name}", gib(group.num_bytes), f"{group.num_pages:,} pages of {plan.page_size} tokens{seen}"
+        what = f"{group.num_pages:,} pages of {plan.page_size} tokens{seen}"
+        if group.num_rows:
+            size = gib(group.page_bytes)
+            what = f"states of {group.num_rows} rows and {group.num_pages:,} copies for the prefix cache, {size} each"
+        yield f"  {group.name}", gib(group.num_bytes), what
     yield "activations", gib(plan.activation_bytes), f"estimated for steps of {plan.step_tokens:,} tokens"
     if cuda:
         measured = "" if plan.measured_bytes is None else f", {gib(plan.measured_bytes)} taken until ready"

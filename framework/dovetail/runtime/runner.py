@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dovetail.cache.pool import StateCache
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization
@@ -83,7 +84,8 @@ class ModelRunner:
         self.pool = memory.make_pool(self.weight_bytes)
         self.context_len = memory.context_len
         max_pages = -(-self.context_len // settings.page_size)
-        self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools))
+        states = StateCache(self.pool) if self.pool.states else None
+        self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools), states)
         self.attention = make_attention(backends, self.config, self.pool, self.state.page_tables, self.device)
         self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self.graphs = graphs = self._graphs(settings, memory.plan)
@@ -140,7 +142,9 @@ class ModelRunner:
             self.weight_bytes, plan.step_tokens - plan.max_running_requests, plan.max_running_requests
         )
         decode = DecodeGraphs(*parts, self.pool.page_size, settings.max_running_requests, pool)
-        prefill = PrefillGraphs(*parts, sizes, pool) if self.attention.caps.graph == "mixed" else None
+        # A chunk's states are copied at places that the host names: that cannot be recorded.
+        is_mixed = self.attention.caps.graph == "mixed" and self.state.states is None
+        prefill = PrefillGraphs(*parts, sizes, pool) if is_mixed else None
         with torch.inference_mode():
             max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
             self.attention.init_graph_state(decode.max_batch, max_tokens)

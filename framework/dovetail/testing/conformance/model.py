@@ -209,6 +209,21 @@ class ModelConformance(Conformance):
                 check(tokens == want, f"greedy tokens differ in a mixed batch with chunked prefill: a prompt of "
                       f"{len(prompt)} tokens gives {tokens}, transformers {want}")  # fmt: skip
 
+    def test_a_copied_state_is_gone_on_from(self, checkpoints: list[Path]) -> None:
+        """Where layers are recurrent, a request that begins with a copy of their state goes on as if it had made it."""
+        engines = [(folder, TinyEngine(self.plugin(), folder)) for folder in checkpoints]
+        if all(engine.states is None for _, engine in engines):
+            pytest.skip("no layer is recurrent")
+        for folder, engine in engines:
+            want = self.reference_logits(folder, PROMPTS[2])
+            for length, got in engine.resumed_logits(PROMPTS[2]).items() if engine.states else ():
+                error = float(_errors(got, want[length:]).max())
+                check(
+                    error <= TOLERANCE,
+                    f"behind {length} tokens of another request, whose states were copied there, logits are wrong "
+                    f"(relative error {error:.2g}): a layer keeps what is no tensor of its LayerSpec's state",
+                )
+
     def test_no_host_sync_in_decode(self, checkpoints: list[Path]) -> None:
         """A decode step reads nothing back to the host: it can be recorded into a graph."""
         for folder in checkpoints[:1]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dovetail.cache.pool import KVCache
+from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import (
     AttentionBackend,
     AttentionCaps,
@@ -21,13 +22,15 @@ from dovetail.contracts.attention import (
     ForwardBatch,
     KVPool,
     Phase,
+    StateSave,
 )
-from dovetail.contracts.cache import Window
+from dovetail.contracts.cache import Recurrent, Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin
 from dovetail.contracts.needs import unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.config_keys import translate
+from dovetail.runtime.grouped import paged_groups
 from dovetail.runtime.hf_config import read_config
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.checks import check
@@ -155,16 +158,29 @@ class TinyEngine:
         reason = unserved(self.config)
         check(reason is None, f"its layers cannot be served: {reason}")
         groups = self.config.cache_groups
-        self.pool = KVCache(groups, [num_rows * pages_each + 1] * len(groups), PAGE_SIZE, dtype, CPU)
+        self.pool = KVCache(groups, [num_rows * pages_each + 1] * len(groups), PAGE_SIZE, dtype, CPU, num_rows)
+        self.states = StateCache(self.pool) if self.pool.states else None
+        recurrent = [group for group in groups if isinstance(group.reach, Recurrent)]
+        self.grid = lcm(*(group.reach.grid(PAGE_SIZE) for group in recurrent if isinstance(group.reach, Recurrent)))
+        for index in (index for group in recurrent for index in group.layers):
+            for tensor in self.pool.states[self.pool.groups_of_layers[index]].rows(index).values():
+                tensor.fill_(FOREIGN)
         self.attention = ReferenceAttention(self.config, self.pool, CPU)
         pages = torch.arange(1, num_rows * pages_each + 1, dtype=torch.int32)
         order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(0))
         self.page_table = pages[order].view(num_rows, pages_each)
 
     @torch.inference_mode()
-    def step(self, decode: Sequence[Running], chunks: Sequence[tuple[Running, int]] = ()) -> Tensor:
+    def step(
+        self,
+        decode: Sequence[Running],
+        chunks: Sequence[tuple[Running, int]] = (),
+        saves: tuple[StateSave, ...] = (),
+    ) -> Tensor:
         """Run one step and return the logits of every token of the batch, `[T, V]`."""
         work = [(request, 1) for request in decode] + list(chunks)
+        for request in (request for request, _ in work if request.computed == 0):
+            self._load(request, 0)
         starts = torch.tensor([0, *(new for _, new in work)]).cumsum(0)
         positions = torch.cat([torch.arange(r.computed, r.computed + new) for r, new in work])
         slots = torch.cat([self._slots(r, new) for r, new in work])
@@ -180,6 +196,8 @@ class TinyEngine:
             q_lens_cpu=[new for _, new in work],
             attention=self.attention,
             last_tokens=starts[1:] - 1,
+            states=self.states,
+            saves=saves,
         )
         ids = torch.tensor([token for r, new in work for token in r.ids[r.computed : r.computed + new]])
         self.attention.plan(batch, Phase.EAGER)
@@ -197,9 +215,28 @@ class TinyEngine:
             self._give_back(request)
         return logits
 
+    def _load(self, request: Running, copy: int) -> None:
+        """Put a copy of the states into a request's row."""
+        for states in self.pool.states.values():
+            states.load([copy], [request.row])
+
+    def resumed_logits(self, ids: Sequence[int]) -> dict[int, Tensor]:
+        """Return the logits behind each place where states are copied, of requests that begin with the copy."""
+        first = Running(list(ids), 0)
+        places = range(self.grid, len(ids), self.grid)
+        copies = [(group, length, copy) for copy, length in enumerate(places, 1) for group in self.pool.states]
+        self.step((), [(first, len(ids))], tuple(StateSave(group, 0, *rest) for group, *rest in copies))
+        found = {}
+        for copy, length in enumerate(places, 1):
+            other = Running(list(ids), 1, length)
+            self.page_table[1, : length // PAGE_SIZE] = self.page_table[0, : length // PAGE_SIZE]
+            self._load(other, copy)
+            found[length] = self.step((), [(other, len(ids) - length)])
+        return found
+
     def _give_back(self, request: Running) -> None:
         """Overwrite what no layer sees any more that is as its spec says: an engine gives it to others."""
-        for group, pool in zip(self.config.cache_groups, self.pool.pools, strict=True):
+        for group, pool in zip(paged_groups(self.config), self.pool.pools, strict=True):
             if isinstance(group.reach, Window):
                 places = torch.arange(group.reach.start(request.computed))
                 pages = self.page_table[request.row, places // PAGE_SIZE].long()
