@@ -10,6 +10,7 @@ all of it behind the prompt, and is right where all of it comes back, and nothin
 front of an answer are not counted.
 
 Detection is right where the parsers chosen read back every reply of theirs, or where none was chosen and there is none.
+It is wrong where others would read back more of them: the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -104,11 +105,13 @@ CASES = [
 
 
 class Parsers:
-    """The parsers that `auto` chooses for a template."""
+    """Parsers by name, or, where none is given, those that `auto` chooses for a template."""
 
-    def __init__(self, template: ChatTemplate, folder: Path) -> None:
+    def __init__(
+        self, template: ChatTemplate, folder: Path, names: tuple[str | None, str | None] = ("auto", "auto")
+    ) -> None:
         registry = Registry.scan()
-        found = resolve_parsers(registry, folder, reasoning_parser="auto", tool_parser="auto")
+        found = resolve_parsers(registry, folder, reasoning_parser=names[0], tool_parser=names[1])
         self.names = (found.reasoning_parser, found.tool_parser)
         self.template = template
         binders = (bound_reasoning, bound_tools)
@@ -203,6 +206,22 @@ def wrong(parsers: Parsers, case: Case, switches: Mapping[str, Any]) -> str | bo
     return False if got == want else f"{tail[-40:]!r} {output!r}\n      gives {got!r}"
 
 
+def num_right(parsers: Parsers) -> int:
+    """Return how many replies are read back."""
+    return sum(wrong(parsers, case, switches) is False for case in CASES for switches in SWITCHES.values())
+
+
+def better(parsers: Parsers, folder: Path) -> str | None:
+    """Return other parsers that read back more replies than those chosen do, or none."""
+    registry, chosen, best = Registry.scan(), parsers.names, num_right(parsers)
+    for place, kind in enumerate(("reasoning_parser", "tool_parser")):
+        for name in [None, *(record.name for record in registry.of_kind(kind))]:
+            names = (name, chosen[1]) if place == 0 else (chosen[0], name)
+            if num_right(Parsers(parsers.template, folder, names)) > best:
+                return f"{names[0]} + {names[1]}"
+    return None
+
+
 def loaded(text: str) -> Any:
     """Return what JSON means, or the text."""
     try:
@@ -235,27 +254,31 @@ def measured(name: str, source: str, *, verbose: bool) -> tuple[Counter[str], Co
             print(f"{name:60} {error}")
             return counts, right
         parsers = Parsers(template, Path(folder))
-    lines = []
-    for case in CASES:
-        results = [(label, wrong(parsers, case, switches)) for label, switches in SWITCHES.items()]
-        results = [(label, result) for label, result in results if result is not True]
-        if not results:
-            continue
-        bad = [f"    {case.column} {label}: {result}" for label, result in results if result]
-        lines += bad
-        counts[case.column] += 1
-        right[case.column] += not bad
+        lines = []
+        for case in CASES:
+            results = [(label, wrong(parsers, case, switches)) for label, switches in SWITCHES.items()]
+            results = [(label, result) for label, result in results if result is not True]
+            if not results:
+                continue
+            bad = [f"    {case.column} {label}: {result}" for label, result in results if result]
+            lines += bad
+            counts[case.column] += 1
+            right[case.column] += not bad
+        others = better(parsers, Path(folder)) if lines else None
     cells = " ".join(f"{f'{right[c]}/{counts[c]}' if counts[c] else '-':>9}" for c in COLUMNS)
     counts["detection"] += 1
-    right["detection"] += all(right[c] == counts[c] for c in COLUMNS)
+    right["detection"] += not lines
+    counts["wrong"] += others is not None
     print(f"{name:50} {parsers.names[0]!s:18} {parsers.names[1]!s:18} {cells}")
+    if others is not None:
+        print(f"    wrong: {others} reads back more")
     if verbose and lines:
         print("\n".join(lines))
     return counts, right
 
 
 def main() -> int:
-    """Print a row for each template and the sums; 1 if there was none."""
+    """Print a row for each template and the sums; 1 if there was none, or one for which other parsers read more."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+")
     parser.add_argument("-v", "--verbose", action="store_true")
@@ -271,8 +294,8 @@ def main() -> int:
     sums = "; ".join(
         f"{c} {right[c]}/{counts[c]} = {100 * right[c] / max(counts[c], 1):.1f} %" for c in (*COLUMNS, "detection")
     )
-    print(f"{number} templates: {sums}")
-    return 0 if number else 1
+    print(f"{number} templates: {sums}; wrong parsers {counts['wrong']}")
+    return 0 if number and not counts["wrong"] else 1
 
 
 if __name__ == "__main__":

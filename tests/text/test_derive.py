@@ -181,3 +181,41 @@ def test_templates_that_say_nothing(source: str, tmp_path: Path) -> None:
 def test_without_a_template_nothing_is_derived() -> None:
     """Raw completions have no template."""
     assert derive(NoTemplate()) == Derived()
+
+
+FORMS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+TIMED = (
+    "[{{ strftime_now('%H:%M:%S.%f') }}]{{ messages | length }}"
+    + HEAD.replace("{{ m.content }}", FORMS + "{{ m.content }}{{ strftime_now('%f') }}")
+    + CALLS["tags in a section"]
+    + TAIL
+)
+
+
+def test_a_template_that_writes_the_time() -> None:
+    """All renders for one prompt see one time: the tail is what was appended, and the format is read."""
+    for _ in range(5):
+        chat = ChatTemplate({"default": TIMED.replace("{{ messages | length }}", "")})
+        assert chat.render([{"role": "user", "content": "what is </think>?"}]).tail == "<|assistant|>"
+    source = (
+        "[{{ strftime_now('%S.%f') }}]"
+        + HEAD.replace("{{ m.content }}", FORMS + "{{ m.content }}")
+        + CALLS["tags in a section"]
+        + TAIL
+    )
+    found = [derive(ChatTemplate({"default": source})) for _ in range(5)]
+    assert all(each.reasoning is not None and each.calls is not None for each in found)
+    assert len({each.reasoning for each in found}) == 1
+
+
+def test_a_template_that_draws_lots(tmp_path: Path) -> None:
+    """What it writes once says nothing of what it writes again: no format is read off, and `auto` does not waver."""
+    drawn = "{{ ['<a>', '<think>', '<b>'] | random }}"
+    source = HEAD.replace("{{ m.content }}", drawn + FORMS + "{{ m.content }}") + CALLS["tags in a section"] + TAIL
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    found = {tuple((one.name, one.why) for one in detect(Registry.scan(), tmp_path).values()) for _ in range(4)}
+    assert len(found) == 1
+    assert derive(ChatTemplate({"default": source})) == Derived()
+    for _ in range(20):
+        tail = ChatTemplate({"default": source + drawn}).render([{"role": "user", "content": "hello"}]).tail
+        assert "hello" not in tail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import jinja2
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.text.chat_messages import ArgumentsFormat, ContentFormat, template_messages
+from dovetail.text.moment import begin_render, one_moment
 from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
 from dovetail.text.templates import read_template
 from dovetail.text.tokenizer import Tokenizer
@@ -24,6 +26,7 @@ _RESERVED = frozenset((
 ))
 # fmt: on
 _SENTINEL = "\ue000dovetail\ue001"
+_DRAWS = re.compile(r"\|\s*random\b")
 """Text that no conversation holds, to find a place in rendered text."""
 
 
@@ -83,6 +86,11 @@ class ChatTemplate:
         self.source = "" if default is None else sources[default]
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
         self.arguments_format: ArgumentsFormat = self._detect_arguments_format() if self._default else "object"
+
+    @property
+    def varies(self) -> bool:
+        """Whether the template draws lots: what it writes once says nothing of what it writes again."""
+        return _DRAWS.search(self.source) is not None
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
@@ -155,12 +163,13 @@ class ChatTemplate:
             "documents": [*documents] if documents else None,
         }
         template = self._pick(bool(tools))
-        if continue_final_message:
-            return self._render_continued(template, context)
-        text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)
-        if add_generation_prompt is False:
-            return RenderedChat(text, "")
-        return RenderedChat(text, self._tail(template, context, text))
+        with one_moment():
+            if continue_final_message:
+                return self._render_continued(template, context)
+            text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)
+            if add_generation_prompt is False:
+                return RenderedChat(text, "")
+            return RenderedChat(text, self._tail(template, context, text))
 
     def _render_continued(self, template: jinja2.Template, context: dict[str, Any]) -> RenderedChat:
         """Render up to the end of the last message, which is cut off at a sentinel put behind its content."""
@@ -201,6 +210,7 @@ class ChatTemplate:
     def _render(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
         meter = self._environment.meter
         meter.reset(self._max_seconds)
+        begin_render()
         try:
             return template.render(context, add_generation_prompt=add_generation_prompt)
         except TemplateLimitError as error:

@@ -10,7 +10,7 @@ newlines and the shape of a call off what the template wrote around them:
 ```
 
 What is derived is put to the test: it must read the same replies back, or it is dropped. A template that refuses, fails
-or writes differently each time gives nothing.
+or draws lots gives nothing; all renders for one reply see the same time.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dovetail.contracts.reasoning import FormatSpec, Markers, TemplateView
 from dovetail.errors import RequestError
 from dovetail.text.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
 from dovetail.text.chat import ChatTemplate, RenderedChat, common_len
+from dovetail.text.moment import one_moment
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.reply import Folded
 from dovetail.text.response_template import declared
@@ -116,12 +117,15 @@ class Rendered:
 
 def rendered(template: ChatTemplate, reply: Reply, switches: Mapping[str, Any]) -> Rendered | None:
     """Render a reply behind the prompt for it; None where the template refuses or fails."""
+    if template.varies:
+        return None
     tools = tools_of((TWICE,)) if reply.calls else None
     try:
-        prompt = template.render([QUESTION], tools=tools, template_kwargs=switches)
-        whole = template.render(
-            [QUESTION, reply.message], tools=tools, template_kwargs=switches, add_generation_prompt=False
-        ).text
+        with one_moment():
+            prompt = template.render([QUESTION], tools=tools, template_kwargs=switches)
+            whole = template.render(
+                [QUESTION, reply.message], tools=tools, template_kwargs=switches, add_generation_prompt=False
+            ).text
     except RequestError:
         return None
     found = None if "'role'" in whole else behind(prompt, whole, reply.reasoning)  # data is not a template's writing

@@ -21,7 +21,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -33,6 +32,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
+
+from dovetail.text.moment import choice, strftime_now
 
 MAX_CHARS = 1 << 24
 """Most characters of one render, and of any text or structure built on the way."""
@@ -159,8 +160,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.tick, self.check, self.finalize = meter.tick, meter.check, meter.finalize
         self.own = self._own
         self.globals.pop("lipsum")
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        self.filters.update(tojson=_to_json, join=_join)
+        self.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
+        self.filters.update(tojson=_to_json, join=_join, random=choice)
         for name, function in self.filters.items():
             self.filters[name] = self._guard_filter(name, function)
 
@@ -311,7 +312,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
