@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import tokenizers
 
 from dovetail.errors import RequestError
+from dovetail.text.cuts import PIECE, cuts_of, pieces, shared
 from dovetail.text.fill_in import Infill
 from dovetail.text.tokenizer_files import TokenizerFiles, load_backend
 from dovetail.text.vocabulary import VocabularyBytes
 
+WHOLE = 2 * PIECE
+"""Characters of a text that is tokenized as a whole, whatever the tokenizer."""
 JOINED = 4096
 """Joining takes 80 bytes beside each of what it joins."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -100,6 +104,7 @@ class Tokenizer:
         self.strips_leading_space = self.bytes_table.strips_leading_space
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
+        self._cuts = cuts_of(backend)
         probe = self.encode("a", add_special_tokens=True)
         self.adds_bos = self._bos_id is not None and probe[:1] == [self._bos_id]
 
@@ -119,8 +124,10 @@ class Tokenizer:
             RequestError: The text holds a lone surrogate or a NUL character.
         """
         check_text(text)
-        # `encode` holds the GIL, `encode_batch_fast` does not.
-        ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if len(text) > WHOLE and self._cuts is not None:
+            ids = self._encode_pieces(text, self._cuts, add_special_tokens=add_special_tokens)
+        else:
+            ids = self._encode(text, add_special_tokens=add_special_tokens)
         if add_special_tokens and self._add_bos is not None and self._bos_id is not None:
             has_bos = ids[:1] == [self._bos_id]
             if self._add_bos and not has_bos:
@@ -128,6 +135,18 @@ class Tokenizer:
             elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
                 del ids[0]
         return ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # `encode` holds the GIL, `encode_batch_fast` does not.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _encode_pieces(self, text: str, cuts: re.Pattern[str], *, add_special_tokens: bool) -> list[int]:
+        around = self._encode("a", add_special_tokens=add_special_tokens)
+        at = around.index(self._encode("a", add_special_tokens=False)[0])
+        ids, known = around[:at], dict[int, int]()
+        for piece in pieces(text, cuts):
+            ids += shared(self._encode(piece, add_special_tokens=False), known)
+        return ids + around[at + 1 :]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail.plugins import PluginPlan
+from dovetail.text.cuts import shared
 from dovetail_server.serving.params import Limits
 from dovetail_server.serving.prompts import Prompt, Prompts
 
@@ -137,5 +138,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def read_prompts(self) -> Prompts:
         """Unpack them; takes a while for many."""
-        prompts = [Prompt(array.array(ID, ids).tolist(), text) for ids, text in self.prompts]
+        prompts = [Prompt(shared(array.array(ID, ids)), text) for ids, text in self.prompts]
         return Prompts(prompts=prompts, tail=self.tail, is_batch=self.is_batch, items=self.items)

@@ -1,0 +1,23 @@
+"""What reading a body takes of the system's memory: Python's own figures leave out what tokenizers take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).parents[1] / "bench" / "body_memory.py"
+MOST = 45
+"""Times the body, for 28,000 messages of two bytes each; a text took 160 times while it was tokenized as a whole."""
+
+
+def test_a_body_of_a_megabyte_takes_a_few_times_its_size() -> None:
+    """Texts, conversations, ids and items of each route that reads prompts."""
+    ran = subprocess.run(
+        [sys.executable, str(BENCH), "--most", str(MOST)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = [line for line in ran.stdout.splitlines() if line.endswith("done")]
+    assert len(rows) >= 13, ran.stdout
+    texts = [float(line.split(" bytes ")[1].split(" x")[0]) for line in rows if "text" in line or "token" in line]
+    assert max(texts) < 20, ran.stdout

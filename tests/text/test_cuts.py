@@ -1,0 +1,192 @@
+"""Long texts are tokenized in pieces, and have the tokens that they have as a whole."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
+
+from dovetail.demo import MODEL_DIR
+from dovetail.text import cuts
+from dovetail.text.cuts import cuts_of, pieces, shared
+from dovetail.text.tokenizer import WHOLE, Tokenizer
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+ATOMS = [
+    *(
+        "a",
+        "b c",
+        "The",
+        " quick",
+        " x",
+        "  ",
+        " ",
+        "\n",
+        "\n\n",
+        "\t",
+        "'s",
+        "I'm",
+        "1",
+        "23 ",
+        "4567",
+        ".",
+        ", ",
+        "(",
+        "_",
+    ),
+    *(
+        "\u00e9",
+        "e\u0301",
+        "\u0301",
+        "\u4e2d\u6587",
+        "\U0001f600",
+        "\u00df",
+        "\u200b",
+        "\u00a0",
+        "<",
+        "<|",
+        "|>",
+        "<|im_",
+        " <think> ",
+    ),
+    *MARKS,
+]
+
+
+def made(regex: str | None = None, **changes: object) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer as models have it, with the merges of the demo model."""
+    demo = tokenizers.Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    if regex is not None:
+        split = pre_tokenizers.Split(Regex(regex), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        demo.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    demo.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
+    for name, value in changes.items():
+        setattr(demo, name, value)
+    return demo
+
+
+KNOWN: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "demo": made,
+    "gpt2": lambda: made(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "gpt2, written out": lambda: made(GPT2),
+    "qwen": lambda: made(QWEN, normalizer=normalizers.NFC()),
+    "llama3": lambda: made(LLAMA3),
+    "o200k": lambda: made(O200K),
+}
+WHOLE_ONLY: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "a prefix space": lambda: made(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "no words": lambda: made(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "words of two": lambda: made(r"[a-z]+ [a-z]+|\s+|\S+"),
+    "a look behind": lambda: made(QWEN + r"|(?<=a )b"),
+    "sentencepiece": lambda: made(pre_tokenizer=pre_tokenizers.Metaspace()),
+    "a prefix": lambda: made(QWEN, normalizer=normalizers.Prepend("x")),
+    "another model": lambda: tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
+}
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Return texts of a few hundred characters, of everything that might matter side by side."""
+    chance = random.Random(seed)
+    return ["".join(chance.choices(ATOMS, k=chance.randrange(1, 200))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_pieces_have_the_tokens_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random texts, cut wherever it is allowed."""
+    backend = KNOWN[name]()
+    cut = cuts_of(backend)
+    assert cut is not None
+    monkeypatch.setattr(cuts, "PIECE", 1)
+    num_pieces = 0
+    for text in texts(1, 400):
+        parts = list(pieces(text, cut))
+        num_pieces += len(parts)
+        assert "".join(parts) == text
+        found = [i for part in parts for i in backend.encode(part, add_special_tokens=False).ids]
+        assert found == backend.encode(text, add_special_tokens=False).ids, text
+    assert num_pieces > 400 * 5
+
+
+@pytest.mark.parametrize("name", WHOLE_ONLY)
+def test_others_stay_whole(name: str) -> None:
+    """A tokenizer whose words are not split at spaces, or that looks around, is never given a piece."""
+    assert cuts_of(WHOLE_ONLY[name]()) is None
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        AddedToken("New York", special=True, normalized=False),
+        AddedToken("word", rstrip=True, special=True, normalized=False),
+    ],
+    ids=lambda token: token.content,
+)
+def test_added_tokens_over_a_cut_keep_texts_whole(token: AddedToken) -> None:
+    """One that holds a cut, or takes the space behind it."""
+    backend = made(QWEN)
+    backend.add_special_tokens([token])
+    assert cuts_of(backend) is None
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        AddedToken("<|im_end|><|im_start|>", special=True, normalized=False),
+        AddedToken("<strip>", lstrip=True, special=True, normalized=False),
+    ],
+    ids=lambda token: token.content,
+)
+def test_marks_that_others_reach_over_are_no_cuts(token: AddedToken) -> None:
+    """Words are cut still."""
+    backend = made(QWEN)
+    backend.add_special_tokens([token])
+    cut = cuts_of(backend)
+    assert cut is not None
+    assert list(pieces("a<|im_start|>" * 4000, cut)) == ["a<|im_start|>" * 4000]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_long_text_is_the_same_with_what_stands_around_it(special: bool) -> None:
+    """What a tokenizer puts in front and behind comes once, and equal ids are one object."""
+    backend = made(QWEN)
+    ids = [(mark, backend.token_to_id(mark)) for mark in MARKS[:2]]
+    backend.post_processor = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=ids)
+    tokenizer, text = Tokenizer(backend), "Some words, and 1000 more: x y z.\n" * 2000
+    assert len(text) > WHOLE
+    found = tokenizer.encode(text, add_special_tokens=special)
+    assert found == backend.encode(text, add_special_tokens=special).ids
+    assert len({id(token_id) for token_id in found}) == len(set(found))
+
+
+def test_equal_ids_are_one_object() -> None:
+    """Whatever they come from."""
+    found = shared(int(text) for text in ["1000", "2000"] * 50)
+    assert found == [1000, 2000] * 50
+    assert len({id(value) for value in found}) == 2
+
+
+@pytest.mark.skipif("DOVETAIL_TOKENIZERS" not in os.environ, reason="set it to a folder of models' folders")
+def test_tokenizers_of_models_may_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published tokenizers, with random texts."""
+    monkeypatch.setattr(cuts, "PIECE", 1)
+    for file in sorted(Path(os.environ["DOVETAIL_TOKENIZERS"]).glob("*/tokenizer.json")):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        cut = cuts_of(backend)
+        assert cut is not None, file
+        for text in texts(2, 2000):
+            found = [i for part in pieces(text, cut) for i in backend.encode(part, add_special_tokens=False).ids]
+            assert found == backend.encode(text, add_special_tokens=False).ids, text
