@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +18,14 @@ from served import ASK, Served
 from test_service import ENDLESS, outlines_step, settle
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.forks import send
+from dovetail.grammar import child
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.pool import ChildTimeoutError
 from dovetail.grammar.queue import FairQueue
 from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.wire import ChildJob, ChildReply
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
@@ -121,6 +125,30 @@ def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPa
     outcome = settle(service, service.request((slow, json_step({"type": "integer"}))))
     assert isinstance(outcome, Enforced)
     assert (outcome.step, asked) == (1, [slow])
+
+
+def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's time runs from when it was sent, however long its process took to come: on a busy machine, seconds."""
+    timers: list[float] = []
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
+
+    class Worker:
+        def prepare(self, job: ChildJob) -> None:
+            """Nothing is left to load."""
+
+        def work(self, job: ChildJob) -> ChildReply:
+            timers.append(job.timeout_s)
+            return ChildReply()
+
+    for ago in (4.0, 9.0):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            job = ChildJob(step=json_step({"type": "null"}), timeout_s=5.0, sent=time.monotonic() - ago)
+            send(ours, job)
+            child._serve(theirs, Worker())  # type: ignore[arg-type]
+    assert all(0 < seconds <= 1.0 for seconds in timers)
+    assert len(timers) == 4
 
 
 def test_waiting_counts(make_service: Make) -> None:

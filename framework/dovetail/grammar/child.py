@@ -33,6 +33,7 @@ from dovetail.grammar.wire import (
     ChildReply,
     ChildStart,
     spec_of,
+    time_left,
 )
 from dovetail.messages import GrammarStep
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
@@ -67,6 +68,7 @@ def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
     job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
     worker.prepare(job)
     send(channel, ChildBegun(pid=os.getpid()))
+    job = msgspec.structs.replace(job, timeout_s=time_left(job))
     signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
     send(channel, worker.work(job))
 

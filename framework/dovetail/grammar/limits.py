@@ -13,6 +13,8 @@ from dovetail.grammar.references import check_references
 
 LIMITS = GrammarLimits()
 _IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)
+_BRACKETS = re.compile(r'[\[{}\]]|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+"""Brackets, and strings, the last of which may have no end: each character is looked at once."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -94,21 +96,13 @@ def check_nesting(source: str, max_nesting: int) -> None:
     """
     if source.count("{") + source.count("[") <= max_nesting:
         return
-    depth, in_string, escaped = 0, False, False
-    for place, char in enumerate(source):
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "{[":
+    depth = 0
+    for found in _BRACKETS.finditer(source):
+        char = found[0]
+        if char in "{[":
             depth += 1
             if depth > max_nesting:
-                what = f"the grammar's JSON is nested more than {max_nesting} deep at position {place}"
+                what = f"the grammar's JSON is nested more than {max_nesting} deep at position {found.start()}"
                 text = f"{what}; flatten it, for instance with $ref"
                 raise RequestError(text, code="grammar_too_complex")
         elif char in "}]":

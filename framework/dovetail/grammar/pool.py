@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from dovetail.forks import START_TIMEOUT_S, ForkServer, ForkStartError, GoneError, kill_process, receive, send
-from dovetail.grammar.wire import ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart
+from dovetail.grammar.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, time_left
 
 GRACE_S = 1.0
 """After a job's time limit, which its process keeps itself; a process that is still there then is killed."""
@@ -50,7 +50,7 @@ class ChildPool:
             return list(self._working)
 
     def run(self, job: ChildJob | ChildCheck, timeout_s: float) -> ChildReply:
-        """Run a job in a process of its own; waiting for others' jobs counts, starting a process does not.
+        """Run a job in a process of its own; waiting for others' jobs counts, starting the first process does not.
 
         Raises:
             ChildTimeoutError: The job took longer than `timeout_s` and was killed.
@@ -60,7 +60,7 @@ class ChildPool:
         if not self._slots.acquire(timeout=timeout_s):
             raise ChildTimeoutError
         try:
-            job = msgspec.structs.replace(job, timeout_s=max(0.1, timeout_s - (time.monotonic() - began)))
+            job = msgspec.structs.replace(job, timeout_s=max(MIN_S, timeout_s - (time.monotonic() - began)))
             for _ in range(2):
                 template = self._get_template()
                 try:
@@ -97,12 +97,12 @@ class ChildPool:
         pid, began = 0, time.monotonic()
         try:
             channel.settimeout(START_TIMEOUT_S)
+            job = msgspec.structs.replace(job, sent=began)
             send(channel, job)
             pid = msgspec.msgpack.decode(receive(channel), type=ChildBegun).pid
-            began = time.monotonic()
             with self._lock:
                 self._working.add(pid)
-            channel.settimeout(job.timeout_s + GRACE_S)
+            channel.settimeout(time_left(job) + GRACE_S)
             return msgspec.msgpack.decode(receive(channel), type=ChildReply)
         except TimeoutError:
             if pid:

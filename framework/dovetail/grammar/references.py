@@ -99,7 +99,7 @@ def check_references(root: Any) -> None:
     Raises:
         RequestError: With the place.
     """
-    references = References(root, draft_of(root) if isinstance(root, dict) else None)
+    references: References | None = None  # which few schemas need
     stack, seen = [("", root)], set()
     while stack:
         pointer, node = stack.pop()
@@ -109,6 +109,7 @@ def check_references(root: Any) -> None:
         stack += schema.children(node, pointer, definitions=False)
         for key in REFERENCES:
             if isinstance(node.get(key), str):
+                references = references or References(root, draft_of(root))
                 target = _checked(references, node, key, pointer, is_all=node is root and not MEANING & set(node))
                 stack += [] if target is None else [(target.pointer, target.node)]
 

@@ -24,7 +24,6 @@ from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
 from dovetail.grammar.normal import Normal, normalize
-from dovetail.grammar.unique import unique_places
 from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
 from dovetail.messages import GrammarStep
@@ -142,17 +141,20 @@ def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_w
         is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
     """
     found, ignored = normal.schema, list(normal.dropped)
-    watched, places = unique_places(found) if is_whole else (None, frozenset())
     unique = ""
     support = Support.full()
     for _ in range(MAX_ROUNDS):
-        support = backend.supports(replace(spec, kind=Kind.JSON, source=json.dumps(found, ensure_ascii=False)))
+        source = normal.source if found is normal.schema else json.dumps(found, ensure_ascii=False)
+        support = backend.supports(replace(spec, kind=Kind.JSON, source=source))
         if support.level is SupportLevel.NONE:
             return Weakened(found, tuple(ignored), (), normal, support.reason)
         gone = set(support.refused)
         if support.level is SupportLevel.APPROXIMATE:
-            mended = places.intersection(support.ignored)
-            unique = json.dumps(watched, ensure_ascii=False) if mended else unique
+            mended: frozenset[str] = frozenset()
+            if is_whole and any(place.endswith("/uniqueItems") for place in support.ignored):
+                watched, places = normal.unique
+                mended = places.intersection(support.ignored)
+                unique = json.dumps(watched, ensure_ascii=False) if mended else unique
             ignored += [normal.place(place) for place in support.ignored if place not in mended]
             gone |= mended
         if not gone:
@@ -329,7 +331,8 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
 
 def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    source = json.dumps(item.schema, ensure_ascii=False)
+    is_as_it_was = item.schema is item.normal.schema
+    source = item.normal.source if is_as_it_was else json.dumps(item.schema, ensure_ascii=False)
     step = step_of(name, replace(spec, source=source), weaken=weaken, unique=item.unique)
     return Way(step, enforcement, item.ignored or item.annotations, item.normal)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.messages import GrammarStep
 from dovetail.plugins import PluginPlan
+
+MIN_S = 0.1
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -21,18 +25,20 @@ class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compile one grammar within `timeout_s`."""
+    """Compile one grammar within `timeout_s` from `sent` on, a time of the clock `time.monotonic` of both processes."""
 
     step: GrammarStep
     timeout_s: float
+    sent: float = 0.0
 
 
 class ChildCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Judge finished texts by a JSON Schema within `timeout_s`."""
+    """Judge finished texts by a JSON Schema within `timeout_s`; `sent` as above."""
 
     schema: str
     texts: list[str]
     timeout_s: float
+    sent: float = 0.0
 
 
 class ChildBegun(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,11 @@ class ChildReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     code: str | None = None
     verdicts: list[bool] = []
+
+
+def time_left(job: ChildJob | ChildCheck) -> float:
+    """Return the seconds that a job has left; enough to say so where there are none."""
+    return max(MIN_S, job.timeout_s - (time.monotonic() - job.sent))
 
 
 def spec_of(step: GrammarStep) -> GrammarSpec:

@@ -6,6 +6,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dovetail.grammar import schema
@@ -13,13 +14,14 @@ from dovetail.grammar.keywords import CONTENT, MEANING, draft_of
 from dovetail.grammar.normal import nodes
 from dovetail.grammar.normal.rewrite import Rewriter
 from dovetail.grammar.references import REFERENCES, References, Target
+from dovetail.grammar.unique.places import unique_places
 
 Node = dict[str, Any]
 MAX_GROWTH, MAX_ADDED = 4, 65536
 """A rewritten schema is kept within so many times its size, and so many bytes more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Normal:
     """A schema in the normal form.
 
@@ -33,10 +35,15 @@ class Normal:
     dropped: tuple[str, ...]
     places: Mapping[int, nodes.Place]
 
-    @property
+    @cached_property
     def source(self) -> str:
-        """The form as JSON text."""
+        """The form as JSON text; what is derived from it is asked for by each backend's way."""
         return json.dumps(self.schema, ensure_ascii=False)
+
+    @cached_property
+    def unique(self) -> tuple[Any, frozenset[str]]:
+        """What `unique_places` says of it."""
+        return unique_places(self.schema)
 
     def place(self, pointer: str) -> str:
         """Return where a keyword of the form, named by its pointer, stood in the given schema."""
@@ -80,13 +87,19 @@ class _Document:
         self.dropped: list[str] = []
         self._given = given
         self._draft = draft_of(given)
-        self._references = References(given, self._draft)
         self._names: dict[int, str] = {}
         self._taken: dict[str, int] = {}  # names, and how many were made of each
         self._targets: deque[tuple[str, Target]] = deque()
-        self._anchors = Counter(
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self._given, self._draft)
+
+    @cached_property
+    def _anchors(self) -> Counter[str]:
+        return Counter(
             node["$dynamicAnchor"]
-            for _, node in schema.every(given)
+            for _, node in schema.every(self._given)
             if isinstance(node, dict) and isinstance(node.get("$dynamicAnchor"), str)
         )
 
