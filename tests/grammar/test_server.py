@@ -330,6 +330,22 @@ def test_a_backend_that_is_not_loaded_is_refused_with_those_that_are(served: Ser
     assert "llguidance" in error["message"]
 
 
+def test_messages_and_responses_choose_their_backend(served: Served) -> None:
+    """The same field in all ways to ask; a schema that two backends enforce is enforced by the one that is named."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    body = {"messages": ASK, "max_tokens": 40, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    for backend in ("llguidance", "outlines"):
+        reply = served.post("/v1/messages", **body, grammar_backend=backend).json()
+        assert reply["structured_output"]["backend"] == backend
+    text = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    reply = served.post("/v1/responses", input="Go on.", text=text, store=False, grammar_backend="outlines")
+    assert reply.status_code == 200, reply.text
+    for path, fields in (("/v1/messages", body), ("/v1/responses", {"input": "Go on.", "store": False})):
+        refused = served.post(path, **fields, grammar_backend="none-such")
+        assert refused.status_code == 400
+        assert all(word in refused.text for word in ("grammar_backend", "none-such", "llguidance"))
+
+
 def test_a_backend_that_cannot_take_the_kind_says_so(served: Served) -> None:
     """Calls are structural grammars, which `outlines` does not read."""
     reply = served.post(

@@ -191,6 +191,7 @@ class MessagesRequest(PromptFields):
     priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
     cache_salt: Name | None = None
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the message's id.")
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")
 
 
 Json = dict[str, Any]

@@ -36,7 +36,10 @@ NAMES = {
     "continue_final_message": "messages",
     r"stop(?!_)": "stop_sequences",
 }
-SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "priority")
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "priority"),
+    "grammar_backend",
+)
 ERROR_PREFIX = "Error: "
 AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 

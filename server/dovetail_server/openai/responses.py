@@ -289,3 +289,4 @@ class ResponsesRequest(ResponsePrompt):
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the response's id.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
+    grammar_backend: Name | None = Field(None, description="Of the loaded backends; chosen for each request if absent.")

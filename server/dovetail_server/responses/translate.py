@@ -40,6 +40,7 @@ SAME = (
         "service_tier",
         "prompt_cache_key",
         "safety_identifier",
+        "grammar_backend",
     ),
 )
 """Fields that a chat request has, too, with the same meaning."""
