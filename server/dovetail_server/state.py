@@ -169,15 +169,15 @@ class ServerState:
         if self.engine.dead is not None:
             raise EngineDeadError(self.engine.dead)
 
-    def check_choices(self, num_choices: int) -> None:
+    def check_choices(self, num_choices: int, param: str = "n", what: str = "prompts times n") -> None:
         """Refuse what would not fit if it were alone, before anything is made of it.
 
         Raises:
             RequestError: So many choices of one request can never be generated here.
         """
         if num_choices > self.max_live:
-            text = f"prompts times n is {num_choices}; at most {self.max_live} choices fit into this server's queue"
-            raise RequestError(text, param="n", code="invalid_value")
+            text = f"{what} is {num_choices}; at most {self.max_live} fit into this server's queue"
+            raise RequestError(text, param=param, code="invalid_value")
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
         """Raise where so much more does not fit. A request that is alone always fits.

@@ -301,3 +301,37 @@ def test_replayed_steps_of_two_groups_give_what_eager_steps_give(
     buckets, prefills, _ = replays(core)
     assert len(buckets) > 1
     assert prefills
+
+
+@BOTH
+def test_hidden_states_are_pooled_between_replays(make: Callable[..., EngineCore], folder: Path, overlap: bool) -> None:
+    """Such steps run eagerly; tokens and numbers are those of an engine without graphs."""
+    asked = loads(5, 8, grammars=False, logprobs=False)
+
+    def run(core: EngineCore) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        left = list(enumerate(asked))
+        for _ in range(400):
+            if left:
+                at, (prompt, params, _) = left.pop(0)
+                core.handle(Submit(rid="", handle=2 * at, prompt_ids=prompt, params=params))
+                pool: Any = ("last", "mean")[at % 2]
+                core.handle(Submit(rid="", handle=2 * at + 1, prompt_ids=prompt[::-1], params=params, pool=pool))
+            for delta in core.step().deltas:
+                found.setdefault(delta.handle, []).extend(delta.ids)
+                if delta.pooled is not None:
+                    found[delta.handle] = np.frombuffer(delta.pooled, dtype=np.float32)
+            if not left and not core.has_work:
+                break
+        assert core.pages.is_exact([])
+        return found
+
+    captured = make(overlap)
+    graphs, plain = run(captured), run(make_core(folder, **SETTINGS))
+    assert replays(captured)[0]
+    assert graphs.keys() == plain.keys() == set(range(16))
+    for handle, found in graphs.items():
+        if handle % 2:
+            np.testing.assert_allclose(found, plain[handle], atol=1e-4)
+        else:
+            assert found == plain[handle]

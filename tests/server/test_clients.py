@@ -227,6 +227,21 @@ def test_embeddings(gpt: openai.OpenAI) -> None:
     assert caught.value.param == "dimensions"
 
 
+def test_stored_completions(gpt: openai.OpenAI) -> None:
+    """Kept, shown, listed, changed and deleted through the client's own methods, which check each reply."""
+    asked: Any = {"model": MODEL, "temperature": 0, "store": True, "messages": say(FRANCE)}
+    kept = gpt.chat.completions.create(**asked, metadata={"topic": "clients"})
+    assert gpt.chat.completions.retrieve(kept.id).choices == kept.choices
+    changed = gpt.chat.completions.update(kept.id, metadata={"topic": "others"})
+    assert changed.to_dict()["metadata"] == {"topic": "others"}
+    listed = gpt.chat.completions.list(metadata={"topic": "others"}, model=MODEL)
+    assert [one.id for one in listed] == [kept.id]
+    assert [message.content for message in gpt.chat.completions.messages.list(kept.id)] == [FRANCE]
+    assert gpt.chat.completions.delete(kept.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        gpt.chat.completions.retrieve(kept.id)
+
+
 def test_what_is_not_there(gpt: openai.OpenAI) -> None:
     """Errors arrive as the client's types with our codes."""
     with pytest.raises(openai.NotFoundError):

@@ -123,10 +123,12 @@ def test_an_engine_that_gives_up_is_an_error(harness: Harness) -> None:
     assert harness.state.num_live == 0
 
 
-def test_a_full_queue_refuses_all_of_it(make_harness: Callable[..., Harness]) -> None:
-    """More inputs than there is room for are a 429, and nothing is left behind."""
+def test_more_inputs_than_ever_fit_are_refused(make_harness: Callable[..., Harness]) -> None:
+    """By a 400 that says how many do; nothing is left behind."""
     small = make_harness(max_running_requests=2, max_queued_requests=1)
-    assert small.post(URL, {"input": ["a"] * 4}).status_code == 429
+    error = error_of(small.post(URL, {"input": ["a"] * 4}))
+    assert (error["param"], error["code"]) == ("input", "invalid_value")
+    assert "at most 3" in error["message"]
     assert small.post(URL, {"input": ["a"] * 3}).status_code == 200
     assert small.state.num_live == 0
 

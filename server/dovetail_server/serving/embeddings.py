@@ -76,6 +76,7 @@ def prepare(state: ServerState, request: EmbeddingRequest, model: str, made: Pro
     text = state.text
     text.embedder.check(request.dimensions, state.info.hidden_size)
     prompts = (made or read_prompts(text, request)).prompts
+    state.check_choices(len(prompts), "input", "the number of inputs")
     rid = same_field(request, "rid", "request_id") or new_id("embd")
     choices = [
         Choice(
