@@ -29,6 +29,7 @@ from dovetail.text.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
 from dovetail.text.chat import ChatTemplate, RenderedChat, common_len
 from dovetail.text.moment import one_moment
 from dovetail.text.output import make_parser, parse_full
+from dovetail.text.regions import Regions
 from dovetail.text.reply import Folded
 from dovetail.text.response_template import declared
 
@@ -184,6 +185,7 @@ class Derived:
         calls: How calls are written.
         turn_end: What stands behind a reply.
         declared: Names of the parts that the template does not show, and `response_template` says.
+        regions: What `response_template` says, where the template shows nothing, and markers do not say it.
     """
 
     reasoning: Markers | None = None
@@ -191,9 +193,18 @@ class Derived:
     calls: CallShape | None = None
     turn_end: str = ""
     declared: frozenset[str] = frozenset()
+    regions: Regions | None = None
+
+    def says(self, part: str) -> bool:
+        """Whether anything is known of a part of replies, `reasoning` or `calls`."""
+        if self.regions is not None:
+            return self.regions.has("thinking" if part == "reasoning" else "tool_calls")
+        return getattr(self, part) is not None
 
     def spec(self, tools: Sequence[Mapping[str, Any]] = ()) -> FormatSpec:
         """Return the format of a request."""
+        if self.regions is not None:
+            return self.regions.spec(tools)
         calls = self.calls.tool_format(tools) if self.calls is not None and tools else None
         return FormatSpec(reasoning=self.reasoning, answer=self.answer, tools=calls)
 
@@ -209,6 +220,8 @@ def derive(template: TemplateView) -> Derived:
 def _with_declared(template: ChatTemplate) -> Derived:
     """Take what the template does not show from the model's own description of replies."""
     found, said = _derive(template), declared(template.response_template)
+    if said.regions is not None and found.reasoning is None and found.calls is None:
+        return replace(found, regions=said.regions, declared=frozenset(("reasoning", "calls")))
     parts = {name: getattr(said, name) for name in ("reasoning", "calls") if getattr(found, name) is None}
     if parts.get("reasoning") is not None and found.answer is None:
         parts["answer"] = said.answer
@@ -388,6 +401,8 @@ def _loaded(text: str) -> Any:
 
 def describe(found: Derived) -> Iterator[tuple[str, str]]:
     """Say what was derived, for `dovetail info`."""
+    if found.regions is not None:
+        yield "regions", ", ".join(field.part for field in found.regions.fields)
     if (markers := found.reasoning) is not None:
         yield (
             "thinking",

@@ -209,7 +209,7 @@ def _found(
     if not template.source and not declared:
         return Found(None, "the model has no chat template")
     part = "reasoning" if kind == "reasoning_parser" else "calls"
-    is_known = getattr(derived, part) is not None
+    is_known = derived.says(part)
     is_shown = is_known and part not in derived.declared
     if is_shown and not (ranked and ranked[0].reads_back):
         return Found(DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked)

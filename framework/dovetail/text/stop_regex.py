@@ -48,6 +48,55 @@ def compile_stop(source: str) -> regex.Pattern[str]:
     raise RequestError(f"stop_regex {source[:80]!r} {why}", param="stop_regex", code="invalid_regex")
 
 
+class TooSlowError(Exception):
+    """An expression takes too long; the text says which."""
+
+
+class Credit:
+    """The processor time that a reply's expressions may take."""
+
+    def __init__(self) -> None:
+        self._left_s = CREDIT_S
+
+    def earn(self, seconds: float = EARN_S) -> None:
+        """More text came."""
+        self._left_s = min(CREDIT_S, self._left_s + seconds)
+
+    def search_all(
+        self, patterns: Sequence[regex.Pattern[str]], text: str, *, partial: bool
+    ) -> list[regex.Match[str] | None]:
+        """Search for several at once; a match may be empty.
+
+        Raises:
+            TooSlowError: The credit is spent.
+        """
+        begin = time.thread_time()
+        try:
+            return [pattern.search(text, partial=partial, timeout=TIMEOUT_S) for pattern in patterns]
+        except TimeoutError:
+            return [self.search(pattern, text, partial=partial) for pattern in patterns]
+        finally:
+            self._left_s -= min(time.thread_time() - begin, len(patterns) * TIMEOUT_S)
+
+    def search(self, pattern: regex.Pattern[str], text: str, *, partial: bool = False) -> regex.Match[str] | None:
+        """Find the first match that is not empty.
+
+        Raises:
+            TooSlowError: The credit is spent.
+        """
+        while self._left_s > 0:
+            begin = time.thread_time()
+            try:
+                matches = pattern.finditer(text, partial=partial, timeout=TIMEOUT_S)
+                return next((match for match in matches if match.end() > match.start()), None)
+            except TimeoutError:
+                continue
+            finally:
+                # At most one limit a look: a garbage collection may have fallen into it.
+                self._left_s -= min(time.thread_time() - begin, TIMEOUT_S)
+        raise TooSlowError(f"{pattern.pattern[:80]!r} takes longer than {1000 * EARN_S:g} ms a token")
+
+
 class RegexStopMatcher:
     """Cuts a text at the first match of several expressions, as `StopMatcher` does for strings.
 
@@ -60,7 +109,7 @@ class RegexStopMatcher:
         self._patterns = [compile_stop(source) for source in sources]
         self._keep_match = keep_match
         self._held = ""
-        self._credit_s = CREDIT_S
+        self._credit = Credit()
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -69,7 +118,7 @@ class RegexStopMatcher:
         Raises:
             RequestError: An expression takes too long.
         """
-        self._credit_s = min(CREDIT_S, self._credit_s + EARN_S)
+        self._credit.earn()
         buffer = self._held + text
         found = self._search(buffer)
         if found is not None:
@@ -95,19 +144,11 @@ class RegexStopMatcher:
         return min(found, key=lambda match: (match.start(), -match.end()), default=None)
 
     def _look(self, pattern: regex.Pattern[str], text: str, *, partial: bool = False) -> regex.Match[str] | None:
-        """The first match that is not empty."""
-        while self._credit_s > 0:
-            begin = time.thread_time()
-            try:
-                matches = pattern.finditer(text, partial=partial, timeout=TIMEOUT_S)
-                return next((match for match in matches if match.end() > match.start()), None)
-            except TimeoutError:
-                continue
-            finally:
-                # At most one limit a look: a garbage collection may have fallen into it.
-                self._credit_s -= min(time.thread_time() - begin, TIMEOUT_S)
-        why = f"stop_regex {pattern.pattern[:80]!r} takes longer than {1000 * EARN_S:g} ms a token; simplify it"
-        raise RequestError(why, param="stop_regex", code="invalid_regex")
+        try:
+            return self._credit.search(pattern, text, partial=partial)
+        except TooSlowError as error:
+            why = f"stop_regex {error}; simplify it"
+            raise RequestError(why, param="stop_regex", code="invalid_regex") from None
 
 
 class ChainedStops:

@@ -30,8 +30,10 @@ class Template(ToolParser):
         return Template(derive(template))
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
-        """Add the markers."""
+        """Add the markers, or read all of the reply in regions."""
         calls = self._derived.calls
+        if self._derived.regions is not None:
+            return self._derived.spec(tools)
         return spec if calls is None else replace(spec, tools=calls.tool_format(tools))
 
     def grammar(
