@@ -15,9 +15,9 @@ from dovetail.contracts.grammar import Kind
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
 from dovetail.grammar.keywords import MEANING
-from dovetail.grammar.normal.nodes import escape
 from dovetail.grammar.refusals import LATER, TOO_COMPLEX
 from dovetail.grammar.route import Route
+from dovetail.grammar.schema import escape
 from dovetail.grammar.weaken import schemas_with_places
 
 MAX_PLACES = 3

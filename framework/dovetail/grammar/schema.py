@@ -93,7 +93,7 @@ def children(node: Node, pointer: str, *, definitions: bool) -> Iterator[tuple[s
             yield from ((f"{pointer}/{key}/{i}", item) for i, item in enumerate(value))
         elif key in MAPS and isinstance(value, dict) and (definitions or key not in DEFINITIONS):
             yield from (
-                (f"{pointer}/{key}/{_escape(name)}", item)
+                (f"{pointer}/{key}/{escape(name)}", item)
                 for name, item in value.items()
                 if not (key == "dependencies" and isinstance(item, list))
             )
@@ -176,7 +176,7 @@ def check(schema: Any) -> None:
             raise wrong(pointer, "must be a schema: an object, true or false")
         for key, value in node.items():
             if (why := _why_wrong(key, value)) is not None:
-                raise wrong(f"{pointer}/{_escape(key)}", why)
+                raise wrong(f"{pointer}/{escape(key)}", why)
 
 
 def _why_wrong(key: str, value: Any) -> str | None:
@@ -226,5 +226,6 @@ def wrong(pointer: str, why: str) -> RequestError:
     return RequestError(f"JSON schema, {pointer or '/'} ({keyword}): {why}", code="invalid_json_schema")
 
 
-def _escape(name: str) -> str:
+def escape(name: str) -> str:
+    """Write a name as a part of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -19,8 +19,8 @@ from dovetail.errors import RequestError
 from dovetail.grammar.fields import Asked
 from dovetail.grammar.limits import check_schema, check_spec
 from dovetail.grammar.normal import normalize
-from dovetail.grammar.normal.nodes import escape
 from dovetail.grammar.route import Route, Router, ToolSchema, Way, Weakened, not_strict, weakened
+from dovetail.grammar.schema import escape
 from dovetail.grammar.tools import answer_message, arguments_schema, chosen, other_messages
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail.grammar.wire import step_of

@@ -18,7 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.keywords import MEANING
-from dovetail.grammar.normal.nodes import escape
+from dovetail.grammar.schema import escape
 
 R = TypeVar("R")
 COMPANIONS = {

@@ -17,7 +17,7 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar import schema
-from dovetail.grammar.normal.nodes import escape
+from dovetail.grammar.schema import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
 from dovetail_grammar.lookaround import without_lookaround
 from dovetail_grammar.patterns import is_leaky, is_unreadable, tightened

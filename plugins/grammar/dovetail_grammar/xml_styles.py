@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.grammar import schema
-from dovetail.grammar.normal.nodes import escape
-from dovetail.grammar.schema import ANNOTATIONS, TYPES
+from dovetail.grammar.schema import ANNOTATIONS, TYPES, escape
 from dovetail.text.schema_types import types_of
 
 Node = dict[str, Any]

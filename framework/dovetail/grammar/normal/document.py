@@ -129,7 +129,7 @@ class _Document:
         meaning = MEANING | CONTENT if self._draft == 7 else MEANING
         for key, value in node.items():
             if key in meaning:
-                made[key] = self._value(key, value, f"{pointer}/{nodes.escape(key)}")
+                made[key] = self._value(key, value, f"{pointer}/{schema.escape(key)}")
         return nodes.simplify(made, self.places)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:
@@ -153,7 +153,7 @@ class _Document:
         if name is None:
             name = self._names[id(target.node)] = self._new_name(target.pointer)
             self._targets.append((name, target))
-        return f"#/$defs/{nodes.escape(name)}"
+        return f"#/$defs/{schema.escape(name)}"
 
     def _is_dynamic(self, target: Target) -> bool:
         """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
@@ -175,5 +175,5 @@ class _Document:
         if key in schema.LISTS and isinstance(value, list):
             return [self._node(item, f"{pointer}/{index}") for index, item in enumerate(value)]
         if key in schema.MAPS and isinstance(value, dict):
-            return {name: self._node(item, f"{pointer}/{nodes.escape(name)}") for name, item in value.items()}
+            return {name: self._node(item, f"{pointer}/{schema.escape(name)}") for name, item in value.items()}
         return value

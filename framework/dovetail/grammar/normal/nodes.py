@@ -47,11 +47,6 @@ class Place:
         return "/".join((self.pointer, first, *parts[1:]))
 
 
-def escape(name: str) -> str:
-    """Write a name as a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def simplify(node: Node, places: dict[int, Place]) -> Any:
     """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed."""
     names: dict[str, str] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from dovetail.grammar.normal.nodes import escape
+from dovetail.grammar.schema import escape
 
 Node = dict[str, Any]
 KEY = "uniqueItems"
