@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.cache import FULL, Chunk, Reach, Window
+from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.request import Request, StepPlan
 from dovetail.messages import BACKGROUND, Finish
 
@@ -27,7 +27,13 @@ spec.loader.exec_module(_scheduler)
 World: Any = _scheduler.World
 POLICIES: tuple[str, ...] = _scheduler.POLICIES
 
-GROUPS: tuple[tuple[Reach, ...], ...] = ((FULL,), (FULL, Window(7)), (FULL, Window(3), Chunk(8)))
+GROUPS: tuple[tuple[Reach, ...], ...] = (
+    (FULL,),
+    (FULL, Window(7)),
+    (FULL, Window(3), Chunk(8)),
+    (FULL, Recurrent()),
+    (FULL, Window(5), Recurrent(3), Recurrent(2)),
+)
 NUM_OPERATIONS = int(os.environ.get("DOVETAIL_BOOKS", "10000"))
 
 
@@ -36,7 +42,8 @@ class Books:
 
     `spoilt` are pages with something that is not finite: written by a broken request since its step, or by whoever read
     such a page. A page is clean again once it was zeroed. `contents` says of each page, by offset, for which tokens its
-    keys and values were computed: a hash of all from the first on.
+    keys and values were computed: a hash of all from the first on. `rows` and `copies` have the same hash for states of
+    recurrent groups, and whether it is spoilt.
     """
 
     def __init__(self, seed: int) -> None:
@@ -51,7 +58,13 @@ class Books:
             depth=rng.randrange(2),
             max_running_requests=rng.choice([3, 8]),
             max_prefill_tokens=rng.choice([5, 24]),
+            num_copies=rng.choice([2, 3, 9]),
         )
+        self.recurrent = [g for g, reach in enumerate(self.reaches) if isinstance(reach, Recurrent)]
+        self.rows: dict[tuple[int, int], tuple[int, bool]] = {}
+        self.copies: dict[tuple[int, int], tuple[int, bool]] = {}
+        self.saves: list[list[int]] = []
+        self.num_loaded = 0
         self.spoilt: set[tuple[int, int]] = set()
         self.broken: dict[int, set[Request]] = {}
         self.num_broken = self.num_emitted = 0
@@ -64,6 +77,7 @@ class Books:
         for page in pages:
             self.spoilt.discard((group, page))
             self.contents.pop((group, page), None)
+            self.copies.pop((group, page), None)
 
     def step(self, *, breaks: bool, fails: bool) -> None:
         """Plan a step and launch it, or let that fail; then read what is under way beyond the depth."""
@@ -96,6 +110,10 @@ class Books:
                 del table[place]
         for group, row, column, page in changes.tables.T.tolist():
             self.tables[group][row, column] = page
+        for group, copy, row in changes.loads.T.tolist():
+            self.rows[group, row] = self.copies[group, copy] if copy else (0, False)
+            self.num_loaded += copy != 0
+        self.saves = changes.saves.T.tolist()
 
     def write(self, plan: StepPlan, breaks: bool) -> None:
         """Compute, as the device does: reads and writes pages in order; one request may go wrong by itself."""
@@ -108,12 +126,16 @@ class Books:
             is_bad = request is culprit
             for g, reach in enumerate(self.reaches):
                 own = request.pages[g]
+                if isinstance(reach, Recurrent):
+                    is_bad |= self.rows[g, request.row][1]
+                    continue
                 is_bad |= any((g, page) in self.spoilt for page in own[reach.start(start) // size : -(-start // size)])
             self.compute(request, start, stop)
+            self.fold(request, start, stop, is_bad)
             if is_bad:
                 found.add(request)
                 for g, own in enumerate(request.pages):
-                    self.spoilt.update((g, page) for page in own[start // size : -(-stop // size)])
+                    self.spoilt.update((g, page) for page in own[start // size : -(-stop // size)] if page)
         if culprit is not None:
             self.num_broken += 1
         self.broken[plan.number] = found
@@ -125,7 +147,7 @@ class Books:
             token = request.ids[place] if place < len(request.ids) else 1  # what will be sampled
             seen = hash((seen, token))
             for g, reach in enumerate(self.reaches):
-                if place < reach.start(start):
+                if isinstance(reach, Recurrent) or place < reach.start(start):
                     continue
                 page = request.pages[g][place // size]
                 assert page, "a request sees a page that it has given back"
@@ -135,6 +157,20 @@ class Books:
                     content[place % size] = seen
                 else:
                     assert content.get(place % size) == seen, "a request reads what was not computed for it"
+
+    def fold(self, request: Request, start: int, stop: int, is_bad: bool) -> None:
+        """Fold tokens into the row's states, which have taken in all before `start`, and copy them where asked."""
+        for g in self.recurrent:
+            asked = {length: copy for group, row, length, copy in self.saves if (group, row) == (g, request.row)}
+            assert all(start < length <= stop for length in asked), "a copy that no chunk passes"
+            seen = 0
+            for place in range(stop):
+                if place == start:
+                    assert self.rows[g, request.row][0] == seen, "a state has taken in other tokens"
+                seen = hash((seen, request.ids[place] if place < len(request.ids) else 1))
+                if place + 1 in asked:
+                    self.copies[g, asked[place + 1]] = seen, is_bad
+            self.rows[g, request.row] = seen, is_bad
 
     def read(self, plan: StepPlan) -> None:
         """Account for a step as the engine does."""
@@ -166,6 +202,9 @@ class Books:
             owners = Counter([*held, *cached, *allocator.free_pages])
             assert set(owners) == set(range(1, allocator.num_pages + 1))
             assert max(owners.values()) == 1
+            if g in self.recurrent:
+                assert pages.tree.num_pages(g) == pages.tree.num_free_to_go(g), "a copy is pinned behind its step"
+                continue
             seen = {page for r in running for page in r.pages[g][: r.num_tree_pages] if page}
             assert pages.tree.num_pages(g) - pages.tree.num_free_to_go(g) == len(seen)
         pages.check(running)
@@ -194,7 +233,7 @@ class Books:
 @pytest.mark.timeout(3600)
 def test_random_operations_keep_the_books_right() -> None:
     """Hits on tentative pages, cuts, failures, retractions, aborts: no token comes of a wrong page, none is lost."""
-    done = emitted = broken = seed = 0
+    done = emitted = broken = loaded = seed = 0
     while done < NUM_OPERATIONS:
         books = Books(seed)
         for _ in range(500):
@@ -208,5 +247,7 @@ def test_random_operations_keep_the_books_right() -> None:
         assert books.world.pages.num_used == 0
         done, seed = done + 500, seed + 1
         emitted, broken = emitted + books.num_emitted, broken + books.num_broken
+        loaded += books.num_loaded
     assert emitted > NUM_OPERATIONS / 4
     assert broken > NUM_OPERATIONS / 100
+    assert loaded > NUM_OPERATIONS / 100

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.contracts.cache import FULL, Chunk, Reach, Window
+from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.pages import PageBook
@@ -33,11 +33,15 @@ class World:
         policy: str = "fcfs",
         depth: int = 0,
         reaches: Sequence[Reach] = (FULL,),
+        num_copies: int = 5,
         **limits: int,
     ) -> None:
         most, prefill = limits.get("max_running_requests", 8), limits.get("max_prefill_tokens", 32)
         sizes = [num_pages]
         for reach in reaches[1:]:
+            if isinstance(reach, Recurrent):
+                sizes.append(num_copies)
+                continue
             assert isinstance(reach, Window | Chunk)
             sizes.append(min(num_pages, floor_pages(seen_pages(reach, page_size), most, prefill, page_size)))
         self.pages = PageBook(DeviceRows(most), page_size=page_size, num_pages=sizes, reaches=reaches)

@@ -33,7 +33,7 @@ class DeviceRows:
         self._cleared: list[int] = []
         self._pages: dict[int, dict[tuple[int, int], int]] = {}
         self._scrub: list[tuple[int, int]] = []
-        self._loads: list[tuple[int, int, int]] = []
+        self._loads: dict[tuple[int, int], int] = {}  # of a group's row, so that each is loaded once
         self._saves: list[tuple[int, int, int, int]] = []
 
     @property
@@ -53,6 +53,8 @@ class DeviceRows:
     def release_row(self, row: int) -> None:
         """Take a row back."""
         self._pages.pop(row, None)
+        self._loads = {place: copy for place, copy in self._loads.items() if place[1] != row}
+        self._saves = [save for save in self._saves if save[1] != row]
         self._cleared.append(row)
         self._free.append(row)
 
@@ -68,7 +70,7 @@ class DeviceRows:
 
     def load(self, row: int, copy: int, group: int) -> None:
         """Begin with a copy of a recurrent group's state, 0 for zeros."""
-        self._loads.append((group, copy, row))
+        self._loads[group, row] = copy
 
     def save(self, row: int, length: int, copy: int, group: int) -> None:
         """Have the state copied as it is behind the row's first `length` tokens, which the next step computes."""
@@ -81,7 +83,8 @@ class DeviceRows:
         entries = [(g, row, at, page) for row, own in self._pages.items() for (g, at), page in own.items()]
         tables = np.array(entries, dtype=np.int32).T if entries else NO_ENTRIES
         scrub = np.array(self._scrub, dtype=np.int32).T if self._scrub else NO_PAGES
-        loads, saves = (np.array(own, dtype=np.int32).T if own else no_ints() for own in (self._loads, self._saves))
+        begun = [(group, copy, row) for (group, row), copy in self._loads.items()]
+        loads, saves = (np.array(own, dtype=np.int32).T if own else no_ints() for own in (begun, self._saves))
         changes = RowChanges(scrub, np.array(self._cleared, np.int32), tables, loads, saves)
-        self._scrub, self._cleared, self._pages, self._loads, self._saves = [], [], {}, [], []
+        self._scrub, self._cleared, self._pages, self._loads, self._saves = [], [], {}, {}, []
         return changes
