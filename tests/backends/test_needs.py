@@ -275,6 +275,12 @@ def test_triton_caps_scores(name: str) -> None:
     verify(Interpreted, Case(**CAPPED[name]), DEVICE, name)
 
 
+@pytest.mark.parametrize("lengths", [DECODE[:2], PREFILL[2:4], MIXED[1:]], ids=["decode", "prefill", "mixed"])
+def test_triton_reads_another_layers_cache(lengths: Any) -> None:
+    """Its kernels take keys and values from the pool, where a layer has none of its own."""
+    verify(Interpreted, Case(lengths=lengths, reads_another=True, num_kv_heads=2), DEVICE, "another layer's cache")
+
+
 def test_triton_caps_scores_from_the_projection() -> None:
     """So does the kernel that normalises, rotates and writes as well, over shared prefixes too."""
     for changes in ({}, {"lengths": COMMON[:4], "common": COMMON_TOKENS[0][:4]}):
