@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_graphs import PlainAttention, add_graphs, use_triton
+from fake_graphs import PlainAttention, add_graphs
 
 from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.step_builder import StepBuilder
@@ -24,11 +24,10 @@ models: Any = _models
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
-def test_replays_fold_as_eager_steps_do(overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_fold_as_eager_steps_do(overlap: bool, tmp_path: Path) -> None:
     """Batches of three rows in a graph of four, over copies and chunks that run eagerly: the reference's tokens."""
     example = models.Example("recurrent", "RecurrentForCausalLM")
     folder = example.reference().write_checkpoint(tmp_path / "model")
-    use_triton(monkeypatch)
     core = example.make_engine(folder, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap)
     executor = core.executor
     runner = executor.runner
