@@ -19,7 +19,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import Route, Router
 from dovetail.grammar.trial import try_out
-from dovetail.grammar.unique import UniqueGrammar
+from dovetail.grammar.unique.matcher import UniqueGrammar
 from dovetail.grammar.unique.tokens import TokenTexts
 from dovetail.grammar.weaken import weaken
 from dovetail.grammar.wire import spec_of

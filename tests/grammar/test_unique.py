@@ -14,7 +14,8 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.normal import normalize
 from dovetail.grammar.route import Router
-from dovetail.grammar.unique import UniqueGrammar, unique_places
+from dovetail.grammar.unique.matcher import UniqueGrammar
+from dovetail.grammar.unique.places import unique_places
 from dovetail.grammar.unique.tokens import TokenTexts
 from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan

@@ -17,7 +17,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.errors import PluginError, RequestError
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
-from dovetail.grammar.unique import UniqueGrammar
+from dovetail.grammar.unique.matcher import UniqueGrammar
 from dovetail.grammar.unique.tokens import TokenTexts
 from dovetail.grammar.vocabulary import pack
 from dovetail.grammar.weaken import without

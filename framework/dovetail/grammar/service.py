@@ -25,7 +25,7 @@ from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.pool import ChildDiedError, ChildTimeoutError
 from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
-from dovetail.grammar.unique import UniqueGrammar
+from dovetail.grammar.unique.matcher import UniqueGrammar
 from dovetail.grammar.weaken import is_weakenable
 from dovetail.grammar.wire import spec_of, step_of
 from dovetail.messages import GrammarStep

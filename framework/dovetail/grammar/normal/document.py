@@ -14,6 +14,7 @@ from dovetail.grammar.keywords import CONTENT, MEANING, draft_of
 from dovetail.grammar.normal import nodes
 from dovetail.grammar.normal.rewrite import Rewriter
 from dovetail.grammar.references import REFERENCES, References, Target
+from dovetail.grammar.unique.places import unique_places
 
 Node = dict[str, Any]
 MAX_GROWTH, MAX_ADDED = 4, 65536
@@ -42,8 +43,6 @@ class Normal:
     @cached_property
     def unique(self) -> tuple[Any, frozenset[str]]:
         """What `unique_places` says of it."""
-        from dovetail.grammar.unique.places import unique_places  # which imports this package's names for nodes
-
         return unique_places(self.schema)
 
     def place(self, pointer: str) -> str:

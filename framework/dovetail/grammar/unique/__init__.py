@@ -1,12 +1,5 @@
 """`uniqueItems`, which no grammar can say: enforced while text is generated, over any backend's grammar.
 
 `places` tells where a schema asks for it, `scan` follows the text there, `matcher` takes the tokens out of a mask that
-would end an item equal to an earlier one, or leave no way but that.
+would end an item equal to an earlier one, or leave no way but that. The API's process needs `places` alone.
 """
-
-from __future__ import annotations
-
-from dovetail.grammar.unique.matcher import UniqueGrammar, UniqueMatcher
-from dovetail.grammar.unique.places import unique_places
-
-__all__ = ["UniqueGrammar", "UniqueMatcher", "unique_places"]
