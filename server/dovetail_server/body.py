@@ -18,6 +18,7 @@ from dovetail.errors import RequestError
 from dovetail_server.auth import CALLER
 from dovetail_server.bodies.tasks import Call, Task, no_answer
 from dovetail_server.bodies.work import read_line
+from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
 from dovetail_server.reading import check_name, parse
 from dovetail_server.serving.prompts import Prompts
@@ -31,6 +32,8 @@ IN_THREAD = 1 << 15
 """Bodies above this many bytes are parsed in a worker thread: a thousand tiny messages take 5 ms."""
 MAX_PLAIN = 1 << 20
 """Bytes of a body that holds no prompt."""
+PLAIN_OBJECTS = 1 << 14
+"""Objects and lists in it: it is parsed in this process, and so many take 10 ms."""
 _PROMPTS = "prompts"
 
 
@@ -49,15 +52,15 @@ async def raw_body(request: Request) -> bytes:
     return raw
 
 
-async def read(raw: bytes, model: type[M], *, is_line: bool = False) -> M:
-    """Read a body, or with `is_line` that of a batch's line.
+async def read(raw: bytes, model: type[M], *, is_line: bool = False, most_objects: int = MAX_OBJECTS) -> M:
+    """Read a body, or with `is_line` that of a batch's line; `most_objects` as in `check_density`.
 
     Raises:
         RequestError: See `parse`.
     """
 
     def work() -> M:
-        return parse(read_line(raw) if is_line else raw, model)
+        return parse(read_line(raw) if is_line else raw, model, most_objects)
 
     return await asyncio.to_thread(work) if len(raw) > IN_THREAD or is_line else work()
 
@@ -70,7 +73,7 @@ def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
         if len(raw) > MAX_PLAIN:
             text = f"the body has {len(raw)} bytes; what this route takes fits in {MAX_PLAIN}"
             raise RequestError(text, code="body_too_large", status=413)
-        return await read(raw, model)
+        return await read(raw, model, most_objects=PLAIN_OBJECTS)
 
     return read_plain
 

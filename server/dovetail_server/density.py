@@ -25,13 +25,17 @@ _STRINGS = re.compile(rb'(?:[^"]*+"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _STRING_PIECE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
-def check_density(raw: bytes) -> None:
+def check_density(raw: bytes, most_objects: int = MAX_OBJECTS) -> None:
     """Refuse a body of very many values.
+
+    Args:
+        raw: The body.
+        most_objects: Objects and lists that it may have at most, however large it is.
 
     Raises:
         RequestError: It would take much more memory than it has bytes, or stop the server while it is parsed.
     """
-    most_objects = min(FREE_OBJECTS + len(raw) // BYTES_PER_OBJECT, MAX_OBJECTS)
+    most_objects = min(FREE_OBJECTS + len(raw) // BYTES_PER_OBJECT, most_objects)
     counts = _count(raw, 0, len(raw))
     if counts[0] <= most_objects and sum(counts) <= MAX_VALUES:
         return

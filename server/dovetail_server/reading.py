@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from dovetail.errors import RequestError
-from dovetail_server.density import check_density
+from dovetail_server.density import MAX_OBJECTS, check_density
 from dovetail_server.errors import from_validation, shortened
 from dovetail_server.served import served_name
 
@@ -18,22 +18,22 @@ ANY_MODEL = "unknown"
 """What gateways name where a native request needs no model."""
 
 
-def parse(raw: bytes, model: type[M]) -> M:
-    """Decode and check a body.
+def parse(raw: bytes, model: type[M], most_objects: int = MAX_OBJECTS) -> M:
+    """Decode and check a body; `most_objects` as in `check_density`.
 
     Raises:
         RequestError: It is not JSON, has too many values, nests too deeply, holds a NUL, or does not fit the model.
     """
-    return validated(decoded(raw), model)
+    return validated(decoded(raw, most_objects), model)
 
 
-def decoded(raw: bytes) -> Any:
-    """Decode a body.
+def decoded(raw: bytes, most_objects: int = MAX_OBJECTS) -> Any:
+    """Decode a body; `most_objects` as in `check_density`.
 
     Raises:
         RequestError: It is not JSON, has too many values, nests too deeply, or holds a NUL.
     """
-    check_density(raw)
+    check_density(raw, most_objects)
     try:
         data = from_json(raw, allow_inf_nan=False)
     except ValueError as error:

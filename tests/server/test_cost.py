@@ -1,7 +1,8 @@
 """No body costs more than in proportion to its size, whatever stands in whichever field.
 
-Here an eighth of the fields has one of the shapes, at 10 KB and 1 MB, and what renders and translates has some more.
-All shapes in all fields, and those of `LARGE` at the limit of a body, with `DOVETAIL_FULL=1`; `-s` shows a table.
+Here one field in thirteen has one of the shapes, at 10 KB and 1 MB, and what renders and translates has some more. All
+shapes in all fields of all routes, and those of `LARGE` at the limit of a body, with `DOVETAIL_FULL=1`; `-s` shows a
+table. Time is processor time, and what is too much is measured again: other threads may have had a part in it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,24 @@ TRACED = MIB if IS_FULL else 1 << 19
 """Memory is measured at this size: telling it takes long."""
 SPARE_BYTES = 4 * MIB
 """What any request takes."""
+SAMPLE = 1 if IS_FULL else 13
+TRIES = 3
 MOST_STALL_S = float(os.environ.get("DOVETAIL_MOST_STALL_S", "0.05"))
 REFUSED = (400, 404, 413, 422, 501)
+MADE_OF = {
+    "messages",
+    "prompt",
+    "input",
+    "input_ids",
+    "text",
+    "tokens",
+    "query",
+    "items",
+    "system",
+    "documents",
+    "tools",
+}
+"""Fields that become something else; others are checked and passed on."""
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HEAVY = [
     *(Case(CHAT, "messages", shape) for shape in ("messages", "parts")),
@@ -105,18 +122,25 @@ def measure(meter: Meter, case: Case, size: int) -> Cost:
     return meter.send(case.path, case.body(size))
 
 
+def wrong_with(meter: Meter, case: Case) -> str | None:
+    """Say what a case costs too much, each time that it is measured."""
+    found = None
+    for _ in range(TRIES):
+        found = check(case, measure(meter, case, SMALL), measure(meter, case, BIG))
+        if found is None:
+            break
+    return found
+
+
 def test_fields_cost_in_proportion_to_their_size(meter: Meter, document: dict[str, Any]) -> None:
     """Some fields of the bodies, with one of the shapes each."""
-    wrong = []
-    for case in cases(document)[:: 1 if IS_FULL else 8]:
-        wrong.append(check(case, measure(meter, case, SMALL), measure(meter, case, BIG)))
-    assert not [each for each in wrong if each]
+    assert not [found for case in cases(document)[::SAMPLE] if (found := wrong_with(meter, case)) is not None]
 
 
 @pytest.mark.parametrize("case", HEAVY, ids=lambda case: f"{case.path}-{case.field}-{case.shape}")
 def test_what_is_rendered_and_translated_costs_in_proportion(meter: Meter, case: Case) -> None:
     """Conversations, tools, schemas and texts that get as far as they can."""
-    assert not check(case, measure(meter, case, SMALL), measure(meter, case, BIG))
+    assert not wrong_with(meter, case)
     assert not check_memory(case, meter.memory(case.path, case.body(TRACED)))
 
 
@@ -127,8 +151,8 @@ def test_the_server_itself_holds_little_of_a_body(meter: Meter, case: Case) -> N
     assert meter.server_memory(case.path, body) < 3 * len(body)
 
 
-@pytest.mark.skipif(not IS_FULL, reason="takes an hour; set DOVETAIL_FULL")
-@pytest.mark.timeout(7200)
+@pytest.mark.skipif(not IS_FULL, reason="takes two hours; set DOVETAIL_FULL")
+@pytest.mark.timeout(14400)
 def test_the_whole_grid(meter: Meter, document: dict[str, Any]) -> None:
     """All shapes in all fields, and at the limit of a body those that may be large."""
     limit = meter.harness.settings.max_body_bytes - 64 * KIB
@@ -136,8 +160,10 @@ def test_the_whole_grid(meter: Meter, document: dict[str, Any]) -> None:
     wrong = []
     for case in cases(document, list(SHAPES)):
         small, big = measure(meter, case, SMALL), measure(meter, case, BIG)
-        memory = meter.memory(case.path, case.body(BIG)) if case.shape in LARGE and case.path in TASK_OF else None
-        wrong += [check(case, small, big), None if memory is None else check_memory(case, memory)]
+        is_traced = case.shape in LARGE and case.path in TASK_OF and case.field in MADE_OF
+        memory = meter.memory(case.path, case.body(BIG)) if is_traced else None
+        wrong.append(check(case, small, big) and wrong_with(meter, case))
+        wrong.append(None if memory is None else check_memory(case, memory))
         rows["10 KB"].append((case, small, None))
         rows["1 MB"].append((case, big, memory))
         if case.shape in LARGE:

@@ -236,23 +236,28 @@ class Generation:
         taken = asyncio.Event()
         queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
         waiting = zip(self.choices, admitted, strict=True)
-        tasks: list[asyncio.Task[None]] = []
+        loop, left = asyncio.get_running_loop(), AT_ONCE
+
+        def refill() -> None:
+            nonlocal left
+            left = AT_ONCE
 
         async def run_some() -> None:
+            nonlocal left
             try:
                 for choice, live in waiting:
+                    while not left:
+                        await asyncio.sleep(0)
+                    left -= 1
+                    if not left:
+                        loop.call_soon(refill)
                     await self._pump(choice, self._deltas(choice, live, whole), queue, taken)
             except Exception as error:
                 # Whatever it is, the request's own task is to raise it.
                 queue.put_nowait(error)
 
-        async def begin() -> None:
-            for at in range(min(len(self.choices), self.state.engine.info.max_running_requests + AT_ONCE)):
-                if at and at % AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                tasks.append(asyncio.create_task(run_some()))
-
-        tasks.append(asyncio.create_task(begin()))
+        count = min(len(self.choices), self.state.engine.info.max_running_requests + AT_ONCE)
+        tasks = [asyncio.create_task(run_some()) for _ in range(count)]
         try:
             open_choices = len(self.choices)
             while open_choices:
