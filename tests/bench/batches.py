@@ -5,8 +5,8 @@
     python tests/bench/batches.py interactive --requests 100
 
 `kills` runs a batch while the server, and every other time its engine a moment before it, is killed every few seconds,
-and counts every `custom_id`. `upload` measures how far the server's memory grows. `interactive` compares times to the first token
-with and without a batch.
+and counts every `custom_id`. `upload` measures how far the server's memory grows. `interactive` compares times to the
+first token with and without a batch.
 """
 
 from __future__ import annotations

@@ -174,13 +174,25 @@ class Visit:
         Memory that was reserved counts from its first use, which would look like growth whenever it came.
         """
         prompts = [[self.chance.randrange(300, 1500) for _ in range(LONG)] for _ in range(num_tokens // LONG + 1)]
-        bodies = [{"model": MODEL, "prompt": ids, "max_tokens": 8, "ignore_eos": True} for ids in prompts]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(lambda body: self._one("prompt that fills", lambda: self.insist(body)), bodies))
-            list(pool.map(lambda at: self._one("grammar", lambda: self.grammar(at)), range(NUM_SCHEMAS)))
+        helpers = [Visit(self.base, self.port, self.chance.randrange(1 << 30)) for _ in range(AT_ONCE)]
 
-    def insist(self, body: object) -> None:
-        """Send a completion again until it is taken."""
+        def help_fill(at: int) -> None:
+            for ids in prompts[at::AT_ONCE]:
+                helpers[at]._one("prompt that fills", lambda ids=ids: helpers[at].insist(ids))  # type: ignore[misc]
+            for number in range(at, NUM_SCHEMAS, AT_ONCE):
+                helpers[at]._one("grammar", lambda number=number: helpers[at].grammar(number))  # type: ignore[misc]
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(help_fill, range(AT_ONCE)))
+        for helper in helpers:
+            helper.http.close()
+            self.problems += helper.problems
+            self.done += helper.done
+            self.told_to_wait += helper.told_to_wait
+
+    def insist(self, ids: list[int]) -> None:
+        """Send a prompt again until it is taken."""
+        body = {"model": MODEL, "prompt": ids, "max_tokens": 8, "ignore_eos": True}
         deadline = time.monotonic() + WAIT_S
         while self.send("/v1/completions", body) is None and not self.problems and time.monotonic() < deadline:
             pass
