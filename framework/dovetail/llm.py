@@ -559,10 +559,14 @@ async def _together(works: Sequence[Coroutine[Any, Any, T]], what: str, *, use_t
     """Run what is given at once, with a progress bar; if one failed, or all are cancelled, none goes on."""
     with tqdm(total=len(works), desc=what, unit="request", disable=not use_tqdm) as bar:
         tasks = [asyncio.create_task(work) for work in works]
-        for task in tasks:
-            task.add_done_callback(lambda _: bar.update())
+
+        async def told(task: asyncio.Task[T]) -> T:
+            result = await task
+            bar.update()  # what it raises ends the call: in a callback it would only be logged
+            return result
+
         try:
-            return list(await asyncio.gather(*tasks))
+            return list(await asyncio.gather(*map(told, tasks)))
         finally:
             for task in tasks:
                 task.cancel()
