@@ -203,7 +203,8 @@ class WritesWhereItReads(Llama):
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config = super().config_from_hf(hf)
-        return replace(config, layers=(config.layers[0], replace(config.layers[1], cache_layer=0)))
+        first, second, *others = config.layers
+        return replace(config, layers=(first, replace(second, cache_layer=0), *others))
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> Any:
@@ -224,13 +225,14 @@ class AttendsToNothing(Llama):
         return model
 
 
-class ReadsAhead(Llama):
+class ReadsAhead(WritesWhereItReads):
     """Declares that its first layer reads the cache of the second."""
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config = super().config_from_hf(hf)
-        return replace(config, layers=(replace(config.layers[0], cache_layer=1), config.layers[1]))
+        config = Llama.config_from_hf(hf)
+        first, *others = config.layers
+        return replace(config, layers=(replace(first, cache_layer=1), *others))
 
 
 class Misnamed(Llama):
