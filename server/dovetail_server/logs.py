@@ -10,7 +10,7 @@ from dovetail import log
 
 SHOWN = frozenset(
     (
-        *("after", "after_id", "before_id", "include", "include_obfuscation", "limit", "order", "purpose"),
+        *("after", "after_id", "before_id", "include", "include_obfuscation", "limit", "model", "order", "purpose"),
         *("starting_after", "stream"),
     )
 )
