@@ -17,14 +17,16 @@ from grammar_demo import json_step
 from served import ASK, Served
 from test_service import ENDLESS, outlines_step, settle
 
-from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.errors import RequestError
 from dovetail.forks import send
-from dovetail.grammar import child
+from dovetail.grammar import child, trial
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.pool import ChildTimeoutError
 from dovetail.grammar.queue import FairQueue
 from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.trial import try_out
 from dovetail.grammar.wire import ChildJob, ChildReply
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
@@ -149,6 +151,22 @@ def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             child._serve(theirs, Worker())  # type: ignore[arg-type]
     assert all(0 < seconds <= 1.0 for seconds in timers)
     assert len(timers) == 4
+
+
+def test_masks_that_would_hold_everybody_up_are_refused(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand forced characters make each mask cost thousands of usual ones; a few make no difference."""
+    plan = make_plan(Registry.scan(), grammar_backend="llguidance")
+    backend = load(plan, "compiler").get("grammar_backend", "llguidance")(small)
+    monkeypatch.setattr(trial, "MAX_MASK_S", 0.001)  # on a fast machine; those of usual grammars take 0.05 ms
+    for num in (10, 100_000):
+        made = backend.compile(GrammarSpec(kind=Kind.REGEX, source=f"a{{{num}}}"), GrammarLimits())
+        grammar = backend.load(made) if isinstance(made, bytes) else made
+        if num == 10:
+            try_out(grammar, small)
+            continue
+        with pytest.raises(RequestError, match="mask takes more than") as caught:
+            try_out(grammar, small)
+        assert caught.value.code == TOO_COMPLEX
 
 
 def test_waiting_counts(make_service: Make) -> None:

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 
 from dovetail.contracts.grammar import CompiledGrammar, Vocabulary
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import draw_ids
+from dovetail.grammar.refusals import TOO_COMPLEX
 
 NUM_WALKS, NUM_TOKENS = 2, 8
+MAX_MASK_S = 0.005
+"""Processor time of a mask: all requests of a step wait for each other's, and those of usual grammars take 0.05 ms."""
 
 
 def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
     """Follow a grammar for a few tokens.
 
     Raises:
-        RequestError: It fails there, or no text begins by it (`$ref`s that lead in a circle, for instance).
+        RequestError: It fails there, or no text begins by it (`$ref`s that lead in a circle, for instance), or even the
+            fastest mask takes too long (a hundred thousand characters that are forced).
     """
+    fastest = MAX_MASK_S
     mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
     rng = random.Random(0)
     for _ in range(NUM_WALKS):
         matcher = grammar.matcher()
         for place in range(NUM_TOKENS):
+            began = time.process_time()
             if not matcher.fill(mask, 0):
-                break
+                return
+            fastest = min(fastest, time.process_time() - began)
             if matcher.error is None and not mask.any() and not place:
                 raise RequestError("the grammar cannot be enforced: it allows no text", code="unsupported_grammar")
             drawn = [i for i in draw_ids(mask[0], 8, rng) if i not in vocabulary.special_ids]
@@ -35,3 +43,6 @@ def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
                 raise RequestError(f"the grammar cannot be enforced: {why}", code="unsupported_grammar")
             if not taken:
                 break
+    if fastest >= MAX_MASK_S:
+        text = f"the grammar cannot be enforced: each token's mask takes more than {MAX_MASK_S * 1e3:.0f} ms"
+        raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)
