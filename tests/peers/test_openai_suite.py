@@ -41,6 +41,11 @@ REFUSED = {
 """What is refused with its reason, and what else of the same request could not be done."""
 
 
+BASE64 = "base64"
+"""The client asks for it where it is not told otherwise, decodes it after it has checked the reply, and checks for
+numbers: so the strict one refuses what it asked for, of OpenAI's own server, too."""
+
+
 def nested(folder: Path) -> Path:
     """The demo model as one whose vectors may be cut: a test asks for one number of each."""
     shutil.copytree(MODEL_DIR, folder)
@@ -77,11 +82,14 @@ def test_everything_that_asks_for_what_is_there_passes(tmp_path: Path, python_pa
         for failure in [*case.findall("failure"), *case.findall("error")]:
             text = (failure.get("message") or "") + (failure.text or "")[-2000:]
             found = next((name for name in (*MADE_UP, *REFUSED) if name in text), None)
+            if "Embeddings" in (case.get("classname") or "") and "APIResponseValidationError" in text:
+                found = BASE64
             assert found is not None, (case.get("classname"), case.get("name"), text[-600:])
             reasons["made up" if found in MADE_UP else found] += 1
     print(f"{len(cases) - reasons.total()} of {len(cases)} pass; {dict(reasons)}")
     share = 1 if IS_FULL else 2
     assert len(cases) > 350 // share
-    assert {name: count * share for name, count in reasons.items() if name != "made up"} == {
+    assert reasons[BASE64] <= 6
+    assert {name: count * share for name, count in reasons.items() if name not in ("made up", BASE64)} == {
         "web_search_options": 8, "suffix": 8, "tools[0].async": 12,
     }  # fmt: skip
