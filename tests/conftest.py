@@ -46,5 +46,6 @@ def core_as_before() -> Iterator[None]:
 
     before = snapshot()
     yield
-    changed = [name for name in drift_since(before) if not name.rpartition(".")[2].startswith("_")]
+    names = (name for name in drift_since(before) if "triton" not in name)  # whose interpreter adds to kernels' modules
+    changed = [name for name in names if not name.rpartition(".")[2].startswith("_")]
     assert not changed, f"left changed: {', '.join(changed)}"
