@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
 from dovetail.runtime.hf_config import read_config, read_json
 
 MODES: dict[str, Pool] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ class Embedder:
             dimensions: How many numbers to keep; None: all.
             normalize: None: as the checkpoint says.
         """
+        import numpy as np  # the server's process has it only once somebody asks for embeddings
+
         vector: Vector = np.frombuffer(pooled, dtype=np.float32)[:dimensions]
         if not (self.normalize if normalize is None else normalize):
             return vector
