@@ -364,7 +364,8 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}}, "output_config.format"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
-        ({"context_management": {"edits": []}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
         ({"inference_geo": "us"}, "inference_geo"),
         ({"diagnostics": {}}, "diagnostics"),
         ({"speed": "fast"}, "speed"),
@@ -379,6 +380,12 @@ def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any
     assert error["type"] == "invalid_request_error"
     assert name in error["message"]
     assert "function" not in error["message"]
+
+
+@pytest.mark.parametrize("edits", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}])
+def test_edits_that_clear_nothing_are_accepted(thinking: Harness, edits: dict[str, Any]) -> None:
+    """Clients send them beside thinking: a refusal would end every conversation."""
+    assert post(thinking, context_management=edits).status_code == 200
 
 
 def test_thinking_needs_a_parser(harness: Harness) -> None:

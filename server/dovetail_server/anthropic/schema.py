@@ -159,7 +159,7 @@ class PromptFields(RequestModel):
     chat_template_kwargs: FreeForm | None = Field(None, description="Of this server: variables of the chat template.")
     user_profile_id: Name | None = None
     workspace_id: Name | None = None
-    context_management: FreeForm | None = Field(None, description="Not supported.")
+    context_management: FreeForm | None = Field(None, description="Accepted where it clears nothing.")
     mcp_servers: Annotated[list[FreeForm], Field(max_length=64)] | None = Field(None, description="Not supported.")
     thread: FreeForm | None = Field(None, description="Not supported, and told so that clients send the history.")
 

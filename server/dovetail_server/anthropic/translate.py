@@ -41,6 +41,8 @@ SAME = (
     "grammar_backend",
 )
 ERROR_PREFIX = "Error: "
+CLEARS_NOTHING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""The edit that clients send to have all thinking stay, which it does."""
 AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
@@ -50,8 +52,9 @@ def check(request: PromptFields) -> None:
     Raises:
         RequestError: Naming the field.
     """
-    if request.context_management is not None:
-        raise errors.unsupported("context_management", "nothing is edited out of a conversation here")
+    if request.context_management not in (None, {}, {"edits": []}, {"edits": [CLEARS_NOTHING]}):
+        why = "nothing is cleared out of a conversation here; possible: no edits, or clear_thinking that keeps all"
+        raise errors.unsupported("context_management", why)
     if request.mcp_servers:
         raise errors.unsupported("mcp_servers", "this server calls no other; the client runs the tools")
     if request.thread is not None:
