@@ -47,7 +47,7 @@ class World:
 
 def chunk(start: int, num_new: int, *, logprobs: bool = False) -> Chunk:
     """Of a request in row 7 and the pages 20, 21 … in this order."""
-    request = Mock(prompt_logprobs=[] if logprobs else None)
+    request = Mock(prompt_logprobs=[] if logprobs else None, pool=None)
     return Chunk(request, start, num_new, samples=True)
 
 
