@@ -211,6 +211,18 @@ def test_harmony_headers_that_are_none(tokenizer: Tokenizer) -> None:
         assert content == bare
 
 
+def test_harmony_text_behind_a_recipient(tokenizer: Tokenizer) -> None:
+    """What touches a recipient and is none of it is content; a marker that is cut off there is not."""
+    harmony = {"reasoning": "gpt-oss", "tools": "gpt-oss", "tail": "<|start|>assistant"}
+    text = '<|channel|>commentary to=functions.f</x>w0w<|message|>{"a": 1}<|call|>'
+    _, content, calls = parse(text, tokenizer, **harmony)
+    assert content is not None
+    assert "</x>w0w" in content
+    assert calls == [("f", '{"a": 1}')]
+    for end in ("", "<", "<|", "<|mess", "<|message|"):
+        assert parse(f"<|channel|>commentary to=functions.f{end}", tokenizer, **harmony)[:2] == (None, None)
+
+
 def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
     """A reply cut inside a character shows a replacement character, in the part where it stands."""
     ids = tokenizer.encode("<think>\n🎉", add_special_tokens=False)[:-2]

@@ -36,6 +36,8 @@ from dovetail.text.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CUT_MARKER = re.compile(r"(\bto=[^\s<]+)<(?:\|[a-z]*\|?)?\Z")
+_NAMED_FUNCTION = re.compile(r"functions\.[^\s<]*")
 _CHANNEL = re.compile(r"analysis|commentary|final")
 _PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
 _NAME = re.compile(r"[a-z_\-]{1,32}")
@@ -115,7 +117,7 @@ class HarmonyParser(MessagesParser):
 
     def explains(self, header: str, written: str) -> bool:
         """Whether what was written holds a marker, and nothing else but the format's words."""
-        words = re.sub(r"<\|[a-z]+\|>", " ", written).split()
+        words = re.sub(r"<\|[a-z]+\|>", " ", _CUT_MARKER.sub(r"\1", written)).split()
         return "<|" in written and all(_is_word(word) or _begins(word) for word in words)
 
 
@@ -132,7 +134,9 @@ def _stray(header: str) -> str:
 
 def _is_word(text: str) -> bool:
     """Whether a word is one of the format's, or several without a space."""
-    return text.startswith(("to=", "functions.")) or _KNOWN.fullmatch(text) is not None
+    if text.startswith("to="):
+        text = _RECIPIENT.sub("", text, count=1).removeprefix("to=")
+    return not text or _NAMED_FUNCTION.fullmatch(text) is not None or _KNOWN.fullmatch(text) is not None
 
 
 def _begins(text: str) -> bool:
