@@ -459,7 +459,7 @@ TOOL_ROWS = {
         Row("[link](http://x)", None, "[link](http://x)"),
         Row("[f(a=open('x'))]", None, "[f(a=open('x'))]"),
         Row("[f(a=1, b=oops)] so", None, " b=oops)] so", weather('{"a": 1', "f")),
-        Row("[f(a=1, b='cut", None, None, weather('{"a": 1', "f")),
+        Row("[f(a=1, b='cut", None, " b='cut", weather('{"a": 1', "f")),
         Row("so [now()]", None, "so [now()]"),
     ],
     "mistral": [
