@@ -18,6 +18,8 @@ SCRIPT = """
 import os, signal, threading, time
 from dovetail import LLM, SamplingParams
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started this in the background
+
 def stats(model):
     return model._call(model._client.control("stats"))
 
