@@ -79,11 +79,14 @@ def test_every_example_of_the_documentation_runs(port: int) -> None:
     """What /docs offers to try is answered by the demo model as it stands there."""
     base = f"http://localhost:{port}"
     document = requests.get(f"{base}/openapi.json", timeout=60).json()
+    kept = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "store": True}
+    stored = requests.post(f"{base}/v1/chat/completions", json=kept, timeout=60).json()["id"]
     num_run = 0
     for path, methods in document["paths"].items():
         body = methods.get("post", {}).get("requestBody", {})
         for name, example in body.get("content", {}).get("application/json", {}).get("examples", {}).items():
-            reply = requests.post(base + path, json=example["value"], timeout=60)
+            url = base + path.format(completion_id=stored)
+            reply = requests.post(url, json=example["value"], timeout=60)
             assert reply.status_code == 200, (path, name, reply.text)
             assert "event: error" not in reply.text
             num_run += 1
