@@ -120,13 +120,11 @@ class LLM(OutlinesModel):
             ConfigError: Something the caller can fix, and how.
         """
         register(type(self))
-        named: dict[str, Any] = {"reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser}
-        named |= {"grammar_backend": grammar_backend}
-        for name, value in (("plugins", plugins), ("plugin_file", plugin_file), ("deny", deny), ("allow", allow)):
-            settings |= {name: value} if value else {}
-        settings |= {"lock": lock} if lock is not None else {}
-        settings |= {name: value for name, value in named.items() if value != "auto"}
-        settings |= {"model_path": model} if model is not None else {}
+        named = {"reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser}
+        lists = {"plugins": plugins, "plugin_file": plugin_file, "deny": deny, "allow": allow}
+        settings |= {name: value for name, value in lists.items() if value}
+        settings |= {name: value for name, value in (("lock", lock), ("model_path", model)) if value is not None}
+        settings |= {n: value for n, value in (named | {"grammar_backend": grammar_backend}).items() if value != "auto"}
         classes = classes_of(settings)
         offline = with_folders(read_settings({**settings, "plugin_options": plugin_options}))
         folder = offline.folder

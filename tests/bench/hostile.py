@@ -271,6 +271,8 @@ async def run(server: Server, rest_s: float, only: list[str]) -> None:
                 if (await session.get(f"{server.base}/health")).status == 200:
                     break
             await asyncio.sleep(0.2)
+        else:
+            sys.exit("hostile.py: the server did not start within two minutes")
         load = Load(server.base, session)
         await load.hostile({"json_schema": '{"type": "object"}'})
         await load.hostile({"regex": "[ab]{3}", "grammar_backend": "outlines"})
