@@ -14,6 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dovetail.demo import MODEL_DIR
 
+MIN_PLACES = 64
+"""Places that a step may have for drafts however few requests run."""
+
 
 def parse_tokens(value: object) -> object:
     """Accept `32k` and `1m` (powers of 1024) beside plain numbers for a length in tokens."""
@@ -221,6 +224,11 @@ class EngineSettings(BaseModel):
         "beyond that, threads of a small model wait for each other more than they compute.",
         json_schema_extra=flag(),
     )
+
+    @property
+    def max_places(self) -> int:
+        """Most places of a step at which tokens are drawn: one for each row, or more where a few rows have drafts."""
+        return max(self.max_running_requests, MIN_PLACES)
 
     @property
     def folder(self) -> Path:

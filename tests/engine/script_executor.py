@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from dovetail.contracts.cache import FULL
 from dovetail.messages.executor import StepError
-from dovetail.messages.step import AT_DEVICE, POOL, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+from dovetail.messages.step import (
+    AT_DEVICE,
+    POOL,
+    SAMPLE,
+    ExecutorInfo,
+    GraphKey,
+    Prepared,
+    StepInput,
+    StepLate,
+    StepOutput,
+)
 
 VOCAB = 97
 HIDDEN = 4
@@ -30,6 +40,16 @@ def next_token(seed: int, tokens: tuple[int, ...]) -> int:
 def state_of(tokens: tuple[int, ...]) -> int:
     """The final hidden state of the last of some tokens, the same number in all its places."""
     return next_token(0, tokens)
+
+
+def num_drafts(step: StepInput, at: int) -> int:
+    """Of a row of a step."""
+    return 0 if step.num_drafts is None else int(step.num_drafts[at])
+
+
+def drafted_rows(step: StepInput) -> set[int]:
+    """Device rows of which a step verifies drafts."""
+    return {int(row) for at, row in enumerate(step.rows) if num_drafts(step, at)}
 
 
 class ScriptExecutor:
@@ -69,6 +89,7 @@ class ScriptExecutor:
     def launch(self, step: StepInput) -> None:
         """Take what the step says of rows; then fail, or compute."""
         assert self._open is None, "a step is launched before the last one was chosen"
+        assert not any(set(step.rows.tolist()) & drafted_rows(before) for before, _ in self._flying)
         assert len(self._flying) < 2
         self._apply(step)
         if self.fails(step):
@@ -90,7 +111,8 @@ class ScriptExecutor:
         step, self._open = self._open, None
         assert step is not None
         assert step.step == late.step
-        assert len(late.mask_of) == len(late.skip) == step.num_sampled
+        assert len(late.mask_of) == len(late.ends_only) == len(step.places)
+        assert len(late.skip) == step.num_sampled
         self.late.append(late)
         self._finish(step, late.skip)
 
@@ -136,6 +158,11 @@ class ScriptExecutor:
             self.lens[row] = start + num
             self._gather(row, start, num)
         assert at == len(step.ids)
+        for at in range(len(step.rows)):
+            if num_drafts(step, at):
+                assert step.start[at] != AT_DEVICE
+                assert step.task[at] == SAMPLE
+                self.lens[int(step.rows[at])] -= num_drafts(step, at)
 
     def _gather(self, row: int, start: int, num: int) -> None:
         """Take the hidden states of a chunk, where all count: none may be missing before it."""
@@ -155,6 +182,19 @@ class ScriptExecutor:
         size, table = self._page_size, self.tables[row]
         return tuple(self.contents[table[place // size]][place % size] for place in range(self.lens[row]))
 
+    def _draw(self, step: StepInput, at: int, row: int) -> list[int]:
+        """The row's token, and one more behind each of its drafts that is what was drawn."""
+        stop = int(step.num_new[: at + 1][step.start[: at + 1] != AT_DEVICE].sum())
+        drafts = step.ids[stop - num_drafts(step, at) : stop].tolist()
+        drawn = []
+        while True:
+            drawn.append(next_token(self.admits[row].seed, self._tokens(row)))
+            if len(drawn) > len(drafts) or drawn[-1] != drafts[len(drawn) - 1]:
+                break
+            self.lens[row] += 1
+        self.nexts[row] = drawn[-1]
+        return drawn
+
     def _finish(self, step: StepInput, skip: npt.NDArray[np.bool_]) -> None:
         """Draw the tokens of the rows that are sampled and not skipped."""
         tokens: list[int] = []
@@ -163,10 +203,10 @@ class ScriptExecutor:
         for at in range(step.num_sampled):
             row = int(step.rows[at])
             if not skip[at]:
-                self.nexts[row] = next_token(self.admits[row].seed, self._tokens(row))
+                drawn = self._draw(step, at, row)
                 if finite[at]:
-                    tokens.append(self.nexts[row])
-                    num[at] = 1
+                    tokens += drawn
+                    num[at] = len(drawn)
         pooled = tuple(
             (at, self._pooled(int(step.rows[at])))
             for at in range(len(step.rows))

@@ -267,7 +267,8 @@ class EngineCore:
         sampled = plan.sampled
         wants = [r.constraint is not None and r.num_output < r.params.min_tokens for r in sampled]
         try:
-            mask_of, ends_only = fill_masks([r.constraint for r in sampled], wants, self.executor.masks)
+            constraints = [r.constraint for r in sampled]
+            mask_of, ends_only = fill_masks(constraints, wants, self.executor.masks, plan.drafts)
         except Exception as error:
             logger.error("A grammar failed; its step's requests are tried again.", exc_info=error)
             self._discard(plan)
@@ -277,10 +278,10 @@ class EngineCore:
 
     def _discard(self, plan: StepPlan) -> None:
         """Let a launched step end without its tokens."""
-        num = len(plan.sampled)
-        none, every = np.full(num, FREE, dtype=np.int32), np.ones(num, dtype=np.bool_)
+        rows, places = len(plan.sampled), plan.num_places
+        free, no, skip = np.full(places, FREE, np.int32), np.zeros(places, np.bool_), np.ones(rows, np.bool_)
         with contextlib.suppress(StepError):
-            self.executor.choose(StepLate(step=plan.number, mask_of=none, skip=every, ends_only=~every))
+            self.executor.choose(StepLate(step=plan.number, mask_of=free, skip=skip, ends_only=no))
             self.executor.read()
 
     def _settle(self) -> list[TokenDelta]:
@@ -298,6 +299,8 @@ class EngineCore:
         self.scheduler.counted(plan)
         self._take_prompt_logprobs(plan, output)
         deltas += self._take_pooled(plan, output)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.verified(plan, output.num.tolist())
         tokens = output.tokens.tolist()
         at = 0
         for request, num in zip(plan.sampled, output.num.tolist(), strict=False):
@@ -428,6 +431,8 @@ class EngineCore:
     def _take_tokens(self, request: Request, sampled: list[int], logprobs: Logprobs) -> TokenDelta:
         first = request.num_output == 0
         ids: list[int] = []
+        request.computed_len += len(sampled) - 1  # drafts that hold
+        request.num_sampled += len(sampled) - 1
         try:
             for token in sampled:
                 ids.append(token)
@@ -466,6 +471,7 @@ def _limits(settings: EngineSettings, chunk: int) -> Limits:
     return Limits(
         max_running_requests=settings.max_running_requests,
         max_prefill_tokens=settings.max_prefill_tokens if chunk == -1 else chunk,
+        max_places=settings.max_places,
         cut_prompts=chunk != -1,
     )
 

@@ -75,8 +75,8 @@ class GraphChooser:
 
     def _prefill_graph(self, chunks: Sequence[Chunk]) -> PrefillGraph | None:
         """One that stands in has up to 512 tokens, or twice as many as are wanted."""
-        if any(chunk.request.prompt_logprobs is not None or chunk.request.pool is not None for chunk in chunks):
-            return None  # all tokens' logits or hidden states are wanted, not the last one's logits
+        if any(c.drafts or c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
+            return None  # several tokens' logits or hidden states are wanted, not the last one's logits
         tokens = sum(chunk.num_new for chunk in chunks)
         fitting = [
             key

@@ -194,6 +194,11 @@ class PageBook:
         num = self.pages_for(len(request.ids) + num_tokens)
         return self._extend(request, [num] * len(self.allocators), self._full)
 
+    def extend_for_drafts(self, request: Request, num_tokens: int) -> bool:
+        """As `extend`, for tokens that are computed at once, in all groups: whatever comes of them, the pages stay."""
+        num = self.pages_for(len(request.ids) + num_tokens)
+        return self._extend(request, [num] * len(self.allocators), self._paged)
+
     def share(self, request: Request) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
         if self._use_tree and request.node is not None:

@@ -5,6 +5,7 @@ are as they were before it, so nobody loses anything but time:
 
 - Out of memory: the next steps compute fewer prompt tokens, half as many each time, and then fewer rows. What was asked
   for comes back little by little while all is well.
+- A step that verified drafts is computed without them first.
 - Anything else is somebody's fault: of the step's requests half take part in the next step, until one fails alone.
 
 Only a request that fails alone, and with as little as possible, ends.
@@ -52,6 +53,9 @@ class Recovery:
     def failed(self, plan: StepPlan, failure: StepError) -> Request | None:
         """A step has failed and was undone; returns the request that is to be ended for it."""
         self._num_good, self._patience = 0, min(2 * self._patience, MAX_PATIENCE)
+        if plan.drafts:
+            self._scheduler.limits = dataclasses.replace(self._scheduler.limits, max_places=0)
+            return None
         live = [request for request in plan.requests if request.finish is None]
         if failure.is_memory:
             return self._shrink(plan, live, failure.text)

@@ -24,7 +24,7 @@ class Report:
 
     def planned(self, plan: StepPlan, scheduler: Scheduler, pages: PageBook) -> None:
         """Log a step with prefill that is about to run."""
-        if plan.chunks:
+        if plan.has_prefill:
             logger.info(
                 "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, "
                 "#running-req: %d, #queue-req: %d,",
@@ -32,14 +32,14 @@ class Report:
                 plan.num_prefill_tokens,
                 plan.num_cached_tokens,
                 pages.num_used / pages.allocator.num_pages,
-                len(plan.decode),
+                plan.num_decode,
                 len(scheduler.waiting),
             )
 
     def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: PageBook) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
         self._num_tokens += num_tokens
-        if plan.chunks:
+        if plan.has_prefill:
             return
         self._num_decode_steps += 1
         if self._num_decode_steps % self._interval == 0:
@@ -47,8 +47,8 @@ class Report:
             logger.info(
                 "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
                 "gen throughput (token/s): %.2f, #queue-req: %d,",
-                len(plan.decode),
-                sum(len(r.ids) for r in plan.decode),
+                plan.num_decode,
+                sum(len(r.ids) for r in plan.requests),
                 pages.num_used / pages.allocator.num_pages,
                 plan.has_graphs,
                 self.throughput,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ class Request:
         grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
         wish: What it wants enforced.
+        most_drafts: Drafts that its next step can use at most.
+        memo: What a speculator keeps of it.
     """
 
     handle: int
@@ -86,6 +89,8 @@ class Request:
     grammar_step: int | None = None
     grammar_ignored: tuple[str, ...] = ()
     wish: Wish | None = None
+    most_drafts: int = 0
+    memo: object = None
 
     @classmethod
     def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:
@@ -170,6 +175,7 @@ class Chunk:
 
     Attributes:
         samples: A token follows them.
+        drafts: What may follow them, and is verified in the same step: `num_new` counts it, too.
         pools: They are the last, and what was pooled is told.
     """
 
@@ -178,6 +184,7 @@ class Chunk:
     num_new: int
     samples: bool
     pools: bool = False
+    drafts: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -202,12 +209,34 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """Prompt tokens computed in this step."""
-        return sum(chunk.num_new for chunk in self.chunks)
+        return sum(chunk.num_new for chunk in self.chunks if not chunk.drafts)
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether any prompt tokens are computed."""
+        return any(not chunk.drafts for chunk in self.chunks)
+
+    @property
+    def num_decode(self) -> int:
+        """Rows that go on behind a token that was drawn, with drafts or without."""
+        return len(self.decode) + sum(bool(chunk.drafts) for chunk in self.chunks)
 
     @property
     def sampled(self) -> list[Request]:
         """Those that get a token, unless it is not decided in time what they may say."""
         return self.decode + [chunk.request for chunk in self.chunks if chunk.samples]
+
+    @property
+    def drafts(self) -> list[Sequence[int]]:
+        """Of each that gets a token what is verified; empty where none has any."""
+        if not any(chunk.drafts for chunk in self.chunks):
+            return []
+        return [()] * len(self.decode) + [chunk.drafts for chunk in self.chunks if chunk.samples]
+
+    @property
+    def num_places(self) -> int:
+        """Places at which a token is drawn."""
+        return len(self.sampled) + sum(len(chunk.drafts) for chunk in self.chunks)
 
     @property
     def requests(self) -> list[Request]:

@@ -16,16 +16,21 @@ from dovetail.engine.pages import PageBook, has_any
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a step. With `cut_prompts` off, a prompt longer than `max_prefill_tokens` runs whole, alone."""
+    """Bounds of a step. With `cut_prompts` off, a prompt longer than `max_prefill_tokens` runs whole, alone.
+
+    `max_places` are those at which drafts may have tokens drawn, the rows' own included; 0: no drafts.
+    """
 
     max_running_requests: int
     max_prefill_tokens: int
+    max_places: int = 0
     cut_prompts: bool = True
 
 
@@ -58,7 +63,7 @@ class Scheduler:
 
     `waiting` has no pages or row; `running` has both, whether in prefill or decode. `num_background` of all of them are
     of the background. `num_launched` counts steps. While there are `suspects`, one of which makes steps fail, nobody
-    is admitted but half of them.
+    is admitted but half of them. With `speculation`, a step is planned when the one before it has been read.
     """
 
     def __init__(self, pages: PageBook, policy: Policy, limits: Limits, background: Background | None = None) -> None:
@@ -72,6 +77,7 @@ class Scheduler:
         self.num_background = 0
         self.num_launched = 0
         self.suspects: list[Request] = []
+        self.speculation: Speculation | None = None
         self._flying: list[StepPlan] = []
         self._live: dict[int, Request] = {}
 
@@ -94,7 +100,9 @@ class Scheduler:
         admission.fill(background=False)
         if self.num_background:
             admission.fill(background=True, most=most)
-        if plan.decode and not plan.chunks:
+        if self.speculation is not None:
+            self.speculation.extend(plan, self.pages, self.limits)
+        if plan.num_decode and not plan.has_prefill:
             self.ratio.step()
         return plan
 
@@ -118,11 +126,12 @@ class Scheduler:
             request.num_sampled += 1
         for chunk in plan.chunks:
             is_open = chunk.samples and chunk.request.undecided
-            chunk.request.computed_len += chunk.num_new - is_open
+            chunk.request.computed_len += chunk.num_new - len(chunk.drafts) - is_open
             chunk.request.in_flight += 1
             chunk.request.on_device = chunk.samples and not is_open
             chunk.request.num_sampled += chunk.request.on_device
-            self.pages.share(chunk.request)
+            if not chunk.drafts:
+                self.pages.share(chunk.request)
 
     def decided(self, request: Request) -> None:
         """A request that was undecided when its step was launched is sampled in it after all."""
@@ -140,7 +149,7 @@ class Scheduler:
     def counted(self, plan: StepPlan) -> None:
         """What a step computed is known to be good: give back pages that nobody will see behind it."""
         if self.pages.tree.partial:
-            num_new = {chunk.request: chunk.num_new for chunk in plan.chunks}
+            num_new = {chunk.request: chunk.num_new - len(chunk.drafts) for chunk in plan.chunks}
             for request, _, start in plan.writes:
                 if request.row >= 0 and plan.number > request.void_step:
                     self.pages.slide(request, start + num_new.get(request, 1))

@@ -16,7 +16,7 @@ NO_IDS = no_ints()
 class Batch:
     """The arrays of a step's rows: those of a step that only decodes are kept while its requests are the same."""
 
-    __slots__ = ("num_new", "rows", "start", "task", "waits")
+    __slots__ = ("num_drafts", "num_new", "rows", "start", "task", "waits")
 
     def __init__(self, plan: StepPlan) -> None:
         n, chunks = len(plan.decode), plan.chunks
@@ -29,6 +29,8 @@ class Batch:
         for i, chunk in enumerate(chunks, n):
             self.start[i], self.num_new[i] = chunk.start, chunk.num_new
             self.task[i] = SAMPLE if chunk.samples else POOL if chunk.pools else NONE
+        drafts = [0] * n + [len(chunk.drafts) for chunk in chunks]
+        self.num_drafts = np.array(drafts, dtype=np.int32) if any(drafts) else None
 
 
 class StepBuilder:
@@ -67,6 +69,7 @@ class StepBuilder:
             prompt_logprobs=_wants(plan) if plan.chunks else (),
             loads=changes.loads,
             saves=changes.saves,
+            num_drafts=batch.num_drafts,
         )
 
     def _batch_of(self, plan: StepPlan) -> Batch:
@@ -105,7 +108,13 @@ def _ids(chunks: list[Chunk]) -> Ints:
     """The ids of all chunks."""
     if not chunks:
         return NO_IDS
-    return np.concatenate([np.frombuffer(c.request.ids[c.start : c.start + c.num_new], np.int32) for c in chunks])
+    known = [c.request.ids[c.start : c.start + c.num_new] for c in chunks]
+    parts = [[np.frombuffer(ids, np.int32), *_drafts(chunk)] for ids, chunk in zip(known, chunks, strict=True)]
+    return np.concatenate([array for part in parts for array in part])
+
+
+def _drafts(chunk: Chunk) -> list[Ints]:
+    return [np.array(chunk.drafts, dtype=np.int32)] if chunk.drafts else []
 
 
 def _wants(plan: StepPlan) -> tuple[Want, ...]:

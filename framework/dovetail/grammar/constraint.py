@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,15 @@ class TokenSets:
         return found
 
 
+class Mark(NamedTuple):
+    """A place that a constraint can be taken back to."""
+
+    num_taken: int
+    num_matched: int
+    lead: int
+    tail: tuple[int, ...]
+
+
 class Constraint:
     """One request's. Without a matcher, thinking (a budget without a grammar) and words are watched over alone.
 
@@ -79,9 +89,10 @@ class Constraint:
         self.backend = backend
         self.rules = rules
         self.was_forced = False
-        self._is_stuck = False
+        self._stuck_at = -1
         self._sets = sets
         self._lead = 0
+        self._num_taken = self._num_matched = 0
         self._goes_on = sets.going_on(frozenset(stop_ids) - sets.eos_ids)
 
     @property
@@ -116,7 +127,7 @@ class Constraint:
         if not written:
             row[:] = self._sets.full
         self.rules.apply(row)
-        self._is_stuck = not row.any()
+        self._stuck_at = -1 if row.any() else self._num_taken
         return True
 
     def _fill(self, row: Words, matched: bool) -> bool:
@@ -171,8 +182,9 @@ class Constraint:
     def accept(self, token_id: int) -> str | None:
         """Take a sampled token; returns an error if it does not fit, and then the request must end."""
         gate = self.gate
-        if self._is_stuck:
+        if self._stuck_at == self._num_taken:
             return "allowed_token_ids, bad_words and the grammar together leave no token to say"
+        self._num_taken += 1
         if self.rules is not None:
             self.rules.accept(token_id)
         if gate is not None and gate.accept(token_id) and not gate.whole:
@@ -184,6 +196,7 @@ class Constraint:
         if matcher is None:
             return None
         if matcher.accept([token_id]) == 1:
+            self._num_matched += 1
             self._lead = 0
             return matcher.error
         length = self._sets.lead_len.get(token_id, 0)
@@ -191,6 +204,22 @@ class Constraint:
             self._lead -= length
             return None
         return matcher.error or f"the grammar does not allow token {token_id} here"
+
+    def mark(self) -> Mark:
+        """Return the present place, for `back_to`."""
+        tail = () if self.rules is None else tuple(self.rules.tail)
+        return Mark(self._num_taken, self._num_matched, self._lead, tail)
+
+    def back_to(self, mark: Mark) -> None:
+        """Take back what was accepted since a mark: at most `MAX_ROLLBACK` tokens, all of them without an error."""
+        if self.gate is not None:
+            self.gate.rollback(self._num_taken - mark.num_taken)
+        if self.matcher is not None and self._num_matched > mark.num_matched:
+            self.matcher.rollback(self._num_matched - mark.num_matched)
+        if self.rules is not None:
+            self.rules.tail.clear()
+            self.rules.tail.extend(mark.tail)
+        self._num_taken, self._num_matched, self._lead, _ = mark
 
     def only_ends(self, row: Words) -> bool:
         """Whether a filled row allows nothing but ends of the reply and stop tokens."""

@@ -5,7 +5,8 @@ token ids that only the host knows, page table entries that have changed. Two me
 token before: `StepInput` when a step is launched, and `StepLate` once the step before it has been read, if a row waits
 for that. One comes back, `StepOutput`.
 
-B rows of a step, in its order; R of them get a token: the first R. T tokens whose ids come from the host.
+B rows of a step, in its order; R of them get a token: the first R. T tokens whose ids come from the host. P places at
+which a token is drawn: one for each of the R rows, and one more behind each of its drafts.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class StepInput:
         waits: `[B]` bool: the token is drawn once a `StepLate` came.
         ids: `[T]` ids of the rows with a start of their own.
         prompt_logprobs: What is to be told of prompts.
+        num_drafts: `[B]` how many of the row's new tokens, its last ones, are drafts: guesses of what it would say. A
+            token is drawn behind what is known and behind each draft, at every place as without drafts; those count
+            up to the first that is not the draft. So a row gets 1 to `num_drafts + 1` tokens. It has a start of its
+            own and task `SAMPLE`, and is in no other step until this one is read. None: no row has drafts.
     """
 
     step: int
@@ -121,6 +126,7 @@ class StepInput:
     prompt_logprobs: tuple[Want, ...] = ()
     loads: Ints = field(default_factory=no_ints)
     saves: Ints = field(default_factory=no_ints)
+    num_drafts: Ints | None = None
 
     @property
     def num_decode(self) -> int:
@@ -132,6 +138,12 @@ class StepInput:
         """R."""
         return int(np.count_nonzero(self.task == SAMPLE))
 
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """`[P]` the row of each place at which a token is drawn, ascending."""
+        rows = np.arange(self.num_sampled)
+        return rows if self.num_drafts is None else np.repeat(rows, self.num_drafts[: len(rows)] + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLate:
@@ -139,9 +151,9 @@ class StepLate:
 
     Attributes:
         step: Its number.
-        mask_of: `[R]` which row of `Executor.masks` says what the row may say; -1: anything. Ascending.
+        mask_of: `[P]` which row of `Executor.masks` says what may be said there; -1: anything. Ascending.
         skip: `[R]` bool: it is still not known what the row may say, so it gets no token.
-        ends_only: `[R]` bool: its mask allows nothing but ends, so a minimum length gives way.
+        ends_only: `[P]` bool: the mask allows nothing but ends, so a minimum length gives way.
     """
 
     step: int

@@ -62,9 +62,10 @@ class Prepared:
 
 def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int) -> Prepared:
     """Build a step's tensors on the state's device, and note on the host how long its rows get."""
-    device, n, num_sampled = state.device, step.num_decode, step.num_sampled
+    device, n = state.device, step.num_decode
     tokens = tokens_of(step, state, page_size)
-    state.lens[step.rows] = tokens.lens
+    # Without drafts: how many of those count is known when the step is read.
+    state.lens[step.rows] = tokens.lens if step.num_drafts is None else tokens.lens - step.num_drafts
     rows = _to(step.rows, device)
     batch = ForwardBatch(
         num_decode=n,
@@ -77,11 +78,24 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         seq_lens_cpu=tokens.lens.tolist(),
         q_lens_cpu=step.num_new.tolist(),
         attention=attention,
-        last_tokens=_to(tokens.starts[1 : num_sampled + 1] - 1, device),
+        last_tokens=_to(_last_tokens(step, tokens.starts), device),
         states=state.states,
         saves=_saves(step),
     )
     return Prepared(_input_ids(step, state, rows[:n]), batch)
+
+
+def _last_tokens(step: StepInput, starts: Longs) -> Longs:
+    """`[P]` the tokens behind which one is drawn: each sampled row's last, and those before it up to its drafts."""
+    rows = step.places
+    if step.num_drafts is None:
+        return starts[1 : len(rows) + 1] - 1
+    return starts[rows + 1] - 1 - (step.num_drafts[rows] - place_in_row(rows))
+
+
+def place_in_row(rows: Longs) -> Longs:
+    """Return how many places of its own row stand before each place; rows `[P]` are ascending."""
+    return np.arange(len(rows)) - np.searchsorted(rows, rows)
 
 
 def _saves(step: StepInput) -> tuple[StateSave, ...]:

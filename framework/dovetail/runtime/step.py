@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dovetail.messages import TokenLogprob
 from dovetail.messages.step import Floats, StepInput, StepOutput
+from dovetail.runtime.batch import place_in_row
 from dovetail.runtime.row_params import SampleRow
 from dovetail.runtime.sampler import Ranked, Sampled
+from dovetail.runtime.verify import Drafts
 
 BROKEN = -1
 
@@ -26,10 +28,12 @@ class Part:
     """Rows of a step whose logits come from one forward pass.
 
     Attributes:
-        at: `[R]` which of the step's rows they are.
+        at: `[R]` which of the step's rows they are; a row with drafts stands here once for each place of it.
+        places: `[R]` which of the step's places they are.
         rows: `[R]` int64, their device rows.
         params: What the host knows of them.
         is_banning: Whether any of them may be before its minimum length.
+        positions: `[R]` int64, where some rows have drafts: the place of each token among those that its row generates.
         broken: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
@@ -37,6 +41,7 @@ class Part:
     """
 
     at: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
     rows: Tensor
     params: list[SampleRow]
     is_banning: bool
@@ -44,6 +49,7 @@ class Part:
     tokens: Tensor | None = None
     logprobs: Ranked | None = None
     broken: Tensor | None = None
+    positions: Tensor | None = None
 
     def choose(self, sampled: Sampled) -> None:
         """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
@@ -102,23 +108,35 @@ class Launched:
     def read(self) -> StepOutput:
         """Wait for the device; return what came of the step, in the order of its rows."""
         found, num_rows = self.wait(), len(self.step.rows)
-        at = [part.at for part in self.parts]
-        num_told = sum(map(len, at))
-        places = np.concatenate([*at, *(silent for silent, _ in self.silent)]) if at or self.silent else found
-        finite, num = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.int32)
-        finite[places] = found != BROKEN
-        tokens = np.zeros(num_rows, dtype=np.int64)
-        told = places[:num_told]
-        tokens[told], num[told] = found[:num_told], finite[told]
+        rows = [part.at for part in self.parts] + [silent for silent, _ in self.silent]
+        rows_of = np.concatenate(rows) if rows else found
+        finite = np.ones(num_rows, dtype=np.bool_)
+        finite[rows_of[found == BROKEN]] = False
+        num_told = sum(len(part.at) for part in self.parts)
+        told = rows_of[:num_told]
+        counts = finite[told] if self.step.num_drafts is None else finite[told] & self._held(found)
+        order = np.flatnonzero(counts)
+        if len(self.parts) > 1:
+            order = order[np.argsort(told[order], kind="stable")]
         return StepOutput(
             step=self.step.step,
-            num=num,
-            tokens=tokens[num > 0],
+            num=np.bincount(told[order], minlength=num_rows).astype(np.int32),
+            tokens=found[order],
             finite=finite,
-            logprobs=self._logprobs(num),
+            logprobs=self._logprobs(order),
             prompt_logprobs=tuple((row, ranked.read()) for row, ranked in self.prompt_logprobs),
             pooled=self._told(finite),
         )
+
+    def _held(self, found: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of the tokens that were drawn count: those of each row up to the first that is not its draft."""
+        held, first = [], 0
+        for part in self.parts:
+            drafts = Drafts.of(self.step, part.at)
+            num = drafts.num_held(torch.from_numpy(found[first : first + len(part.at)])).numpy()
+            held.append(place_in_row(part.at) <= np.repeat(num, np.unique(part.at, return_counts=True)[1]))
+            first += len(part.at)
+        return np.concatenate(held) if held else np.empty(0, dtype=np.bool_)
 
     def _told(self, finite: npt.NDArray[np.bool_]) -> tuple[tuple[int, Floats], ...]:
         """What was pooled, of rows that are finite."""
@@ -126,16 +144,18 @@ class Launched:
             return ()
         return tuple((at, row) for (at, _), row in zip(self.pooled, self._pooled.numpy(), strict=True) if finite[at])
 
-    def _logprobs(self, num: npt.NDArray[np.int32]) -> list[TokenLogprob | None] | None:
-        """Those of the tokens, None where no row asked for any."""
+    def _logprobs(self, order: npt.NDArray[np.int64]) -> list[TokenLogprob | None] | None:
+        """Those of the tokens that count, of all that were drawn; None where no row asked for any."""
         if all(part.logprobs is None for part in self.parts):
             return None
-        by_row: list[TokenLogprob | None] = [None] * len(num)
+        found: list[TokenLogprob | None] = []
         for part in self.parts:
+            mine: list[TokenLogprob | None] = [None] * len(part.at)
             if part.logprobs is not None:
                 for row, item in zip(part.logprobs.rows, part.logprobs.read(), strict=True):
-                    by_row[part.at[row]] = item
-        return [item for item, count in zip(by_row, num, strict=True) if count]
+                    mine[row] = item
+            found += mine
+        return [found[i] for i in order.tolist()]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.cache.pool import KVCache
-from dovetail.contracts.attention import AttentionBackend, Phase
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.batch import prepare, tokens_of
@@ -38,6 +38,7 @@ from dovetail.runtime.sampler import (
 from dovetail.runtime.step import Launched, Part
 from dovetail.runtime.step_ops import check_tokens
 from dovetail.runtime.upload import to_device, upload
+from dovetail.runtime.verify import Drafts
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""
@@ -96,19 +97,23 @@ class Stepper:
         launched.parts = [other for other in launched.parts if other.logits is None]
         if part.params:
             launched.parts.append(part)
-            self._sample(part, self._masked(part, late))
+            self._sample(part, launched.step, self._masked(part, late))
         launched.start_copy()
 
     def _masked(self, part: Part, late: StepLate) -> Masked | None:
-        tokens = self._masks.mask_of(late.mask_of[part.at])
+        tokens = self._masks.mask_of(late.mask_of[part.places])
         if tokens is None:
             return None
-        ends_only = late.ends_only[part.at]
+        ends_only = late.ends_only[part.places]
         return Masked(tokens, to_device(torch.from_numpy(ends_only), part.rows.device) if ends_only.any() else None)
 
     def read(self, launched: Launched) -> StepOutput:
         """Wait for what came of a step."""
-        return launched.read()
+        output, drafts = launched.read(), launched.step.num_drafts
+        if drafts is not None:
+            at = np.flatnonzero((drafts > 0) & (output.num > 0))
+            self._state.lens[launched.step.rows[at]] += output.num[at] - 1
+        return output
 
     @torch.inference_mode()
     def run_eagerly(self, step: StepInput) -> Launched:
@@ -130,6 +135,8 @@ class Stepper:
         if num:
             part, _ = self._part(step, 0, num, batch.rows[:num])
             part.broken = None if broken is None else broken[:num]
+            if step.num_drafts is not None:
+                self._spread(part, step, batch)
             launched.parts.append(part)
             self._later(part, self._model.lm_head(hidden[batch.last_tokens]), step)
         return launched
@@ -149,11 +156,21 @@ class Stepper:
             for row, at in zip(facts.rows, mine.tolist(), strict=True)
             if row.is_banning
         )
-        return Part(np.arange(first, stop), rows, facts.rows, is_banning), facts
+        at = np.arange(first, stop)
+        return Part(at, at, rows, facts.rows, is_banning), facts
 
-    def _sample(self, part: Part, masked: Masked | None = None) -> None:
+    def _spread(self, part: Part, step: StepInput, batch: ForwardBatch) -> None:
+        """Let a part of all rows have a place behind each of their drafts, too."""
+        part.at = step.places
+        part.places = np.arange(len(part.at))
+        index = to_device(torch.from_numpy(part.at), part.rows.device)
+        part.rows, part.params = part.rows[index], [part.params[at] for at in part.at.tolist()]
+        part.broken = None if part.broken is None else part.broken[index]
+        part.positions = batch.positions[batch.last_tokens] + 1 - self._state.params.num_prompt[part.rows]
+
+    def _sample(self, part: Part, step: StepInput, masked: Masked | None = None) -> None:
         if part.logits is not None:
-            positions = self._state.positions(part.rows)
+            positions = self._state.positions(part.rows) if part.positions is None else part.positions
             batch = SampleBatch(
                 rows=part.params,
                 params=self._state.params,
@@ -162,8 +179,18 @@ class Stepper:
                 is_banning=part.is_banning,
             )
             sampled = sample(part.logits, batch, masked, self._counts, self._scratch)
-            self._state.set_next(part.rows, sampled.ids)
+            if part.positions is None:
+                self._state.set_next(part.rows, sampled.ids)
+            else:
+                self._verify(part, step, sampled.ids)
             part.choose(sampled)
+
+    def _verify(self, part: Part, step: StepInput, drawn: Tensor) -> None:
+        """Go on behind the drafts that hold: keys and values behind them are written over."""
+        drafts = Drafts.of(step, part.at, drawn.device)
+        held, rows = drafts.num_held(drawn), part.rows[drafts.places[:, 0]]
+        self._state.set_next(rows, drafts.last(drawn, held))
+        self._state.seq_lens.index_add_(0, rows, held - drafts.num)
 
     def _replay(self, step: StepInput) -> Launched:
         """A step of one or two graphs: the decode rows, then the prefill chunks."""
@@ -217,7 +244,7 @@ class Stepper:
         """Sample a part: at once, or when its masks are known."""
         part.logits = logits
         if not step.waits[part.at].any():
-            self._sample(part)
+            self._sample(part, step)
         elif step.decode_graph is not None or step.prefill_graph is not None:
             # The next graph of this step may overwrite its tensors.
             part.rows, part.logits = part.rows.clone(), logits.clone()
@@ -248,11 +275,13 @@ def _without_skipped(part: Part, launched: Launched, late: StepLate) -> Part:
     index = upload(kept.tolist(), torch.int64, device)
     return Part(
         part.at[kept],
+        part.places[kept],
         part.rows[index],
         [part.params[i] for i in kept],
         part.is_banning,
         part.logits[index],
         broken=None if broken is None else broken[index],
+        positions=None if part.positions is None else part.positions[index],
     )
 
 
@@ -264,6 +293,7 @@ def _join(parts: list[Part]) -> Part:
         broken = torch.cat([none if part.broken is None else part.broken for part, none in zip(parts, no, strict=True)])
     at: npt.NDArray[np.int64] = np.concatenate([part.at for part in parts])
     return Part(
+        at,
         at,
         torch.cat([part.rows for part in parts]),
         [row for part in parts for row in part.params],
