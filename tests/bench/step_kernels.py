@@ -1,4 +1,6 @@
-"""Where the time of a step goes on a GPU: `python tests/bench/step_kernels.py MODEL_FOLDER [--decode 1x512 64x2112/2048 …]`.
+"""Where the time of a step goes on a GPU.
+
+`python tests/bench/step_kernels.py MODEL_FOLDER [--decode 1x512 64x2112/2048 …]`
 
 A load `BxL` is B requests that decode after L tokens each; `BxL/S` the same where the first S tokens are common. The
 engine runs in this process with random weights. For each load: the time of a wave's prefill and of a decode step as
