@@ -94,3 +94,24 @@ def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         assert detect(registry, MODEL_DIR)["reasoning_parser"].name == "qwen3"
     assert "auto passes over" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["import", "detect"])
+def test_a_plugin_that_hangs_is_passed_over(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger's parser that never answers costs what the time limit says, and a warning that names it."""
+    module = tmp_path / f"hanging_{place}.py"
+    module.write_text(
+        "import time\n"
+        "from dovetail.contracts import ReasoningParser\n"
+        "class Parser(ReasoningParser):\n"
+        "    def spec(self, tokenizer, template, request): ...\n"
+        "    def detect(self, template): time.sleep(600)\n" + ("time.sleep(600)\n" if place == "import" else "")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry.scan()
+    registry.add("reasoning_parser", "hanging", f"{module.stem}:Parser")
+    with caplog.at_level(logging.WARNING):
+        assert detect(registry, MODEL_DIR, timeout_s=0.5)["reasoning_parser"].name == "qwen3"
+    assert "did not end within 0.5 s" in caplog.text

@@ -142,6 +142,7 @@ def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: M
         chat_template=settings.chat_template,
         select=manager.select,
         facts={key: str(value) for key, value in facts.items()},
+        timeout_s=settings.plugin_timeout,
     )
     names = {"reasoning_parser": found.reasoning_parser, "tool_call_parser": found.tool_parser}
     settings = settings.model_copy(update=names)

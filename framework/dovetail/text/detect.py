@@ -26,8 +26,9 @@ from typing import Any
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError
+from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.loader import import_planned
+from dovetail.plugins.loader import describe, import_planned
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
@@ -102,6 +103,7 @@ def resolve_parsers(
     chat_template: str | None = None,
     select: Callable[[str, Mapping[str, str]], str | None] | None = None,
     facts: Mapping[str, str] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Resolved:
     """Answer `auto` for both kinds and say what was chosen and why.
 
@@ -113,6 +115,7 @@ def resolve_parsers(
         chat_template: The operator's template: a file, or a built-in name.
         select: Asked before anything else, as for `make_plan`.
         facts: Passed to `select`.
+        timeout_s: What each parser may take to be imported, and to look at the template; 0 for no limit.
 
     Raises:
         ConfigError: The tokenizer's files or the template cannot be read.
@@ -125,7 +128,7 @@ def resolve_parsers(
             notes.append(f"{LABELS[kind]}: {answer} (auto: chosen by a hook plugin)")
     wanted = [kind for kind, name in names.items() if name == AUTO]
     if wanted:
-        for kind, found in detect(registry, folder, chat_template, wanted).items():
+        for kind, found in detect(registry, folder, chat_template, wanted, timeout_s).items():
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"
             notes.append(f"{LABELS[kind]}: {found.name or 'none'} (auto: {found.why}{fix})")
@@ -133,17 +136,21 @@ def resolve_parsers(
 
 
 def detect(
-    registry: Registry, folder: Path, chat_template: str | None = None, kinds: Sequence[str] = tuple(LABELS)
+    registry: Registry,
+    folder: Path,
+    chat_template: str | None = None,
+    kinds: Sequence[str] = tuple(LABELS),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> dict[str, Found]:
-    """Find out which parsers a model needs. Imports every usable parser; one that fails is passed over."""
+    """Find out which parsers a model needs. Imports every usable parser; one that fails or hangs is passed over."""
     files = TokenizerFiles.read(folder)
     said = files.tokenizer_config.get("response_template")
     template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
     derived = derive(template)
-    scored = _scores(registry, "reasoning_parser", files, template, derived, FormatSpec())
+    scored = _scores(registry, "reasoning_parser", files, template, derived, FormatSpec(), timeout_s)
     thinking = _found(registry, "reasoning_parser", files, template, derived, _ranked(scored))
     base = _spec_of(registry, thinking.name, files, template, derived)
-    called = _scores(registry, "tool_parser", files, template, derived, base)
+    called = _scores(registry, "tool_parser", files, template, derived, base, timeout_s)
     tools = _found(registry, "tool_parser", files, template, derived, _ranked(called))
     thinking = _found(registry, "reasoning_parser", files, template, derived, _ranked(scored, tools.name))
     found = {"reasoning_parser": thinking, "tool_parser": tools}
@@ -162,7 +169,13 @@ def _spec_of(
 
 
 def _scores(
-    registry: Registry, kind: str, files: TokenizerFiles, template: ChatTemplate, derived: Derived, base: FormatSpec
+    registry: Registry,
+    kind: str,
+    files: TokenizerFiles,
+    template: ChatTemplate,
+    derived: Derived,
+    base: FormatSpec,
+    timeout_s: float,
 ) -> list[Score]:
     """Ask every parser of one kind; `base` is what a tool parser extends."""
     declared = _declared(files)
@@ -174,7 +187,7 @@ def _scores(
         for record in registry.of_kind(kind)
         if record.usable
         and record.name != DERIVED
-        and (found := _score(record, view, files, template, derived, base)) is not None
+        and (found := _score(record, view, files, template, derived, base, timeout_s)) is not None
         and found.score > 0
     ]
 
@@ -243,11 +256,14 @@ def _score(
     template: ChatTemplate,
     derived: Derived,
     base: FormatSpec,
+    timeout_s: float,
 ) -> Score | None:
     """Ask one parser; None if it cannot be used."""
+    planned = as_planned(record)
     try:
-        plugin = import_planned(as_planned(record))()
-        said = min(max(float(plugin.detect(view)), 0.0), 1.0)
+        plugin = import_planned(planned, timeout_s)()
+        with time_limit(f"{describe(planned)}: detect", timeout_s):
+            said = min(max(float(plugin.detect(view)), 0.0), 1.0)
         reads_back = _reads_back(plugin.for_template(template), files, template, derived, base)
     except Exception as error:  # a stranger's code must not keep the server from starting
         logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
