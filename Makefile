@@ -3,12 +3,14 @@
 #   PYTHON        interpreter for the environment, 3.11 or newer
 #   CONSTRAINTS   pins for pip; `make serve CONSTRAINTS=` takes the newest versions allowed (torch with CUDA)
 #   VENV_FLAGS    for `python -m venv`, e.g. --system-site-packages to use a torch that is installed already
+#   WORKERS       processes of `make test`; each runs whole files of tests, 0 is one process
 #   PORT, ARGS    for `make serve`; ARGS also for `make test` and `make bench`
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 VENV_FLAGS ?=
 PORT ?= 30000
+WORKERS ?= 2
 ARGS ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -30,7 +32,7 @@ serve: $(RUN_STAMP)  ## Serve the bundled demo model on PORT (30000); ARGS adds 
 	$(BIN)/dovetail serve --port $(PORT) $(ARGS)
 
 test: $(DEV_STAMP)  ## Run the tests; ARGS adds pytest's arguments.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: ruff format spelling layers mypy  ## Lint, format, spelling, layers and types; make -k check runs all.
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
-from conftest import Harness
 from dovetail_server.bodies.wire import Answer, Job
 from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import Harness
+from harness import Harness
 
 PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8")
 SECTIONS = {

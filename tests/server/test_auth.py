@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import requests
 from exchanges import error_of
+from harness import Harness
 from pydantic import SecretStr
 
-from conftest import Harness
 from dovetail.errors import ConfigError
 from dovetail.utils import wait_for_server
 from dovetail_server.auth import PROBES, Auth, Keys, owner_name, presented_key

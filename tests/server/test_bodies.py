@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import requests
+from harness import Harness
 from server_tiny import TEMPLATE, write_model
 
-from conftest import Harness
 from dovetail.grammar.memory import resident_bytes, return_large_blocks
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.pool import LARGE

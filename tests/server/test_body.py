@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from harness import Harness
 from pydantic import BaseModel, ValidationError
 
-from conftest import Harness
 from dovetail.errors import RequestError
 from dovetail_server import app  # noqa: F401 - registers all routes
 from dovetail_server.body import PLAIN_OBJECTS

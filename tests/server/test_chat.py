@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events, fold_chat
-
-from conftest import Harness
+from harness import Harness
 
 USER = [{"role": "user", "content": "hi"}]
 THINKS = "<think>\nI see.\n</think>\n\nAnswer: ü 😀"

@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 import pytest
+from harness import Harness
 
-from conftest import Harness
 from dovetail.messages import SamplingParams
 from dovetail_server.serving.generation import AT_ONCE
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from exchanges import error_of
+from harness import Harness
 from replies import strict
-
-from conftest import Harness
 
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "First question"},

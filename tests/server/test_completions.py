@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events
-
-from conftest import Harness
+from harness import Harness
 
 
 def complete(harness: Harness, **fields: Any) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from cost import KIB, LARGE, MIB, SHAPES, TASK_OF, Case, Cost, Memory, Meter, cases
+from harness import Harness
 from server_tiny import write_model
 
-from conftest import Harness
 from dovetail_server.examples import BODIES
 from dovetail_server.run import settle_memory
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import Harness
 
-from conftest import Harness
 from dovetail_server.examples import BODIES
 from dovetail_server.routes.docs import ASSETS
 

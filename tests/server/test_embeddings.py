@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from exchanges import error_of
+from harness import Harness
 
-from conftest import Harness
 from dovetail.errors import RequestError
 from dovetail.messages import Finish
 from dovetail.processing.embeddings import Embedder

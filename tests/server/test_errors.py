@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from exchanges import error_of
+from harness import Harness
 
-from conftest import Harness
 from dovetail.contracts.reasoning import Event
 from dovetail.messages import TokenDelta
 from dovetail.text.stream import OutputStream

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 import requests
-
-from conftest import Harness
+from harness import Harness
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXT = "Hi"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events
+from harness import Harness
 from server_tiny import write_model
 
-from conftest import Harness
 from dovetail.text.fill_in import FORMS, Infill
 
 URL = "/v1/completions"

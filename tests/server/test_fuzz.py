@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from harness import Harness
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import Harness
 from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.native.generate import GenerateParams, GenerateRequest
 from dovetail_server.openai.chat import ChatRequest

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events
-
-from conftest import Harness
+from harness import Harness
 
 
 def generate(harness: Harness, **fields: Any) -> Any:

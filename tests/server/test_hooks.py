@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import Harness
 from pydantic import SecretStr
 from server_tiny import write_model
 
-from conftest import Harness
 from dovetail.errors import ConfigError
 from dovetail.processing.plan import configure, plan_plugins
 from dovetail_server import preflight

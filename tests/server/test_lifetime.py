@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import error_of, send_raw
+from harness import Harness
 
-from conftest import Harness
 from dovetail.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]

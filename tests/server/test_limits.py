@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import error_of
+from harness import Harness
 
-from conftest import Harness
 from dovetail_server.examples import BODIES, fill
 
 CHAT = "/v1/chat/completions"

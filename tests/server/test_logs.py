@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness import Harness
 
-from conftest import Harness
 from dovetail.engine.process import ProcessClient
 from dovetail.errors import EngineError
 from dovetail.plugins import Registry, make_plan

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import requests
 from exchanges import send_raw
+from harness import Harness
 from replies import message_events, strict
 
-from conftest import Harness
 from dovetail.messages import Finish
 
 USER = [{"role": "user", "content": "hi"}]

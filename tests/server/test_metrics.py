@@ -10,11 +10,11 @@ from typing import Any
 
 import prometheus_client
 import pytest
+from harness import Harness
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from conftest import Harness
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestObserver, RequestProgress, RequestStart
 from dovetail_server import pace as pace_module
 from dovetail_server.hooks import ApiHooks, AsgiEndpoint

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import Harness
 
-from conftest import Harness
 from dovetail.contracts.observers import HttpEnd, LoadStats, RequestObserver, StatLogger
 from dovetail.errors import PluginError
 from dovetail_server import observers as module

@@ -7,9 +7,8 @@ import json
 
 import openai
 import pytest
+from harness import Harness
 from openai.types.chat import ChatCompletionMessageParam
-
-from conftest import Harness
 
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say this is a test"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

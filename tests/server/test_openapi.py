@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from conftest import Harness
+from harness import Harness
 
 ROUTES = {
     "/ping": {"get", "post"},

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from exchanges import error_of
+from harness import Harness
 
-from conftest import Harness
 from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.native.generate import GenerateParams, GenerateRequest
 from dovetail_server.native.score import ScoreRequest

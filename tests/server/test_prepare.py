@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 import pytest
+from harness import Harness
 
-from conftest import Harness
 from dovetail_server.serving import chat, completions, messages
 
 HI = [{"role": "user", "content": "hi"}]

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import error_of, send_raw
+from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
-
-from conftest import Harness
 
 TOOL = {
     "type": "function",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
+from harness import Harness
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -21,7 +22,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from conftest import Harness
 from dovetail_server.app import create_app
 
 NUM_EXAMPLES = int(os.environ.get("DOVETAIL_FUZZ_EXAMPLES", "5"))

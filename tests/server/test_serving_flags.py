@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import events
+from harness import Harness
 
-from conftest import Harness
 from dovetail.errors import ConfigError
 from dovetail_server import preflight
 from dovetail_server.settings import ServeSettings

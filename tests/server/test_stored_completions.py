@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events
+from harness import Harness
 
-from conftest import Harness
 from dovetail_server.errors import ServiceError
 from dovetail_server.storage.completions import CompletionStore
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import events, fold_chat
+from harness import Harness
 
-from conftest import Harness
 from dovetail.engine.streams import StreamClient
 from dovetail.messages import Abort, Finish, Ready, SamplingParams, Submit, Tick, ToEngine, TokenDelta
 

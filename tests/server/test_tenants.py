@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import requests
 from exchanges import error_of
+from harness import Harness
 
-from conftest import Harness
 from dovetail.contracts.observers import RequestEnd, RequestObserver, RequestProgress, RequestStart
 from dovetail.engine.streams import StreamClient
 from dovetail.messages import Abort, Finish, Ready, Submit, Tick, ToEngine, TokenDelta

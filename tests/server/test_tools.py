@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from exchanges import error_of, events, fold_chat
-
-from conftest import Harness
+from harness import Harness
 
 USER = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

@@ -6,9 +6,9 @@ import resource
 from collections.abc import Callable
 
 import pytest
+from harness import Harness
 from wire import Wire, request
 
-from conftest import Harness
 from dovetail_server.connections import Connections, most_connections, network_of, raise_file_limit
 from dovetail_server.settings import ServeSettings
 

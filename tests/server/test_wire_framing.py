@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from harness import Harness
 from wire import CHUNKED, HOST, JSON_TYPE, Wire, post, request, still_answers
-
-from conftest import Harness
 
 TOKENIZE = b"POST /tokenize HTTP/1.1"
 BODY = b'{"prompt":"abc"}'

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import Harness
 from pydantic import SecretStr, ValidationError
 from wire import JSON_TYPE, Wire, still_answers
 
-from conftest import Harness
 from dovetail_server.hosts import HostRules
 from dovetail_server.settings import ServeSettings
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from harness import Harness
 from wire import CHUNKED, JSON_TYPE, Wire, request, still_answers
-
-from conftest import Harness
 
 POST = b"POST /tokenize HTTP/1.1"
 BODY = b'{"prompt":"' + b"a" * 4000 + b'"}'

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from conftest import Harness
+from harness import Harness
 
 HOST = b"host: localhost\r\n"
 JSON_TYPE = b"content-type: application/json\r\n"

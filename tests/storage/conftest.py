@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
@@ -11,16 +10,11 @@ from typing import Any
 import pytest
 import requests
 
-SERVER_TESTS = Path(__file__).parents[1] / "server"
-sys.path.insert(0, str(SERVER_TESTS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))  # the helpers of its tests
 
-spec = importlib.util.spec_from_file_location("server_tests", SERVER_TESTS / "conftest.py")
-server_tests = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-sys.modules["server_tests"] = server_tests
-spec.loader.exec_module(server_tests)  # type: ignore[union-attr]
-Harness = server_tests.Harness
-folder = server_tests.folder
-make_harness = server_tests.make_harness
+from harness import Harness, folder, make_harness
+
+__all__ = ["folder", "make_harness"]
 
 CHAT = "/v1/chat/completions"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -23,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
+from harness import Harness
 from steps import Steps, watch_database, watched_disk
 
 from dovetail_server.batches import processes
@@ -31,11 +32,6 @@ from dovetail_server.storage.database import Database
 
 
 def main(folder: str, options: str) -> None:
-    path = Path(__file__).parents[1] / "server" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("server_tests", path)
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    sys.modules["server_tests"] = module
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
     settings: dict[str, Any] = json.loads(options)
     delay_s = settings.pop("delay_s", 0.0)
     processes.BEAT_S = settings.pop("beat_s", processes.BEAT_S)
@@ -43,7 +39,7 @@ def main(folder: str, options: str) -> None:
     steps = Steps()
     is_watched = settings.pop("steps", False)
     with watched_disk(steps) if is_watched else contextlib.nullcontext():
-        harness = module.Harness(Path(folder), min_free_disk_bytes=0, **settings)
+        harness = Harness(Path(folder), min_free_disk_bytes=0, **settings)
         harness.engine.delay_s = delay_s
         harness.eventually(lambda: harness.server.started)
         asyncio.run_coroutine_threadsafe(harness.state.storage.resume(), harness.loop)
