@@ -444,7 +444,8 @@ def lost(text: str, found: Any, reason: str) -> list[str]:
     What `WRAPPERS` find is part of a format, as is the name of a call that was cut off.
     """
     reasoning, content, calls, _ = found
-    kept = " ".join([reasoning or "", content or "", *(f"{name} {arguments}" for _, name, arguments in calls)])
+    parts = [part for call_id, name, arguments in calls for part in (call_id * (name not in call_id), name, arguments)]
+    kept = " ".join([reasoning or "", content or "", *parts])
     wrapped = " ".join(WRAPPERS.findall(text))
     words = [word for word in dict.fromkeys(re.findall(r"w\d+w", text)) if word not in wrapped]
     missing = [word for word in words if kept.count(word) != text.count(word)]

@@ -47,6 +47,10 @@ M3 = "]<]minimax[>["
 K2_SECTION, K2_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 V31, V31_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 V31_SECTION, V31_SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+LONG = "a" * 100
+S3_SECTION, S3_SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+S3, S3_SEP, S3_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
+S3_CALL = '<steptml:invoke name="f"><steptml:parameter name="city">x</steptml:parameter>'
 ONE = [("f", {"city": "x"})]
 
 ROWS: list[tuple[str, str, str | None, list[Call]]] = [
@@ -73,6 +77,10 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
      None, [("f", '{"days": 1'), *ONE]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"city": "x"}</tool_call><tool_call>{"name": "f"}</tool_call>',
      None, [*ONE, ("f", {})]),
+    ("deepseek-v3", f'{V31_SECTION}{V31}function{SEP}f\n```json\n{{"days": 1\n```{V31_END}\n{V31}function{SEP}f\n```json\n{{"city": "x"}}\n```'
+     f"{V31_END}{V31_SECTION_END}so", "so", [("f", '{"days": 1\n'), *ONE]),
+    ("deepseek-v3", f'{V31_SECTION}{V31}function{SEP}f\n```json\n{{"city": "a ``` b"}}\n```{V31_END}{V31_SECTION_END}', None,
+     [("f", {"city": "a ``` b"})]),
     # Noise in a section: no phantom call, and the next call is found.
     ("kimi-k2", f'{K2_SECTION}noise {K2}0{ARGS}{{"city": "x"}}{K2_END}{K2_SECTION_END}', "noise ", ONE),
     ("deepseek-v31", f'{V31_SECTION}noise{V31}f{SEP}{{"city": "x"}}{V31_END}{V31_SECTION_END}', "noise", ONE),
@@ -81,7 +89,17 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("kimi-k2", f"{K2_SECTION}noise{K2_SECTION_END}", f"{K2_SECTION}noise{K2_SECTION_END}", []),
     ("minimax-m2", '<minimax:tool_call>noise<invoke name="f"><parameter name="city">x</parameter></invoke>'
      "</minimax:tool_call>", "noise", ONE),
+    # Markers that mean nothing to a call come back where there is none.
+    ("internlm", "<|action_start|><|plugin|>\nnoise<|action_end|>so", "<|action_start|><|plugin|>\nnoise<|action_end|>so", []),
+    ("internlm", "<|action_start|><|plugin|>no<|plugin|>ise<|action_end|>", "<|action_start|><|plugin|>no<|plugin|>ise<|action_end|>", []),
+    ("internlm", '<|action_start|> <|plugin|>{"name": "f", "parameters": {"city": "<|plugin|>"}}<|action_end|>', None,
+     [("f", {"city": "<|plugin|>"})]),
     # Markers that are missing.
+    ("step3", f'{S3_SECTION}{S3}{S3_CALL}</steptml:invoke>{S3_END}{S3_SECTION_END}', None, ONE),
+    ("step3", f'{S3_SECTION}{S3}{S3_SEP}{S3_CALL}</steptml:invoke>{S3_END}{S3}function{S3_SEP}{S3_CALL}</steptml:invoke>{S3_SECTION_END}', None,
+     [*ONE, *ONE]),
+    ("step3", f'{S3_SECTION}function{S3_SEP}{S3_CALL}</steptml:invoke>{S3_SECTION_END}', None, ONE),
+    ("step3", f'{S3_SECTION}{S3}function{S3_SEP}noise{S3_END}{S3_SECTION_END}', f"{S3_SECTION}{S3}function{S3_SEP}noise{S3_END}{S3_SECTION_END}", []),
     ("minimax-m2", '<invoke name="f"><parameter name="city">x</parameter></invoke>', None, ONE),
     ("seed-oss", "<function=f><parameter=city>x</parameter></function></seed:tool_call>so", "so", ONE),
     ("kimi-k2", f'{K2}0{ARGS}{{"city": "x"}}{K2_END}', None, ONE),
@@ -113,8 +131,18 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     # Text beside values, and keys without any: shown, and the call stays JSON.
     ("gemma4", '<|tool_call>call:f{city:oops<|"|>x<|"|>}<tool_call|>', "oops", ONE),
     ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>oops}<tool_call|>', "oops", ONE),
-    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,oops}<tool_call|>', "oops", [("f", '{"city": "x", }')]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,oops}<tool_call|>', "oops", ONE),
     ("gemma4", '<|tool_call>call:f{oops}<tool_call|>', "oops", [("f", {})]),
+    # Commas too many, and keys without a value.
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,}<tool_call|>', None, ONE),
+    ("gemma4", '<|tool_call>call:f{list:[{a:1}', None, [("f", {"list": [{"a": 1}]})]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x', None, ONE),
+    ("gemma4", '<|tool_call>call:f{days:<|"|>3', None, [("f", {"days": 3})]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,<|"|>days<|"|>oops:1}', "oops", [("f", {"city": "x", "days": 1})]),
+    ("gemma4", '<|tool_call>call:f{,city:<|"|>x<|"|>,,days:1,}<tool_call|>', None, [("f", {"city": "x", "days": 1})]),
+    ("gemma4", '<|tool_call>call:f{list:[1,{a:[2,],},],days:3}<tool_call|>', None, [("f", {"list": [1, {"a": [2]}], "days": 3})]),
+    ("gemma4", '<|tool_call>call:f{city:,days:,list:[]}<tool_call|>', None, [("f", {"city": "", "days": None, "list": []})]),
+    ("gemma4", '<|tool_call>call:f{list:[{a:}],:1}<tool_call|>', None, [("f", {"list": [{"a": None}], "": 1})]),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">oops{M3}<city>x{M3}</city>{M3}</invoke>{M3}</tool_call>', "oops", ONE),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</ciy>{M3}</invoke>{M3}</tool_call>', f"{M3}</ciy>", ONE),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<any>oops{M3}<a>1{M3}</a>{M3}</any>{M3}</invoke>{M3}</tool_call>',
@@ -123,6 +151,12 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
      None, [("f", '{"city": "x", "city": "y"}')]),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<any>{M3}<a>1{M3}</any>{M3}<city>x{M3}</city>{M3}</invoke>{M3}</tool_call>',
      None, [("f", {"any": {"a": 1}, "city": "x"})]),
+    # A closing tag that is broken: its beginning is dropped, any other text is shown.
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</ci{M3}<tool_call>{M3}<invoke name="f">{M3}</invoke>{M3}</tool_call>',
+     None, [*ONE, ("f", {})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</oops{M3}<tool_call>{M3}<invoke name="f">{M3}</invoke>{M3}</tool_call>',
+     f"{M3}</oops", [*ONE, ("f", {})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<list>["a]", 1]', None, [("f", {"list": ["a]", 1]})]),
     ("hermes", '<tool_call>{"name": "f", "oops: <tool_call>{"name": "f", "arguments": {"city": "x"}}</tool_call>',
      '"oops: <tool_call>{"name": "f", "arguments": {"city": "x"}}', [("f", "")]),
     ("hermes", '<tool_call>{"name": "f", "id": oops, "arguments": {"city": "x"}}</tool_call>',
@@ -143,7 +177,24 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
     ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
     ("kimi-k2", f"{K2_SECTION}{K2}oops this is no name", f"{K2_SECTION}{K2}oops this is no name", []),
     ("lfm2", "<|tool_call_start|>[f(city='x', da", None, [("f", '{"city": "x"')]),
-    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,da', None, [("f", '{"city": "x", ')]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,da', None, [("f", '{"city": "x"')]),
+    ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,days:', None, [("f", '{"city": "x", "days": ')]),
+    # What cannot be a name is shown.
+    ("minimax-m2", f'<minimax:tool_call><invoke name="{LONG}', f'<minimax:tool_call><invoke name="{LONG}', []),
+    ("minicpm5", f'<function name="{LONG}', f'<function name="{LONG}', []),
+    (
+        "minimax-m2",
+        '<minimax:tool_call><invoke name="what is no name',
+        '<minimax:tool_call><invoke name="what is no name',
+        [],
+    ),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</ci', None, [("f", '{"city": "x"}')]),
+    (
+        "minimax-m3",
+        f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</{LONG}',
+        f"{M3}</{LONG}",
+        [("f", '{"city": "x"}')],
+    ),
     ("llama3", '{"name": "', None, []),
     ("llama3", '{"name": "Bo', '{"name": "Bo', []),
     ("llama3", '{"answer": "', '{"answer": "', []),

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.headed_calls import MAX_HEAD
+from dovetail.text.headed_calls import MAX_CUT_HEAD, MAX_HEAD, is_half_a_head
 from dovetail.text.matcher import matcher
 from dovetail.text.schema_types import (
     PYTHON_WORDS,
@@ -61,6 +61,10 @@ class BraceCalls(ToolBody):
         self._at_key = False
         self._has_value = False
         """Whether what stands between two separators was given out: text beside it belongs to none."""
+        self._lacks_value = False
+        """Whether a key was given out whose value is still to come."""
+        self._comma = ""
+        """What goes out before the next item of a list or an object: a comma that nothing follows is none."""
         self._broken = False
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -78,7 +82,7 @@ class BraceCalls(ToolBody):
         return self._take_out()
 
     def close(self) -> list[ToolEvent]:
-        """End the section: a call that is not whole keeps what it has."""
+        """End the section: a call that was open is complete."""
         return self._finish(complete=True)
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
@@ -86,9 +90,12 @@ class BraceCalls(ToolBody):
         if self._call is not None:
             self._text(held if self._in_string else "")  # half a marker is no value
             if self._string is not None:
-                self._args(cut_text("".join(self._string), self._types))
-            elif not self._in_string and (complete or not self._at_key):  # half a key is none
-                self._flush()
+                self._args((value_text if complete else cut_text)("".join(self._string), self._types))
+            elif self._in_string:
+                self._args('"' if complete else "")
+            elif complete or not self._is_half_a_key():
+                self._flush(is_over=complete)
+            self._args("".join(reversed(self._stack)) if complete else "")
             self._out.append(ToolEnd(self._call))
         elif "".join(self._head).strip():
             self._out.append(Malformed("tool_call", "".join(self._head)))
@@ -96,9 +103,13 @@ class BraceCalls(ToolBody):
 
     def cut(self) -> list[ToolEvent]:
         """End the section, cut short: half a head is no content."""
-        if self._call is None and _HEAD.fullmatch("".join(self._head)):
+        head = "".join(self._head)
+        if self._call is None and _HEAD.fullmatch(head) and is_half_a_head(head):
             return []
         return self._finish(complete=False)
+
+    def _is_half_a_key(self) -> bool:
+        return self._at_key and sum(map(len, self._token)) <= MAX_CUT_HEAD
 
     @property
     def inside_value(self) -> bool:
@@ -128,6 +139,7 @@ class BraceCalls(ToolBody):
         self._out += [start, ToolArgs(start.index, "{")]
         self._head.clear()
         self._stack, self._at_key = ["}"], True
+        self._lacks_value, self._comma = False, ""
         return end + 1
 
     def _break(self, head: str) -> None:
@@ -167,26 +179,36 @@ class BraceCalls(ToolBody):
             if self._at_key:
                 if self._has_value:
                     self._stray()
-                token = "".join(self._token).strip()
-                self._token.clear()
-                key = token.strip("\"'")
-                self._args((quoted(key) if token else "") + ": ")
-                self._at_key = self._has_value = False
-                if len(self._stack) == 1:
-                    self._types = types_of(properties_of(self._schema).get(key), self._schema)
+                if self._has_value:
+                    self._stray()
+                self._end_key("".join(self._token).strip().strip("\"'"))
             else:
                 self._token.append(mark)
         elif mark in "{[":
             self._stray()
-            self._args(mark)
+            self._item(mark)
             self._stack.append("}" if mark == "{" else "]")
-            self._at_key, self._has_value = mark == "{", False
+            self._at_key, self._has_value, self._comma = mark == "{", False, ""
         elif mark == ",":
             self._flush()
-            self._args(", ")
             self._at_key, self._has_value = self._stack[-1] == "}", False
         else:
             self._close_one()
+
+    def _end_key(self, key: str) -> None:
+        if not self._has_value:
+            self._item(quoted(key))
+        self._token.clear()
+        self._args(": ")
+        self._comma, self._lacks_value = "", True
+        self._at_key = self._has_value = False
+        if len(self._stack) == 1:
+            self._types = types_of(properties_of(self._schema).get(key), self._schema)
+
+    def _item(self, json: str) -> None:
+        """Give out the beginning of a key or a value, behind the comma that is due."""
+        self._args(self._comma + json)
+        self._comma, self._lacks_value = ", ", False
 
     def _quoted_value(self) -> None:
         """Begin or end a string; one where the schema wants none comes when it is complete."""
@@ -194,7 +216,7 @@ class BraceCalls(ToolBody):
         if self._in_string:
             buffers = len(self._stack) == 1 and self._types and "string" not in self._types and not self._at_key
             self._string = [] if buffers else None
-            self._args("" if buffers else '"')
+            self._item("" if buffers else '"')
         elif self._string is not None:
             self._args(value_text("".join(self._string), self._types))
             self._string = None
@@ -204,7 +226,7 @@ class BraceCalls(ToolBody):
     def _close_one(self) -> None:
         self._flush()
         self._args(self._stack.pop())
-        self._at_key, self._has_value = False, True
+        self._at_key, self._has_value, self._comma = False, True, ", "
         if not self._stack and self._call is not None:
             self._out.append(ToolEnd(self._call))
             self._call = None
@@ -216,21 +238,23 @@ class BraceCalls(ToolBody):
         if text.strip():
             self._out.append(Malformed("tool_call", text))
 
-    def _flush(self) -> None:
-        """Give out a value without quotes."""
+    def _flush(self, *, is_over: bool = True) -> None:
+        """Give out a value without quotes; a key without any gets an empty one, unless it may still have come."""
         if self._at_key or self._has_value:
             self._stray()
             return
         text = "".join(self._token).strip()
         self._token.clear()
         if not text:
+            if self._lacks_value and is_over:
+                self._item('""' if len(self._stack) == 1 and "string" in self._types else "null")
             return
         text = PYTHON_WORDS.get(text, text)
         try:
             json.loads(text)
         except (ValueError, RecursionError):
             text = quoted(text.strip("\"'"))
-        self._args(text)
+        self._item(text)
 
     def _args(self, json: str) -> None:
         if self._call is not None and json:

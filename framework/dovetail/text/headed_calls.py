@@ -23,10 +23,16 @@ MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""
 MAX_CUT_HEAD = 96
 """Characters of the longest head that is not shown where the output was cut short in it."""
+FENCE = "```"
 
 Head = tuple[str, str | None]
 """Name and id of a call; None for an id that the model does not write."""
 At = Literal["between", "head", "open", "value", "plain", "tail", "broken"]
+
+
+def is_half_a_head(text: str) -> bool:
+    """Whether text at which the output was cut short may be half a head or a tag: then it is not worth showing."""
+    return len(text) <= MAX_CUT_HEAD and len(text.split()) <= 2
 
 
 class HeadedCalls(ToolBody):
@@ -40,6 +46,7 @@ class HeadedCalls(ToolBody):
         stops: Sequence[str],
         begin: str = "",
         end: str = "",
+        is_fenced: bool = False,
     ) -> None:
         """Prepare.
 
@@ -49,6 +56,7 @@ class HeadedCalls(ToolBody):
             stops: Texts that end a head. Besides, the `{` of the arguments does.
             begin: Marker before a call, if there is one.
             end: Marker behind a call, if there is one.
+            is_fenced: A fence ends arguments that lack a bracket, as a marker does.
         """
         self._new_call = new_call
         self._read_head = read_head
@@ -56,7 +64,8 @@ class HeadedCalls(ToolBody):
         self._stops = frozenset(stops)
         self._matcher = matcher(tuple(dict.fromkeys(text for text in (begin, *stops, "{", end) if text)))
         self._resume = matcher((begin,)) if begin else None
-        self._breaks = "<" if "<" in (begin[:1], end[:1]) else ""
+        self._ends = tuple(filter(None, (begin, end, FENCE if is_fenced else "")))
+        self._breaks = "".join(sorted({text[0] for text in self._ends} & {"<", "`"}))
         self._is_marked = False
         self._out: list[ToolEvent] = []
         self._at: At = "between"
@@ -126,8 +135,7 @@ class HeadedCalls(ToolBody):
 
     def _may_go_on(self) -> bool:
         """Whether a head that nothing ends may be half a head."""
-        head = "".join(self._head)
-        return self._is_marked and len(head) <= MAX_CUT_HEAD and len(head.split()) <= 2
+        return self._is_marked and is_half_a_head("".join(self._head))
 
     def _take_out(self) -> list[ToolEvent]:
         out, self._out = self._out, []
@@ -266,12 +274,12 @@ class HeadedCalls(ToolBody):
         """See whether what stands outside of the arguments' strings is a marker, which ends them; return where."""
         self._value.interrupted = False
         rest = text[pos:]
-        for mark in (self._begin, self._end):
-            if mark and rest.startswith(mark):
+        for mark in self._ends:
+            if rest.startswith(mark):
                 self._out.append(ToolEnd(self._call or 0))
-                self._at = "between"
-                return self._mark(mark, pos, pos + len(mark))
-        if any(mark.startswith(rest) for mark in (self._begin, self._end)):
+                self._at = "tail" if mark == FENCE else "between"
+                return pos if mark == FENCE else self._mark(mark, pos, pos + len(mark))
+        if any(mark.startswith(rest) for mark in self._ends):
             self._held = rest
             return len(text)
         self._out.append(ToolArgs(self._call or 0, rest[0]))

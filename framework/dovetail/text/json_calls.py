@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.headed_calls import MAX_CUT_HEAD
 from dovetail.text.json_text import JsonText
 from dovetail.text.schema_types import PYTHON_WORDS
 
@@ -136,6 +137,8 @@ class JsonCalls(ToolBody):
     def _begins_call(self) -> bool:
         """Whether the text so far can only be the beginning of a call, of which nothing is worth showing."""
         if self._early or self._others or (self._at == "buffer" and self._key != self._name_key):
+            return False
+        if sum(map(len, self._buffer)) > MAX_CUT_HEAD:
             return False
         if self._known is None:
             return True

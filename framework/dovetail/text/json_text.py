@@ -23,7 +23,7 @@ _STRING_STOP = {
     "'": re.compile(r"['\"\\\x00-\x1f]"),
 }
 _WORDS = {"T": ("True", "true"), "F": ("False", "false"), "N": ("None", "null")}
-_OUTSIDE_STOP = {breaks: re.compile(_OUTSIDE % re.escape(breaks)) for breaks in ("", "<")}
+_OUTSIDE_STOP = {breaks: re.compile(_OUTSIDE % re.escape(breaks)) for breaks in ("", "<", "<`")}
 
 
 class JsonText:
@@ -36,7 +36,7 @@ class JsonText:
     __slots__ = ("_depth", "_escaped", "_literal", "_outside", "_quote", "_word", "interrupted")
 
     def __init__(self, first: str, *, breaks: str = "") -> None:
-        """Prepare for a value that begins with `first`; `breaks` is `<`, or nothing."""
+        """Prepare for a value that begins with `first`; `breaks` is `<`, or `` <` ``, or nothing."""
         self._depth = 0
         self._escaped = False
         self._literal = first not in "\"'{["
@@ -101,7 +101,7 @@ class JsonText:
             self._quote = char
             out.append('"')
             return False
-        if char == "<":
+        if char in "<`":
             self.interrupted = True
             return True
         out.append(char)

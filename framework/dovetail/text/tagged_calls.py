@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.headed_calls import MAX_HEAD
+from dovetail.text.headed_calls import MAX_HEAD, is_half_a_head
 from dovetail.text.matcher import Matcher, matcher
 from dovetail.text.schema_types import STRING, cut_text, properties_of, quoted, schemas_by_tool, types_of, value_text
 
@@ -168,7 +168,7 @@ class TaggedCalls(ToolBody):
                 self._end_value()
             elif self._at == "value" and not self._streams:
                 self._args(cut_text(self._cut_value(), self._types))
-            elif complete and self._at in ("key", "gap") and (raw := "".join(self._head)):
+            elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
             self._end_call(complete=complete)
         out, self._out = self._out, []
@@ -176,8 +176,11 @@ class TaggedCalls(ToolBody):
 
     def _begins_call(self) -> bool:
         """Whether what was read is the beginning of a call, of which nothing is worth showing."""
-        return self._at == "name" and (
-            bool(self._tags.call[0]) or _NAME.fullmatch("".join(self._head).strip()) is not None
+        head = "".join(self._head)
+        return (
+            self._at == "name"
+            and is_half_a_head(head)
+            and (bool(self._tags.call[0]) or _NAME.fullmatch(head.strip()) is not None)
         )
 
     def _skip_noise(self, text: str, pos: int) -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.contracts.tools import ToolBody, ToolEvent
+from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent, ToolStart
 from dovetail.text.matcher import matcher
+
+MAX_NOISE = 512
+"""Characters that are held until it is known whether a call follows."""
 
 
 class Without(ToolBody):
     """Drops markers that mean nothing to the reader inside, such as those around one call of a list.
 
-    A marker inside a value is part of it, and what may still become one is held back.
+    A marker inside a value is part of it, and what may still become one is held back. Where no call follows, the
+    markers come back with the text around them.
     """
 
     def __init__(self, body: ToolBody, markers: Sequence[str]) -> None:
@@ -20,11 +24,15 @@ class Without(ToolBody):
         self._matcher = matcher(tuple(markers))
         self._held = ""
         self._state = 0
+        self._has_call = False
+        self._noise: list[str] = []
+        self._num_noise = 0
+        self._with_markers: list[str] = []
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         if not self._held and self._matcher.begins(text) is None:
-            return self._body.feed(text)
+            return self._feed(text)
         read, state = len(self._held), self._state if self._held else 0
         text, self._held = self._held + text, ""
         events: list[ToolEvent] = []
@@ -33,22 +41,24 @@ class Without(ToolBody):
             end, state, length = self._matcher.scan(text, pos + read, state)
             read = 0
             cut = end - (length or self._matcher.held(state))
-            events += self._body.feed(text[pos:cut]) if cut > pos else []
+            events += self._feed(text[pos:cut]) if cut > pos else []
             if not length:
                 self._held, self._state = text[cut:], state
                 break
             if self._body.inside_value:
-                events += self._body.feed(text[cut:end])
+                events += self._feed(text[cut:end])
+            elif not self._has_call:
+                self._with_markers.append(text[cut:end])
             pos = end
         return events
 
     def close(self) -> list[ToolEvent]:
         """End the section."""
-        return [*self._rest(), *self._body.close()]
+        return [*self._rest(), *self._taken(self._body.close()), *self._shown()]
 
     def cut(self) -> list[ToolEvent]:
         """End the section, cut short."""
-        return [*self._rest(), *self._body.cut()]
+        return [*self._rest(), *self._taken(self._body.cut()), *self._shown()]
 
     @property
     def inside_value(self) -> bool:
@@ -57,4 +67,32 @@ class Without(ToolBody):
 
     def _rest(self) -> list[ToolEvent]:
         held, self._held = self._held, ""
-        return self._body.feed(held) if held else []
+        return self._feed(held) if held else []
+
+    def _feed(self, text: str) -> list[ToolEvent]:
+        events = self._body.feed(text)
+        return events if self._has_call or not events else self._taken(events)
+
+    def _taken(self, events: list[ToolEvent]) -> list[ToolEvent]:
+        """Hold the noise before the first call, and what was dropped between."""
+        taken: list[ToolEvent] = []
+        for event in events:
+            if isinstance(event, Malformed) and not self._has_call:
+                self._noise.append(event.text)
+                self._with_markers.append(event.text)
+                self._num_noise += len(event.text)
+                continue
+            if isinstance(event, ToolStart) and not self._has_call:
+                self._has_call = True
+                taken += [Malformed("tool_call", "".join(self._noise))] if self._noise else []
+            taken.append(event)
+        return [*taken, *self._shown()] if self._num_noise > MAX_NOISE else taken
+
+    def _shown(self) -> list[ToolEvent]:
+        """Return what is held with the markers in it: it is no beginning of a call."""
+        if self._has_call or not self._noise:
+            return []
+        text = "".join(self._with_markers)
+        self._noise.clear()
+        self._with_markers.clear()
+        return [Malformed("tool_call", text)]

@@ -61,7 +61,14 @@ class DeepSeekCalls(ToolParser):
         return 0.9 if SECTION[0] in source and ("```json" in source) == self.is_fenced else 0.0
 
     def _body(self, new_call: NewCall) -> ToolBody:
-        return HeadedCalls(new_call, read_head=self._read_head, stops=(self.stop,), begin=CALL[0], end=CALL[1])
+        return HeadedCalls(
+            new_call,
+            read_head=self._read_head,
+            stops=(self.stop,),
+            begin=CALL[0],
+            end=CALL[1],
+            is_fenced=self.is_fenced,
+        )
 
     def _read_head(self, text: str) -> Head | None:
         found = self.head.fullmatch(text)

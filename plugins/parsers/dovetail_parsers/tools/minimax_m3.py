@@ -23,6 +23,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.call_grammar import Node, calls_grammar, element_arguments, name_of
+from dovetail.text.headed_calls import is_half_a_head
 from dovetail.text.schema_types import properties_of, schemas_by_tool, types_of, value_text
 from dovetail_parsers.tools.sections import Section
 
@@ -70,26 +71,39 @@ class ElementCalls(ToolBody):
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was open is complete."""
+        return self._finish(is_cut=False)
+
+    def cut(self) -> list[ToolEvent]:
+        """End the section, cut short: half a tag is no content."""
+        return self._finish(is_cut=True)
+
+    def _finish(self, *, is_cut: bool) -> list[ToolEvent]:
         rest = "".join(self._parts)
-        if self._call is not None:
-            rest = self._without_half_a_tag(rest)
-        self._piece(rest)
+        self._parts.clear()
+        if self._is_behind_mark and rest.startswith("<") and ">" not in rest:
+            if not self._begins_tag(rest, is_cut=is_cut):
+                self._unread(MARK + rest)
+        else:
+            if self._call is not None or (is_cut and not self._raw):
+                rest = _without_half_a_mark(rest)
+            self._piece(rest)
         self._end_call()
         self._out += self._noise()
         return self._take_out()
 
-    def cut(self) -> list[ToolEvent]:
-        """End the section, cut short: half a tag is no content."""
-        if self._call is None and not "".join(self._raw).strip():
-            return []
-        return self.close()
+    def _begins_tag(self, rest: str, *, is_cut: bool) -> bool:
+        """Whether what ends the section is half a closing tag, or half of any where the output was cut there."""
+        if self._call is None:
+            return is_cut and not self._raw and is_half_a_head(rest)
+        tags = ("</invoke>", "</tool_call>", *(f"</{element.name}>" for element in self._stack[1:]))
+        return any(tag.startswith(rest) for tag in tags) or (is_cut and is_half_a_head(rest))
 
-    def _without_half_a_tag(self, rest: str) -> str:
-        """Drop the beginning of a mark, or of the tag behind one, from the end of a call that was cut short."""
-        if self._is_behind_mark and rest.startswith("<") and ">" not in rest:
-            return ""
-        size = next((size for size in range(len(MARK) - 1, 0, -1) if rest.endswith(MARK[:size])), 0)
-        return rest[: len(rest) - size]
+    def _unread(self, text: str) -> None:
+        """Take what belongs to no value: it is shown."""
+        if self._call is None:
+            self._raw.append(text)
+        else:
+            self._stack[0].text += text
 
     def _noise(self) -> list[ToolEvent]:
         """Return what stands outside of calls."""
@@ -133,7 +147,7 @@ class ElementCalls(ToolBody):
             return
         names = [element.name for element in self._stack[1:]]
         if name not in names:
-            self._stack[0].text += MARK + tag
+            self._unread(MARK + tag)
         while len(self._stack) > 1 and self._close_last() != name and name in names:
             pass
         self._stack[-1].text += behind
@@ -179,6 +193,12 @@ class ElementCalls(ToolBody):
         if not element.text.strip() and types in ({"array"}, {"object"}):
             return "[]" if types == {"array"} else "{}"
         return value_text(element.text, types)
+
+
+def _without_half_a_mark(text: str) -> str:
+    """Drop the beginning of a mark from the end of a text. A single bracket may be a value's own."""
+    size = next((size for size in range(len(MARK) - 1, 1, -1) if text.endswith(MARK[:size])), 0)
+    return text[: len(text) - size]
 
 
 class MiniMaxM3(Section):

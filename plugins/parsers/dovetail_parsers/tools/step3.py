@@ -23,7 +23,7 @@ class Step3(TagSection):
     start, end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     also = ('<steptml:invoke name="', "<｜tool_call_begin｜>")
     inner = ("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>")
-    ignored = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>")
+    ignored = ("<｜tool_call_begin｜>", "function<｜tool_sep｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>")
     tags = Tags(
         call=('<steptml:invoke name="', '">'),
         call_end="</steptml:invoke>",
