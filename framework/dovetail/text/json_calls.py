@@ -70,6 +70,8 @@ class JsonCalls(ToolBody):
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         pos = 0
+        if self._at == "broken":
+            return [Malformed("tool_call", text)] if text else []
         if self._at == "stream" and self._call is not None:
             piece, pos = self._value.take(text, 0)
             if pos < 0:
@@ -77,9 +79,6 @@ class JsonCalls(ToolBody):
             self._pass_on(piece)
             self._end_value()
         while pos < len(text):
-            if self._at == "broken":
-                self._out.append(Malformed("tool_call", text[pos:]))
-                break
             self._explained = False
             end = self._read(text, pos)
             if self._explained:
@@ -88,6 +87,8 @@ class JsonCalls(ToolBody):
                 self._raw.append(text[pos:end])
             if self._failed:
                 self._break()
+                self._out += [Malformed("tool_call", text[end:])] if end < len(text) else []
+                break
             pos = end
         return self._take_out()
 

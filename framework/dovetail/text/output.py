@@ -123,8 +123,12 @@ class FormatParser(Machine):
 
     def _pass_call(self, piece: str) -> list[Event]:
         events = self._body.feed(piece) if self._body is not None else []
-        if not events or (len(events) == 1 and type(events[0]) is ToolArgs):
-            return cast("list[Event]", events)
+        if not events:
+            return []
+        if len(events) == 1:
+            kind = type(events[0])
+            if kind is ToolArgs or (kind is Malformed and not self._opening):
+                return cast("list[Event]", events)
         self._tool_events(events)
         return self._drain()
 

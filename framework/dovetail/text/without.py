@@ -28,6 +28,8 @@ class Without(ToolBody):
         self._noise: list[str] = []
         self._num_noise = 0
         self._with_markers: list[str] = []
+        self._is_noise = False
+        """Whether what came so far is too long for the noise before a call."""
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -47,6 +49,8 @@ class Without(ToolBody):
                 break
             if self._body.inside_value:
                 events += self._feed(text[cut:end])
+            elif self._is_noise:
+                events.append(Malformed("tool_call", text[cut:end]))
             elif not self._has_call:
                 self._with_markers.append(text[cut:end])
             pos = end
@@ -75,6 +79,8 @@ class Without(ToolBody):
 
     def _taken(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """Hold the noise before the first call, and what was dropped between."""
+        if self._is_noise and len(events) == 1 and type(events[0]) is Malformed:
+            return events
         taken: list[ToolEvent] = []
         for event in events:
             if isinstance(event, Malformed) and not self._has_call:
@@ -86,7 +92,8 @@ class Without(ToolBody):
                 self._has_call = True
                 taken += [Malformed("tool_call", "".join(self._noise))] if self._noise else []
             taken.append(event)
-        return [*taken, *self._shown()] if self._num_noise > MAX_NOISE else taken
+        self._is_noise = not self._has_call and self._num_noise > MAX_NOISE
+        return [*taken, *self._shown()] if self._is_noise else taken
 
     def _shown(self) -> list[ToolEvent]:
         """Return what is held with the markers in it: it is no beginning of a call."""
