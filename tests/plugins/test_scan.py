@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import State
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.scan import parse_manifest
@@ -74,10 +75,8 @@ def test_other_distributions_are_ignored(site: FakeSite) -> None:
         (
             "dovetail.samplers.v1",
             "samplers",
-            "unknown entry-point group 'dovetail.samplers.v1'; groups: dovetail.models.v1, "
-            "dovetail.attention_backends.v1, dovetail.reasoning_parsers.v1, dovetail.tool_parsers.v1, "
-            "dovetail.grammar_backends.v1, dovetail.quantizations.v1, dovetail.schedule_policies.v1, "
-            "dovetail.hooks.v1",
+            "unknown entry-point group 'dovetail.samplers.v1'; groups: "
+            + ", ".join(kind.entry_point_group for kind in KINDS.values()),
         ),
     ],
 )

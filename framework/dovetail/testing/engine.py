@@ -15,6 +15,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
+from dovetail.processing.plan import NAMED
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.settings import EngineSettings
 
@@ -32,12 +33,10 @@ def make_plans(
     plan = make_plan(
         Registry.scan(),
         model=architecture(read_config(folder), folder),
-        attention_backend=settings.attention_backend,
         prefill_attention_backend=settings.prefill_attention_backend,
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
-        schedule_policy=settings.schedule_policy,
-        quantization=settings.quantization,
+        **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(read_config(folder)),
         device=settings.device,
     )
