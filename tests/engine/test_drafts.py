@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def speculate(core: EngineCore, guess: Guess) -> Speculation:
     """Let an engine verify what a test guesses."""
     made = Speculation(lambda requests: [guess(request) for request in requests], core.info.vocab_size)
     core.scheduler.speculation = made
+    core.scheduler.limits = core.recovery._asked = replace_field(core.scheduler.limits, max_places=64)
     return made
 
 
@@ -109,10 +111,8 @@ def test_drafts_need_a_known_last_token() -> None:
 def test_places_are_shared_out() -> None:
     """A step draws at no more places than it has room for, and short drafts leave theirs to longer ones."""
     core, executor = start(False, num_pages=200, rows=6)
-    core.scheduler.limits = core.scheduler.limits.__class__(
-        max_running_requests=6, max_prefill_tokens=24, max_places=12
-    )
     speculate(core, lambda request: [1] * (1 if request.handle == 1 else 20))
+    core.scheduler.limits = replace_field(core.scheduler.limits, max_places=12)
     run = Run(core)
     for handle in (1, 2, 3):
         run.submit(handle, [handle] * 3, SamplingParams(max_tokens=60, temperature=0, seed=handle, ignore_eos=True))

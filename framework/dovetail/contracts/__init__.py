@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         TokenizerView,
     )
     from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
+    from dovetail.contracts.speculation import DraftRequest, Speculator
     from dovetail.contracts.tools import (
         Malformed,
         NewCall,
@@ -114,6 +115,7 @@ __all__ = [
     "CompiledGrammar",
     "Configurable",
     "ContentDelta",
+    "DraftRequest",
     "Event",
     "Experts",
     "FormatSpec",
@@ -143,9 +145,9 @@ __all__ = [
     "ParserRequest",
     "Part",
     "Phase",
-    "RMSScale",
     "PrefixView",
     "Quantization",
+    "RMSScale",
     "Reach",
     "ReasoningDelta",
     "ReasoningGate",
@@ -157,8 +159,11 @@ __all__ = [
     "RequestStart",
     "RopeConfig",
     "SchedulePolicy",
+    "Speculator",
     "StatLogger",
     "State",
+    "StateSave",
+    "StateStore",
     "Stored",
     "StoredTensor",
     "Stream",
@@ -177,8 +182,6 @@ __all__ = [
     "WaitingRequest",
     "WeightRule",
     "Window",
-    "StateSave",
-    "StateStore",
 ]
 
 _HOME = {
@@ -241,6 +244,8 @@ _HOME = {
     "TokenizerView": "reasoning",
     "PrefixView": "scheduling",
     "SchedulePolicy": "scheduling",
+    "DraftRequest": "speculation",
+    "Speculator": "speculation",
     "WaitingRequest": "scheduling",
     "Malformed": "tools",
     "NewCall": "tools",

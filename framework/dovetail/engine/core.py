@@ -21,6 +21,7 @@ from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.report import Report
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.engine.speculation import make_speculation
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.grammar.bitmask import FREE, fill_masks
 from dovetail.grammar.desk import make_desk
@@ -99,7 +100,10 @@ class EngineCore:
         self._known_ids: list[int] = []
         self._ended: list[TokenDelta] = []
         on_cpu = info.device == "cpu"
-        self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
+        self.scheduler.speculation = speculation = make_speculation(plugins, info.vocab_size)
+        # Drafts need the last token.
+        may_overlap = not settings.disable_overlap_schedule and speculation is None
+        self._overlap = may_overlap and (settings.overlap_on_cpu or not on_cpu)
         self._flying: StepPlan | None = None
         self._is_resting = False
         if not on_cpu:

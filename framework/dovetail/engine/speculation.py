@@ -6,15 +6,21 @@ nothing to undo. Only a request of which nothing is under way gets any, as a gue
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dovetail.contracts.speculation import Speculator
 from dovetail.engine.request import Chunk, Request, StepPlan
+from dovetail.plugins import LoadedPlugins
+from dovetail.plugins.loader import describe
 
 if TYPE_CHECKING:
     from dovetail.engine.pages import PageBook
     from dovetail.engine.scheduler import Limits
 
+logger = logging.getLogger(__name__)
+KIND = "speculator"
 Propose = Callable[[Sequence[Request]], Sequence[Sequence[int]]]
 MAX_DRAFTS = 64
 """Most drafts of a request in a step: the state of thinking is taken back this far and farther."""
@@ -81,3 +87,34 @@ def may_have_drafts(request: Request) -> bool:
     What penalties count would have to be taken back for drafts that do not hold.
     """
     return request.in_flight == 0 and request.remaining_tokens > 1 and not request.params.is_penalized
+
+
+class Drafter:
+    """Calls a `Speculator`. One that fails, or returns what it may not, costs its step the drafts."""
+
+    def __init__(self, plugin: Speculator, label: str) -> None:
+        """`label` names the plugin in the log."""
+        self._plugin, self._label = plugin, label
+        self._faults: set[str] = set()
+
+    def propose(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
+        """Return drafts for each request; none where the plugin is at fault, which is logged once."""
+        try:
+            found = [list(ids[: r.most_drafts]) for r, ids in zip(requests, self._plugin.draft(requests), strict=True)]
+            if not all(isinstance(token, int) or hasattr(token, "__index__") for ids in found for token in ids):
+                raise TypeError("it drafts what is no token id")
+            return found
+        except Exception as error:  # a stranger's code; a step is right without drafts
+            if type(error).__name__ not in self._faults:
+                self._faults.add(type(error).__name__)
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                text = "%s: draft failed (%s); such steps do without drafts. It is not logged again."
+                logger.error(text, self._label, what, exc_info=error)
+            return [()] * len(requests)
+
+
+def make_speculation(plugins: LoadedPlugins, vocab_size: int) -> Speculation | None:
+    """Make what an engine's plan drafts with; None where it names no speculator."""
+    for planned, cls in plugins.candidates(KIND):
+        return Speculation(Drafter(cls(), describe(planned)).propose, vocab_size)
+    return None

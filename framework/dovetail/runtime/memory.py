@@ -6,9 +6,9 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
   and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
   projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
   plus one token per row.
-- *Sampling*: R rows of logits in the model's dtype and six float32 copies (`runtime/sampler.py`, `runtime/draw.py`: the
-  logits, their adjusted copy, scores, the race and its noise), and 5 bytes per token of the vocabulary for each request
-  with penalties (`runtime/penalties.py`).
+- *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
+  (`runtime/sampler.py`, `runtime/draw.py`: the logits, their adjusted copy, scores, the race, its noise), and 5 bytes
+  per token of the vocabulary for each request with penalties (`runtime/penalties.py`).
 - *CUDA graphs*: what the largest captured step needs, once more, for graphs share a pool of their own; the logits that
   each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph, which is a
   guess: the table of a started engine says what was really taken.
@@ -295,7 +295,7 @@ def plan_memory(
         device=device,
         dtype=dtype,
         weight_bytes=weight_bytes,
-        activation_bytes=_step_bytes(config, item, tokens, rows),
+        activation_bytes=_step_bytes(config, item, tokens, rows, settings.max_places),
         graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
         page_size=size,
         groups=_empty_groups(config, size, item, rows),
@@ -362,8 +362,8 @@ def _bytes_for(plan: MemoryPlan, num: int) -> int:
     return sum(group.num_bytes for group in groups_for(plan, num))
 
 
-def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int) -> int:
-    sampling = sampling_bytes(config, item_bytes, rows) + penalty_bytes(config, rows)
+def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
+    sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
     return activation_bytes(config, item_bytes, tokens) + sampling
 
 

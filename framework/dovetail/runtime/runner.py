@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from dovetail.cache.pool import StateCache
+from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import CausalLM, ModelPlugin
+from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
 from dovetail.contracts.quantization import Quantization
-from dovetail.errors import ModelError, PluginError
+from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime import prefill_sizes
@@ -74,6 +75,7 @@ class ModelRunner:
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         backends, self.attention_name = choose_backends(plugins, self.config, self.device, self.dtype, settings)
+        _check_speculator(plugins, self.config)
         memory = DeviceMemory(settings, self.config, self.device, self.dtype)
         if self.device.type == "cpu":
             bound_primitive_caches()
@@ -204,6 +206,20 @@ def bound_primitive_caches() -> None:
 def _useful_threads(weight_bytes: int) -> int:
     """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
     return max(1, min(len(os.sched_getaffinity(0)), weight_bytes >> 26))
+
+
+def _check_speculator(plugins: LoadedPlugins, config: ModelConfig) -> None:
+    """Refuse drafts for a model that cannot take them back.
+
+    Raises:
+        ConfigError: It has recurrent layers.
+    """
+    for planned in plugins.plan.of_kind("speculator"):
+        if any(isinstance(group.reach, Recurrent) for group in config.cache_groups):
+            raise ConfigError(
+                f"--speculator {planned.name!r}: {config.architecture} has recurrent layers, whose states take in "
+                "drafts that do not hold and cannot give them back; leave out --speculator"
+            )
 
 
 def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:
