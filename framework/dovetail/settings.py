@@ -181,6 +181,12 @@ class EngineSettings(BaseModel):
         "longest output, `priority` as fcfs and whoever has less gives way.",
         json_schema_extra=flag("scheduling-policy", common=True),
     )
+    speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
+        None,
+        description="Plugin that drafts what requests may say next, verified several tokens a step; the text is the "
+        "same. `ngram` repeats what followed the same words before. Steps then do not overlap. None if not given.",
+        json_schema_extra=flag(),
+    )
     disable_radix_cache: bool = Field(
         False, description="Do not reuse cached prefixes.", json_schema_extra=flag(common=True)
     )
@@ -228,7 +234,7 @@ class EngineSettings(BaseModel):
     @property
     def max_places(self) -> int:
         """Most places of a step at which tokens are drawn: one for each row, or more where a few rows have drafts."""
-        return max(self.max_running_requests, MIN_PLACES)
+        return max(self.max_running_requests, MIN_PLACES if self.speculator else 0)
 
     @property
     def folder(self) -> Path:

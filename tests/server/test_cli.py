@@ -42,7 +42,7 @@ max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
 metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantization plugins-dir plugins-locked port
-random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name
+random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
 strict-schema timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
 """

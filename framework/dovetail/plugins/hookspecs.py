@@ -105,6 +105,17 @@ def dovetail_schedule_policies(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_speculators(registry: KindRegistry) -> None:
+    """Register speculators.
+
+    Called as `dovetail_models` is.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_settings() -> type | None:
     """Return the plugin's settings class: a dataclass or a pydantic model whose fields all have defaults.
 

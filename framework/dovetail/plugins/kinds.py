@@ -162,6 +162,18 @@ KINDS: dict[str, Kind] = {
             watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
         ),
         Kind(
+            name="speculator",
+            group="dovetail.speculators",
+            roles=("engine",),
+            contract="dovetail.contracts.speculation:Speculator",
+            label="--speculator",
+            kit=f"{_KIT}.speculation:SpeculatorConformance",
+            about="The speculator {name} for Dovetail",
+            setting="speculator",
+            hook="dovetail_speculators",
+            watched=("dovetail.engine.scheduler", "dovetail.engine.speculation"),
+        ),
+        Kind(
             name="hooks",
             group="dovetail.hooks",
             roles=("api",),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dovetail.testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
     from dovetail.testing.conformance.quantization import QuantizationConformance
     from dovetail.testing.conformance.scheduling import SchedulePolicyConformance
+    from dovetail.testing.conformance.speculation import SpeculatorConformance
     from dovetail.testing.run import Report, check_class, conformance_class, run_conformance
     from dovetail.testing.samples import GrammarSample, Sample
     from dovetail.testing.site import FakeSite
@@ -41,6 +42,7 @@ __all__ = [
     "Report",
     "Sample",
     "SchedulePolicyConformance",
+    "SpeculatorConformance",
     "ToolParserConformance",
     "check_class",
     "conformance_class",
@@ -56,6 +58,7 @@ _HOME = {
     "ToolParserConformance": "conformance.parsers",
     "QuantizationConformance": "conformance.quantization",
     "SchedulePolicyConformance": "conformance.scheduling",
+    "SpeculatorConformance": "conformance.speculation",
     "Report": "run",
     "check_class": "run",
     "conformance_class": "run",
