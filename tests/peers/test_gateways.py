@@ -173,6 +173,8 @@ def check_routes(base: str) -> None:
 
 def test_streams_outlive_the_end_of_a_worker(gateway: tuple[Gateway, Path]) -> None:
     """40 of 40 streams are whole though one of two workers gets SIGTERM among them."""
+    if gateway[0].name != "smg" and not os.environ.get("DOVETAIL_FULL"):
+        pytest.skip("each takes half a minute, and one stands for all; DOVETAIL_FULL=1 runs it")
     started = [Worker(), Worker()]
     ended: list[str] = []
     lock = threading.Lock()

@@ -16,6 +16,7 @@ from dovetail.plugins import KINDS
 from dovetail.testing import Sample, conformance_class
 
 TESTS = Path(__file__).parents[1]
+NUM_SAMPLES = 3 if os.environ.get("DOVETAIL_FULL") else 1
 
 
 def beside(name: str, file: str) -> Any:
@@ -44,8 +45,8 @@ def unpack(self: Any, tensors: Any) -> Any:
 
 
 def samples(rows: list[Any]) -> list[Sample]:
-    """The golden table's rows as samples; a few of each format, for all stand in the parsers' own tests."""
-    return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:2]]
+    """One of the golden table's rows as a sample, or a few: all stand in the parsers' own tests."""
+    return [Sample(row.text, row.reasoning, row.content, row.calls, prompt_tail=row.tail) for row in rows[:NUM_SAMPLES]]
 
 
 TEMPLATE = (

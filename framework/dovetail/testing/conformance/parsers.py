@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import pytest
@@ -66,7 +67,7 @@ class ParserConformance(Conformance):
             try:
                 cls._instance = cls.plugin()()
                 if cls.chat_template:
-                    cls._instance = cls._instance.for_template(ChatTemplate({"default": cls.chat_template}))
+                    cls._instance = cls._instance.for_template(_chat_template(cls.chat_template))
             except Exception as error:  # a stranger's class; the message says what it did
                 fail(f"making the parser without arguments raised {raised(error)}")
         return cls._instance
@@ -302,7 +303,7 @@ class ReasoningParserConformance(ParserConformance):
         """Return the format that the plugin declares for a request."""
         view = tokenizer or BytesTokenizer()
         try:
-            template = ChatTemplate({"default": self.chat_template}) if self.chat_template else PlainTemplate()
+            template = _chat_template(self.chat_template) if self.chat_template else PlainTemplate()
             spec: FormatSpec = self.instance().spec(view, template, ParserRequest())
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"spec raised {raised(error)}")
@@ -413,6 +414,12 @@ def begins(whole: str, arguments: str, written: str) -> bool:
     They may have been closed (`"}`), and may end with the beginning of a marker, which is text once nothing follows.
     """
     return any(_begins(whole, text, written) for text in (arguments, arguments.rstrip('\ufffd"}]')))
+
+
+@lru_cache(maxsize=4)
+def _chat_template(source: str) -> ChatTemplate:
+    """Return one template for all tests: what is read off it is kept with it."""
+    return ChatTemplate({"default": source})
 
 
 def _begins(whole: str, arguments: str, written: str) -> bool:
