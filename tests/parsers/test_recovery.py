@@ -163,6 +163,24 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
      '"id": oops, "arguments": {"city": "x"}}', [("f", "")]),
     ("lfm2", "<|tool_call_start|>[f(city='x', oops<|tool_call_start|>[f(city='x')]<|tool_call_end|>", " oops",
      [("f", '{"city": "x"'), *ONE]),
+    # All arguments in one parameter that the tool does not have.
+    ("deepseek-v32", '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="arguments" string="false">{"city": "x"}'
+     "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>", None, ONE),
+    ("qwen3-coder", '<tool_call><function=f><parameter=input>\n{"city": "x"}\n</parameter><parameter=days>3</parameter></function></tool_call>',
+     None, [("f", {"city": "x", "days": 3})]),
+    ("qwen3-coder", "<tool_call><function=f><parameter=input>{}</parameter></function></tool_call>", None, [("f", {})]),
+    ("qwen3-coder", '<tool_call><function=f><parameter=input>{"other": 1}</parameter></function></tool_call>', None,
+     [("f", {"input": {"other": 1}})]),
+    ("minicpm5", '<function name="f"><param name="arguments"><![CDATA[{"city": "x"}]]></param></function>', None, ONE),
+    # Other ways to write calls that a format's models fall into.
+    ("dots", '<dots_function_call>{"name": "f", "arguments": {"city": "x"}}</dots_function_call>', None, ONE),
+    ("gemma4", '<|tool_call>:f{city:<|"|>x<|"|>}<tool_call|>', None, ONE),
+    ("gemma4", '<|tool_call>callback{}<tool_call|>', None, [("callback", {})]),
+    ("xlam", 'So:\n```json\n[{"name": "f", "arguments": {"city": "x"}}]\n```', "So:\n", ONE),
+    ("xlam", 'So:[TOOL_CALLS][{"name": "f", "arguments": {"city": "x"}}]', "So:", ONE),
+    ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
+    ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
+    ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>007</arg_value></tool_call>", None, [("f", {"days": 7})]),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip
@@ -174,6 +192,12 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
     ("qwen3-coder", "<tool_call>\n<function=f", None, []),
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=days>\n3", None, [("f", '{"days": 3')]),
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=list>\n[1, 2", None, [("f", '{"list": [1, 2')]),
+    (
+        "qwen3-coder",
+        '<tool_call><function=f><parameter=input>{"city": "x',
+        None,
+        [("f", '{"input": "{\\"city\\": \\"x"')],
+    ),
     ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
     ("kimi-k2", f"{K2_SECTION}{K2}oops this is no name", f"{K2_SECTION}{K2}oops this is no name", []),
     ("lfm2", "<|tool_call_start|>[f(city='x', da", None, [("f", '{"city": "x"')]),

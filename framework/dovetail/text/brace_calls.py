@@ -28,7 +28,7 @@ from dovetail.text.schema_types import (
     value_text,
 )
 
-_HEAD = re.compile(r"\s*(?:call:)?\s*([\w.:/\-]+)\s*")
+_HEAD = re.compile(r"\s*(?:call:|:)?\s*([\w.:/\-]+)\s*")
 
 
 @lru_cache(maxsize=16)

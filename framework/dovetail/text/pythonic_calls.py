@@ -211,9 +211,8 @@ class PythonicCalls(ToolBody):
             if "string" not in types:
                 self._failed = True
                 return
-            inner = text.strip()
-            if len(inner) > 1 and inner[0] in "\"'" and inner[0] == inner[-1]:
-                self._add_json(key, quoted(inner[1:-1]))
+            if (inner := _unquoted(text.strip())) is not None:
+                self._add_json(key, quoted(inner))
             else:
                 self._text_key, self._text_parts = key, [text]
 
@@ -241,7 +240,9 @@ class PythonicCalls(ToolBody):
         """Add a text without quotes: the next argument begins, or the call ends."""
         if self._text_key:
             key, self._text_key = self._text_key, ""
-            self._add_json(key, quoted(",".join(self._text_parts).strip()))
+            text = ",".join(self._text_parts).strip()
+            inner = _unquoted(text)
+            self._add_json(key, quoted(text if inner is None else inner))
 
     @property
     def _schema(self) -> Mapping[str, Any] | None:
@@ -273,3 +274,8 @@ class PythonicCalls(ToolBody):
         if raw := "".join(self._raw):
             self._out.append(Malformed("tool_call", raw))
         self._raw.clear()
+
+
+def _unquoted(text: str) -> str | None:
+    """Return what stands between the quotes around a text, whatever quotes are in it; None where there are none."""
+    return text[1:-1] if len(text) > 1 and text[0] in "\"'" and text[0] == text[-1] else None

@@ -17,6 +17,7 @@ Text that belongs to no call is `Malformed`, and reading goes on at the next cal
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _CDATA_START = "<![CDATA["
+_WRAPPERS = frozenset(["arguments", "input", "parameters", "properties"])
+"""Keys under which models put all arguments at times, as JSON."""
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
 
@@ -110,6 +113,8 @@ class TaggedCalls(ToolBody):
         self._types = STRING
         self._streams = True
         self._value: list[str] = []
+        self._wrapper = ""
+        """The key of a value that may hold all arguments: nothing of it was given out."""
         self._newline = ""
         self._at_start = False
         self._closer = ""
@@ -167,6 +172,8 @@ class TaggedCalls(ToolBody):
             if self._at == "confirm" or (self._at == "value" and complete):
                 self._end_value()
             elif self._at == "value" and not self._streams:
+                if self._wrapper:
+                    self._give_key(self._wrapper)
                 self._args(cut_text(self._cut_value(), self._types))
             elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
                 self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
@@ -287,16 +294,37 @@ class TaggedCalls(ToolBody):
     def _begin_value(self) -> None:
         key, is_string = self._tags.read_key("".join(self._head))
         self._left.discard(key)
-        self._args(("{" if not self._num_keys else ", ") + quoted(key) + ": ")
-        self._num_keys += 1
-        self._types = types_of(properties_of(self._schema).get(key), self._schema)
+        known = properties_of(self._schema)
+        self._wrapper = key if key in _WRAPPERS and known and key not in known else ""
+        if not self._wrapper:
+            self._give_key(key)
+        self._types = types_of(known.get(key), self._schema)
         if not self._types and is_string is not None:
             self._types = STRING if is_string else _ANY
         self._value.clear()
         self._newline, self._at_start = "", self._tags.newlines
-        self._streams = self._types == STRING and not self._tags.cdata
+        self._streams = self._types == STRING and not self._tags.cdata and not self._wrapper
         if self._streams:
             self._args('"')
+
+    def _give_key(self, key: str) -> None:
+        self._args(("{" if not self._num_keys else ", ") + quoted(key) + ": ")
+        self._num_keys += 1
+
+    def _unwrap(self) -> bool:
+        """Give out arguments of the tool that stand in one value. False: it holds none, and its key was given out."""
+        text = self._cut_value().strip()
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and found.keys() <= properties_of(self._schema).keys():
+            if found:
+                self._args(("{" if not self._num_keys else ", ") + text[1:-1].strip())
+            self._num_keys += len(found)
+            return True
+        self._give_key(self._wrapper)
+        return False
 
     def _value_text(self, text: str) -> None:
         """Take text of a value: drop the newline at its start, keep back the one that may end it."""
@@ -357,7 +385,8 @@ class TaggedCalls(ToolBody):
         self._gap.clear()
 
     def _end_value(self) -> None:
-        self._args('"' if self._streams else self._whole_value())
+        if not (self._wrapper and self._unwrap()):
+            self._args('"' if self._streams else self._whole_value())
         self._gap.clear()
         self._at = "params"
 

@@ -8,14 +8,20 @@ r"""`dots`: dots.llm.
 </dots_function_call>
 ```
 
-One section holds all calls. Quotes around names are optional.
+One section holds all calls. Quotes around names are optional. Some replies have `{"name": …, "arguments": …}` in it.
 
 Defined by the `chat_template` of rednote-hilab/dots.llm2.
 """
 
 from __future__ import annotations
 
-from dovetail.text.tagged_calls import Tags
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import TagSection
 
 
@@ -38,3 +44,7 @@ class Dots(TagSection):
         read_key=lambda text: (unquoted(text), None),
     )
     knows = ("<dots_function_call>",)
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read tags, or JSON."""
+        return Either("{", lambda: JsonCalls(new_call), lambda: TaggedCalls(new_call, self.tags, tools))
