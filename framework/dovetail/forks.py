@@ -13,7 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import msgspec
 
@@ -42,24 +44,36 @@ class Loaded(msgspec.Struct, frozen=True):
 class ForkServer:
     """The process that forks one for each job, and the socket to it."""
 
-    def __init__(self, module: str, start: msgspec.Struct) -> None:
-        """Start the process and wait until it has loaded.
+    def __init__(self, module: str) -> None:
+        """Start the process; `load` has to follow.
 
         Args:
             module: What runs: its `main` calls `serve_forks`.
+
+        Raises:
+            ForkStartError: The system has no room for another process or socket.
+        """
+        try:
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **ONE_THREAD, **NO_THREADS},
+                )
+        except OSError as error:
+            raise ForkStartError(str(error)) from None
+
+    def load(self, start: msgspec.Struct) -> None:
+        """Have it load what copies will find, and wait until it has.
+
+        Args:
             start: The first message that it gets.
 
         Raises:
             ForkStartError: It could not start.
         """
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD, **NO_THREADS},
-            )
         self._control.settimeout(START_TIMEOUT_S)
         try:
             send(self._control, start)
@@ -81,8 +95,12 @@ class ForkServer:
 
         Raises:
             GoneError: The template is gone.
+            ForkStartError: The system has no room for another socket.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ForkStartError(str(error)) from None
         with theirs:
             try:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
@@ -93,10 +111,100 @@ class ForkServer:
 
     def kill(self) -> None:
         """End it now and reap it. Processes that it forked go on."""
-        self._control.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        self._control.close()
+
+
+class ForkTemplate:
+    """Keeps one `ForkServer`: started when it is first wanted, and again when it has died. Thread-safe.
+
+    It starts in a thread of its own, so that whoever waits for it may stop waiting. All wait for the same start.
+    """
+
+    def __init__(self, module: str, start: msgspec.Struct) -> None:
+        """Start nothing yet; the arguments are those of `ForkServer`."""
+        self._module, self._start = module, start
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._under_way: ForkServer | None = None
+        self._attempt: Future[ForkServer] | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is none."""
+        server = self._server
+        return None if server is None else server.pid
+
+    def ready(self) -> Future[ForkServer]:
+        """Return what becomes the process, or a `ForkStartError`. Not to be cancelled: others wait for it, too."""
+        with self._lock:
+            if self._attempt is None:
+                self._attempt = attempt = Future[ForkServer]()
+                if self._is_closed:
+                    attempt.set_exception(ForkStartError("the server ends"))
+                else:
+                    threading.Thread(target=self._begin, args=(attempt,), daemon=True, name="dovetail-fork").start()
+            return self._attempt
+
+    def get(self, timeout_s: float) -> ForkServer:
+        """Return the process.
+
+        Raises:
+            ForkStartError: It could not be started, or not in time. It goes on starting.
+        """
+        try:
+            return self.ready().result(timeout_s)
+        except TimeoutError:
+            raise ForkStartError("it is still starting") from None
+
+    def discard(self, server: ForkServer) -> None:
+        """Have whoever comes next start another, because this one is gone."""
+        server.kill()
+        with self._lock:
+            if self._server is server:
+                self._server = self._attempt = None
+
+    def close(self) -> None:
+        """End the process, also while it starts."""
+        with self._lock:
+            self._is_closed = True
+            found = [server for server in (self._server, self._under_way) if server is not None]
+            self._server = self._attempt = None
+        for server in found:
+            server.kill()
+
+    def _begin(self, attempt: Future[ForkServer]) -> None:
+        try:
+            made = self._make()
+        except BaseException as error:
+            with self._lock:
+                if self._attempt is attempt:
+                    self._attempt = None
+            attempt.set_exception(error if isinstance(error, ForkStartError) else ForkStartError(repr(error)))
+        else:
+            attempt.set_result(made)
+
+    def _make(self) -> ForkServer:
+        made = ForkServer(self._module)
+        with self._lock:
+            self._under_way = made
+            is_closed = self._is_closed
+        if is_closed:
+            made.kill()
+        try:
+            made.load(self._start)
+        finally:
+            with self._lock:
+                self._under_way = None
+        with self._lock:
+            if not self._is_closed:
+                self._server = made
+                return made
+        made.kill()
+        raise ForkStartError("the server ends")
 
 
 def control_of(argv: list[str]) -> socket.socket:

@@ -130,7 +130,7 @@ def keep_running(server: HttpServer) -> None:
     state = server.state
     state.tasks.keep("engine watcher", lambda: watch_engine(server))
     state.tasks.keep("storage opener", state.storage.resume)
-    state.tasks.start("body processes", state.bodies.warm_up())
+    state.bodies.warm_up()
     state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
 

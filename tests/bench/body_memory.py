@@ -14,9 +14,9 @@ import gc
 import json
 import os
 import sys
-from pathlib import Path
 
 from dovetail.demo import MODEL_DIR
+from dovetail.grammar.memory import most_own_bytes, return_large_blocks
 from dovetail_server.bodies.wire import Answer, Job, TextSetup, WorkerStart
 from dovetail_server.bodies.work import do
 from dovetail_server.serving.params import Limits
@@ -52,22 +52,17 @@ def bodies(size: int) -> dict[str, tuple[str, dict[str, object]]]:
     }
 
 
-def status_kib(name: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith(name)))
-
-
 def grown(text: TextTools, task: str, body: bytes) -> tuple[int, str]:
     """Do a job in a fork, and return by how many bytes it grew at most, with what came of it."""
     reading, writing = os.pipe()
     if not os.fork():
         gc.disable()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-        before = status_kib("VmRSS")
+        before = most_own_bytes()
+        held = [bytes(bytearray(body))]  # as it is received
         job = Job(task=task, num_bytes=len(body), is_line=False, cpu_s=600, context=f"resp_{'0' * 40}")
-        outcome = do(job, body, text, [NAME], lambda question: Answer())
+        outcome = do(job, held.pop, text, [NAME], lambda question: Answer())
         came = outcome.refusal.message if outcome.refusal else outcome.fault or "done"
-        os.write(writing, json.dumps([(status_kib("VmHWM") - before) << 10, came[-200:]]).encode())
+        os.write(writing, json.dumps([most_own_bytes() - before, came[-200:]]).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
@@ -85,6 +80,7 @@ def main() -> None:
     limits = Limits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
     setup = TextSetup(folder=arguments.tokenizer)
     text = TextTools.of_worker(WorkerStart(setup=setup, limits=limits, template_defaults={}, served=[NAME]))
+    return_large_blocks()
     gc.collect()
     gc.freeze()
     found = []

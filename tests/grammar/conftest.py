@@ -32,7 +32,7 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """The demo model over HTTP, one server for all tests; in float32: draws hardly depend on how steps are cut."""
-    made = Served(dtype="float32")
+    made = Served(dtype="float32", grammar_compile_timeout=30.0)  # the first process may take a while to start
     yield made
     made.close()
 

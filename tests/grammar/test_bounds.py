@@ -15,11 +15,11 @@ import pytest
 import requests
 from grammar_demo import json_step
 from served import ASK, Served
-from test_service import ENDLESS, outlines_step, settle
+from test_service import ENDLESS, outlines_step, settle, start_process
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.forks import send
+from dovetail.forks import ForkServer, send
 from dovetail.grammar import child, trial
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.pool import ChildTimeoutError
@@ -84,7 +84,7 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
     """An automaton of five million states, and one of a million: each is refused in time, and the engine's own
     memory does not grow by it."""
     service = make_service(2.0)
-    settle(service, service.request((outlines_step("warm"),)))
+    start_process(service)
     began = time.monotonic()
     tickets = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
     for ticket in tickets:
@@ -98,7 +98,7 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
 def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) -> None:
     """Any JSON is enforced rather than nothing; what took too long is not tried again with less of it."""
     service = make_service(3.0)
-    settle(service, service.request((outlines_step("warm"),)))
+    start_process(service)
     slow = {"type": "integer", "multipleOf": 5_000_011}
     steps = (
         json_step(slow),
@@ -115,6 +115,7 @@ def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPa
     """Any JSON takes next to no time, so it is enforced also where the ways before have left none."""
     service = make_service(1.0)
     settle(service, service.request((json_step({"type": "null"}),)))
+    start_process(service)
     asked: list[GrammarStep] = []
 
     def outside(step: GrammarStep, deadline: float) -> NoReturn:
@@ -127,6 +128,27 @@ def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPa
     outcome = settle(service, service.request((slow, json_step({"type": "integer"}))))
     assert isinstance(outcome, Enforced)
     assert (outcome.step, asked) == (1, [slow])
+
+
+def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is told in its time that there is no process yet; that one goes on starting, and serves the next."""
+    service, goes_on, load = make_service(0.5), threading.Event(), ForkServer.load
+
+    def slow(self: ForkServer, start: object) -> None:
+        assert goes_on.wait(60)
+        load(self, start)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ForkServer, "load", slow)
+    steps = (GrammarStep(backend="outlines", kind="regex", source="[ab]{3}"),)
+    outcome = settle(service, service.request(steps))
+    assert isinstance(outcome, Refused)
+    assert outcome.code == BUSY
+    assert "still starting" in outcome.message
+    inline = settle(service, service.request((*steps, json_step({"type": "integer"}))))
+    assert isinstance(inline, Enforced), "the last way needs no process"
+    service._timeout_s = 600.0
+    goes_on.set()
+    assert isinstance(settle(service, service.request(steps)), Enforced)
 
 
 def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +194,7 @@ def test_masks_that_would_hold_everybody_up_are_refused(small: Vocabulary, monke
 def test_waiting_counts(make_service: Make) -> None:
     """A grammar that waited all its time for others is told to come again, and is not remembered as too complex."""
     service = make_service(600.0)
-    settle(service, service.request((outlines_step("warm"),)))
+    start_process(service)
     hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
     while len(service.pids) < 2:
         service.wait(0.05)

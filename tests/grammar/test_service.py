@@ -57,6 +57,11 @@ def settle(service: GrammarService, ticket: Ticket, timeout_s: float = 60) -> En
     return ticket.outcome
 
 
+def start_process(service: GrammarService) -> None:
+    """Wait for the process that others are forked from: that it starts counts as well."""
+    service._compiler.wait_ready(time.monotonic() + 60)
+
+
 def test_a_vocabulary_travels(small: Vocabulary) -> None:
     """What a compile process gets is the same vocabulary."""
     copy = unpack(pack(small))
@@ -183,6 +188,9 @@ def working(service: GrammarService) -> int:
 def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) -> None:
     """Through the engine: the request whose compilation dies gets an error, its neighbour and the next are served."""
     demo = make_demo(grammar_compile_timeout=3.0)
+    deadline = time.monotonic() + 60
+    while demo.generate(outlines_step("[ab]{2}")).finish.code == "grammar_busy":  # its first process is starting
+        assert time.monotonic() < deadline
     results = demo.together([demo.one(outlines_step(HARD), max_tokens=5), demo.one(json_step({"enum": [7]}))])
     assert results[0].finish is not None
     assert (results[0].finish.reason, results[0].finish.code) == ("abort", "grammar_too_complex")

@@ -12,15 +12,16 @@ import gc
 import json
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
-from dovetail_server.bodies.wire import Answer, Job
+from dovetail_server.bodies.wire import Answer, Job, Outcome
 from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill
 
@@ -102,7 +103,15 @@ class Case:
         """Return the request's body, of about `size` bytes."""
         examples = BODIES.get(self.path, {"": {"model": "$model"}})
         example = fill(next(iter(examples.values())), "tiny")
-        return json.dumps({**example, self.field: SHAPES[self.shape](size)}).encode()
+        rest = {name: value for name, value in example.items() if name != self.field}
+        field = json.dumps({**rest, self.field: 0}).encode()
+        return b"%b%b}" % (field[:-2], written(self.shape, size))
+
+
+@lru_cache(maxsize=2 * len(LARGE))
+def written(shape: str, size: int) -> bytes:
+    """Return a value of a shape as JSON; the same for every field."""
+    return json.dumps(SHAPES[shape](size)).encode()
 
 
 def fields_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -123,8 +132,18 @@ class Cost:
     num_bytes: int
     status: int
     cpu_s: float
+    """Of the server's process."""
     stall_s: float
     """Processor time of the process between two rounds of the event loop, at most."""
+    apart_s: float = 0.0
+    """Of the process that read the body."""
+    grown_bytes: int = 0
+    """By how much that one grew at most, as the system counts it."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times the body that is."""
+        return self.grown_bytes / self.num_bytes
 
 
 @dataclass(frozen=True)
@@ -163,21 +182,38 @@ class Meter:
         self.harness = harness
         self.patient = copy.copy(harness.tools)
         self.patient.limits = dataclasses.replace(harness.tools.limits, context_len=1 << 24)
+        self._apart: list[Outcome] = []
+        bodies = harness.state.bodies
+        bodies._attempt = self._noted(bodies._attempt)  # type: ignore[method-assign, assignment]
+
+    def _noted(self, attempt: Callable[..., Awaitable[Outcome]]) -> Callable[..., Awaitable[Outcome]]:
+        """Keep what came of each body that another process reads."""
+
+        async def noted(*args: Any) -> Outcome:
+            outcome = await attempt(*args)
+            self._apart.append(outcome)
+            return outcome
+
+        return noted
 
     def send(self, path: str, body: bytes) -> Cost:
         """Send one body and measure processor time and stalls."""
         head = JSON_TYPE + b"content-length: %d\r\n" % len(body)
-        data = request(b"POST %b HTTP/1.1" % path.encode(), head, body)
+        data = request(b"POST %b HTTP/1.1" % path.encode(), head)
+        self._apart.clear()
         stalls: list[float] = []
         probe = asyncio.run_coroutine_threadsafe(self._probe(stalls), self.harness.loop)
         with Wire.to(self.harness) as wire:
             began = time.process_time()
             wire.send(data)
+            wire.send(body)
             reply = wire.reply()
             took = time.process_time() - began
         probe.cancel()
         assert reply is not None, (path, body[:200])
-        return Cost(len(body), reply.status, took, max(stalls, default=0.0))
+        apart_s = sum(outcome.cpu_s for outcome in self._apart)
+        grown = max((outcome.grown_bytes for outcome in self._apart), default=0)
+        return Cost(len(body), reply.status, took, max(stalls, default=0.0), apart_s, grown)
 
     def server_memory(self, path: str, body: bytes) -> int:
         """Return what Python objects of the server's own process take for a body, at most."""
@@ -189,7 +225,7 @@ class Meter:
         """Do here what a process does with a body, with a context that takes all, and return what it took."""
         job = Job(task=TASK_OF[path], num_bytes=len(body), is_line=False, cpu_s=60, context=f"resp_{'0' * 40}")
         with peak_memory() as peak:
-            outcome = do(job, body, self.patient, ["tiny"], lambda question: Answer())
+            outcome = do(job, lambda: body, self.patient, ["tiny"], lambda question: Answer())
         assert outcome.fault is None, outcome.fault
         became = len(outcome.reply or b"") + len(outcome.items) + sum(len(ids) for ids, _ in outcome.prompts)
         return Memory(peak[0], len(body) + became)

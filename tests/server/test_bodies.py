@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import requests
 from harness import Harness
 from server_tiny import TEMPLATE, write_model
 
+from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.memory import resident_bytes, return_large_blocks
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.pool import LARGE
@@ -199,8 +201,77 @@ def test_the_process_that_forks_the_others_may_die(fresh: Harness) -> None:
     assert fresh.state.bodies.template_pid not in (None, before)
 
 
+def test_a_process_that_does_not_start_is_not_awaited_for_ever(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that wait for the first process are told so in their time; it goes on starting, and serves who comes next."""
+    harness = make_harness(context_len=1 << 20)
+    goes_on, starts = threading.Event(), []
+    load = ForkServer.load
+
+    def slow(self: ForkServer, start: Any) -> None:
+        starts.append(self.pid)
+        assert goes_on.wait(60)
+        load(self, start)
+
+    monkeypatch.setattr(ForkServer, "load", slow)
+    monkeypatch.setattr(harness.state.bodies, "_cpu_s", 0.05)
+    with ThreadPoolExecutor(4) as threads:
+        replies = [each.result(60) for each in [threads.submit(harness.post, CHAT, say(PAD)) for _ in range(4)]]
+    assert {(reply.status_code, reply.json()["error"]["code"]) for reply in replies} == {(503, "body_process_died")}
+    assert all("in time" in reply.json()["error"]["message"] for reply in replies)
+    monkeypatch.setattr(harness.state.bodies, "_cpu_s", 60.0)
+    goes_on.set()
+    assert harness.post(CHAT, say(PAD)).status_code == 200
+    assert starts == [harness.state.bodies.template_pid]
+
+
+def test_a_server_that_ends_does_not_wait_for_a_process_that_starts(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is ended as well."""
+    harness = make_harness(context_len=1 << 20)
+    begun = threading.Event()
+    made: list[ForkServer] = []
+
+    def never(self: ForkServer, start: Any) -> None:
+        made.append(self)
+        begun.set()
+        try:
+            receive(self._control)
+        except GoneError as error:
+            raise ForkStartError(str(error)) from None
+
+    monkeypatch.setattr(ForkServer, "load", never)
+    harness.state.bodies.warm_up()
+    assert begun.wait(60)
+    harness.state.bodies.close()
+    assert is_gone(made[0].pid)
+    assert harness.post(CHAT, say(PAD)).status_code == 200, "the server reads it itself"
+
+
+@pytest.mark.parametrize("where", ["start", "fork"])
+def test_no_room_for_another_process_or_socket(
+    where: str, make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EMFILE costs the request that wanted it: told to come again, and served then."""
+    harness = make_harness(context_len=1 << 20)
+    if where == "fork":
+        assert harness.post(CHAT, say(PAD)).status_code == 200
+
+    def full(*args: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dovetail.forks.socket.socketpair", full)
+        reply = harness.post(CHAT, say(PAD))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
+    assert harness.post(CHAT, say(PAD)).status_code == 200
+
+
 def test_a_template_without_end_is_ended(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that takes more processor time than it may is refused, and its process is gone."""
+    assert fresh.post(CHAT, say(PAD)).status_code == 200  # the first process is there
     monkeypatch.setattr(fresh.state.bodies, "_cpu_s", 0.3)
     with ThreadPoolExecutor(1) as threads:
         reply = threads.submit(fresh.post, CHAT, say("slow" + PAD))
@@ -302,7 +373,7 @@ def test_what_a_task_raises_is_its_request_s(error: Exception, monkeypatch: pyte
     task = dataclasses.replace(tasks.TOKENIZE, run=fail)
     monkeypatch.setitem(tasks.TASKS, "tokenize", task)
     job = Job(task="tokenize", num_bytes=2, is_line=False, cpu_s=1)
-    outcome = do(job, b"{}", None, ["tiny"], tasks.no_answer)  # type: ignore[arg-type]
+    outcome = do(job, lambda: b"{}", None, ["tiny"], tasks.no_answer)  # type: ignore[arg-type]
     if isinstance(error, MemoryError):
         assert outcome.refusal is not None
         assert outcome.refusal.code == "body_too_costly"

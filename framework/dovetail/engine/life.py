@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import cast
 
 import msgspec
 
+from dovetail.engine.place import SocketPlace, remove_stale
 from dovetail.engine.repeats import Writer
 from dovetail.engine.wire import FrameReader, Start, frame
 from dovetail.messages import Failed, FromEngine, ToEngine
@@ -70,17 +68,18 @@ class EngineLife:
 
     async def run(self) -> str:
         """Live, to the end; returns why it came. Cancelling ends the process."""
-        directory = tempfile.mkdtemp(prefix="dovetail-")  # mode 0700
-        path = Path(directory) / "engine.sock"
         loop = asyncio.get_running_loop()
+        place: SocketPlace | None = None
         server: asyncio.AbstractServer | None = None
         try:
-            server = await loop.create_unix_server(lambda: Link(self), str(path))
+            remove_stale()
+            place = SocketPlace()
+            server = await loop.create_unix_server(lambda: Link(self), str(place.path))
             # Threads that spin at a barrier starve each other as soon as the machine has anything else to do: on two
             # busy cores a decode step took 300 ms instead of 5. Waiting passively costs microseconds.
             environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._command, str(path), stdin=asyncio.subprocess.DEVNULL, env=environment
+                sys.executable, *self._command, str(place.path), stdin=asyncio.subprocess.DEVNULL, env=environment
             )
             await self._process.wait()
         except OSError as error:
@@ -88,7 +87,8 @@ class EngineLife:
         finally:
             if server is not None:
                 server.close()
-            shutil.rmtree(directory, ignore_errors=True)
+            if place is not None:
+                place.close()
             await self._end()
         return self._why()
 

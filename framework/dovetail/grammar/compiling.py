@@ -146,8 +146,16 @@ class Compiler:
         return UniqueGrammar(grammar, json.loads(step.unique), self._texts)
 
     def warm_up(self) -> None:
-        """Start the process that others are forked from."""
+        """Begin to start the process that others are forked from."""
         self._children().warm_up()
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait until `outside` does not have to wait for that process.
+
+        Raises:
+            ChildStartError: It could not be started by the deadline.
+        """
+        self._children().wait_ready(deadline - time.monotonic())
 
     def close(self) -> None:
         """End all processes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +22,15 @@ def resident_bytes() -> int:
 def address_space() -> int:
     """Bytes of address space in use; very many where the system does not say."""
     return _pages(0) * resource.getpagesize() or 1 << 36
+
+
+def most_own_bytes() -> int:
+    """Return how much memory this process held at most, without what it shares, such as the code of libraries.
+
+    Of a process that was just forked, that is what it has; shared pages count as they are now.
+    """
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (most if sys.platform == "darwin" else most << 10) - _pages(2) * resource.getpagesize()
 
 
 def _pages(column: int) -> int:

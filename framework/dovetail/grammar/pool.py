@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
 
 import msgspec
 
-from dovetail.forks import START_TIMEOUT_S, ForkServer, ForkStartError, GoneError, kill_process, receive, send
+from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process, receive, send
 from dovetail.grammar.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, time_left
 
 GRACE_S = 1.0
@@ -24,24 +23,24 @@ class ChildDiedError(Exception):
     """The job's process died, or could not be started."""
 
 
+class ChildStartError(ChildDiedError):
+    """The process that starts the others could not be started, or not in time."""
+
+
 class ChildPool:
     """Up to `max_jobs` jobs at a time. Thread-safe: a job blocks the thread that brings it."""
 
     def __init__(self, start: ChildStart, max_jobs: int) -> None:
         """Start nothing yet."""
-        self._start = start
+        self._template = ForkTemplate("dovetail.grammar.child", start)
         self._slots = threading.Semaphore(max_jobs)
         self._lock = threading.Lock()
-        self._starting = threading.Lock()
-        self._template: ForkServer | None = None
         self._working: set[int] = set()
-        self._closed = False
 
     @property
     def template_pid(self) -> int | None:
         """Id of the process that forks the others; None while there is none."""
-        template = self._template
-        return None if template is None else template.pid
+        return self._template.pid
 
     @property
     def pids(self) -> list[int]:
@@ -50,42 +49,47 @@ class ChildPool:
             return list(self._working)
 
     def run(self, job: ChildJob | ChildCheck, timeout_s: float) -> ChildReply:
-        """Run a job in a process of its own; waiting for others' jobs counts, starting the first process does not.
+        """Run a job in a process of its own; waiting for others' jobs, and for the first process to start, counts.
 
         Raises:
             ChildTimeoutError: The job took longer than `timeout_s` and was killed.
-            ChildDiedError: Its process died, or could not be started.
+            ChildStartError: There was no process for it in that time.
+            ChildDiedError: Its process died.
         """
         began = time.monotonic()
         if not self._slots.acquire(timeout=timeout_s):
             raise ChildTimeoutError
         try:
-            job = msgspec.structs.replace(job, timeout_s=max(MIN_S, timeout_s - (time.monotonic() - began)))
             for _ in range(2):
-                template = self._get_template()
+                template = self._get_template(timeout_s - (time.monotonic() - began))
+                job = msgspec.structs.replace(job, timeout_s=max(MIN_S, timeout_s - (time.monotonic() - began)))
                 try:
                     with template.fork() as channel:
                         return self._follow(channel, job)
+                except ForkStartError as error:
+                    raise ChildStartError(str(error)) from None
                 except GoneError:  # before the job began
-                    self._discard(template)
-            raise ChildDiedError("its process did not start")
+                    self._template.discard(template)
+            raise ChildStartError("its process did not start")
         finally:
             self._slots.release()
 
     def warm_up(self) -> None:
-        """Start the template ahead of the first job."""
-        with contextlib.suppress(ChildDiedError):  # the first job tries again, and says so
-            self._get_template()
+        """Begin to start the template ahead of the first job, which tries again where it fails, and says so."""
+        self._template.ready()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until jobs begin as soon as they come.
+
+        Raises:
+            ChildStartError: That could not be, or not in time.
+        """
+        self._get_template(timeout_s)
 
     def close(self) -> None:
         """End all processes; a job in one of them ends with `ChildDiedError`."""
-        with self._lock:
-            self._closed = True
-            template, self._template = self._template, None
-            working = list(self._working)
-        if template is not None:
-            template.kill()
-        for pid in working:
+        self._template.close()
+        for pid in self.pids:
             kill_process(pid)
 
     def _follow(self, channel: socket.socket, job: ChildJob | ChildCheck) -> ChildReply:
@@ -96,7 +100,7 @@ class ChildPool:
         """
         pid, began = 0, time.monotonic()
         try:
-            channel.settimeout(START_TIMEOUT_S)
+            channel.settimeout(job.timeout_s + GRACE_S)
             job = msgspec.structs.replace(job, sent=began)
             send(channel, job)
             pid = msgspec.msgpack.decode(receive(channel), type=ChildBegun).pid
@@ -118,24 +122,8 @@ class ChildPool:
             with self._lock:
                 self._working.discard(pid)
 
-    def _discard(self, template: ForkServer) -> None:
-        """Have the next job start another template."""
-        template.kill()
-        with self._lock:
-            if self._template is template:
-                self._template = None
-
-    def _get_template(self) -> ForkServer:
-        with self._starting:
-            if self._template is None:
-                try:
-                    made = ForkServer("dovetail.grammar.child", self._start)
-                except ForkStartError as error:
-                    raise ChildDiedError(str(error)) from None
-                with self._lock:
-                    if not self._closed:
-                        self._template = made
-                        return made
-                made.kill()
-                raise ChildDiedError("the pool was closed")
-            return self._template
+    def _get_template(self, timeout_s: float) -> ForkServer:
+        try:
+            return self._template.get(max(0.0, timeout_s))
+        except ForkStartError as error:
+            raise ChildStartError(str(error)) from None

@@ -22,7 +22,7 @@ from dovetail.grammar.cache import Enforced, GrammarCache, Refused
 from dovetail.grammar.compiling import Compiled, Compiler
 from dovetail.grammar.constraint import TokenSets
 from dovetail.grammar.memory import Trimmer
-from dovetail.grammar.pool import ChildDiedError, ChildTimeoutError
+from dovetail.grammar.pool import ChildDiedError, ChildStartError, ChildTimeoutError
 from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.unique.matcher import UniqueGrammar
@@ -353,6 +353,8 @@ class GrammarService:
                     return None  # finding out what to leave out takes many compilations
                 raise
         job.began = job.began or now
+        self._compiler.wait_ready(job.deadline)  # what a way may take does not pass while the first process starts
+        now = time.monotonic()
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
 
     def _is_inline(self, step: GrammarStep) -> bool:
@@ -408,6 +410,8 @@ def _refusal(error: Exception) -> Refused:
         return Refused(error.message, error.code or "invalid_grammar")
     if isinstance(error, ChildTimeoutError):
         return Refused("the grammar took too long to compile; make it simpler", TOO_COMPLEX)
+    if isinstance(error, ChildStartError):
+        return Refused(f"the process that compiles grammars is not there: {error}; try again later", BUSY)
     if isinstance(error, ChildDiedError):
         return Refused("the grammar could not be compiled: its compiler ran out of memory or crashed", TOO_COMPLEX)
     if isinstance(error, DovetailError):

@@ -12,6 +12,8 @@ from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.wire import ChildCheck, ChildStart
 
 TIMEOUT_S = 2.0
+START_S = 20.0
+"""What the first text waits for the process, at most."""
 
 
 class FinalValidator:
@@ -29,6 +31,7 @@ class FinalValidator:
             pool = self._pool
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
         try:
+            pool.wait_ready(START_S)
             reply = pool.run(job, TIMEOUT_S)
         except (ChildTimeoutError, ChildDiedError):
             return [None] * len(texts)

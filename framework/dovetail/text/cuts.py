@@ -16,8 +16,8 @@ from typing import Any
 
 import tokenizers
 
-PIECE = 1 << 14
-"""Characters of a piece: a few megabytes while it is tokenized."""
+PIECE = 1 << 12
+"""Characters of a piece: half a megabyte while it is tokenized."""
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _KEEPS_CUTS = {None, "NFC", "NFD", "NFKC", "NFKD"}
 _SPLITS_FURTHER = {"Digits", "Punctuation"}

@@ -21,6 +21,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -43,6 +44,10 @@ MAX_BITS = 4096
 """Of a number: squared again and again, one takes minutes in which nothing else runs."""
 EVERY = 16
 """Asking for the time takes as long as a step."""
+_CONTAINERS = (list, tuple, dict, set)
+_FEW = 16
+_JOINED = 4096
+"""Pieces of text that are joined at a time: each takes some 60 bytes beside its characters."""
 _MAX_WIDTH = 1 << 16
 _SIZED_FILTERS = {"center", "indent", "wordwrap", "batch", "slice", "truncate", "tojson", "round"}
 _CHANGES = {"append", "extend", "insert", "pop"}
@@ -102,26 +107,32 @@ class Meter(threading.local):
     def check(self, value: Any) -> Any:
         """Check something just built, and return it."""
         self.tick()
-        if isinstance(value, (str, list, tuple, dict, set)):
+        if isinstance(value, (str, *_CONTAINERS)):
             self.size(self.weigh(value))
         elif isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise TemplateLimitError(f"the chat template computes with numbers of more than {MAX_BITS} bits")
         return value
 
     def weigh(self, value: Any) -> int:
-        """Return about how many characters `value` prints, visiting each container once per render."""
+        """Return about how many characters `value` prints, visiting each container once per render.
+
+        Those that hold few texts and numbers, and nothing else, are visited again: to remember what a loop makes at
+        each iteration takes much more memory than the text that it writes.
+        """
         if isinstance(value, str):
             return len(value)
         if isinstance(value, Namespace):
             raise TemplateLimitError("a namespace inside a list or dict is not supported in chat templates")
-        if not isinstance(value, (list, tuple, dict, set)):
+        if not isinstance(value, _CONTAINERS):
             return 1
         known = self._weights.get(id(value))
-        if known is None:
-            items: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-            known = (value, 2 + sum(2 + self._weigh_item(item) for item in items))
-            self._weights[id(value)] = known  # the reference keeps the id from being reused
-        return known[1]
+        if known is not None:
+            return known[1]
+        items: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        weight = 2 + sum(2 + self._weigh_item(item) for item in items)
+        if len(value) > _FEW or any(isinstance(item, _CONTAINERS) for item in items):
+            self._weights[id(value)] = (value, weight)  # the reference keeps the id from being reused
+        return weight
 
     def _weigh_item(self, item: Any) -> int:
         if isinstance(item, OwnList):
@@ -149,10 +160,21 @@ class OwnList(list[Any]):
     is_item = False
 
 
+def _concat(pieces: Iterable[str]) -> str:
+    """Join what a template, or a macro, writes."""
+    if isinstance(pieces, list):
+        return "".join(pieces)
+    left, joined = iter(pieces), []
+    while some := list(islice(left, _JOINED)):
+        joined.append("".join(some))
+    return "".join(joined)
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The environment that Hugging Face templates expect, with the limits above."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
+    concat = staticmethod(_concat)
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])

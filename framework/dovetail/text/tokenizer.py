@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -146,16 +147,17 @@ class Tokenizer:
         ids, known = around[:at], dict[int, int]()
         for piece in pieces(text, cuts):
             ids += shared(self._encode(piece, add_special_tokens=False), known)
-        return ids + around[at + 1 :]
+        ids += around[at + 1 :]
+        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
         skip = self.special_ids if skip_special_tokens else ()
         table = self.bytes_table
-        left, pieces = iter(ids), []
+        left, pieces, decode = iter(ids), [], codecs.getincrementaldecoder("utf-8")("replace").decode
         while some := list(islice(left, JOINED)):
-            pieces.append(b"".join([table[token_id] for token_id in some if token_id not in skip]))
-        text = b"".join(pieces).decode(errors="replace")
+            pieces.append(decode(b"".join([table[token_id] for token_id in some if token_id not in skip])))
+        text = "".join(pieces) + decode(b"", final=True)
         return text[1:] if self.strips_leading_space and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 
 from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
-from dovetail.grammar.memory import address_space
+from dovetail.grammar.memory import address_space, most_own_bytes, return_large_blocks
 from dovetail_server.bodies.wire import Answer, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.bodies.work import do
 from dovetail_server.serving.parsing import installed
@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
             return 1
     except GoneError:
         return 0
+    return_large_blocks()
     gc.collect()
     gc.freeze()
     gc.disable()  # a copy ends with its job, and a round over all that it makes takes longer than the rest
@@ -67,8 +68,9 @@ class Worker:
     def serve(self, channel: socket.socket) -> None:
         """Do one job. It ends by itself when its time is over, in native code too."""
         os.nice(NICE)
+        began, before = time.process_time(), most_own_bytes()
         job = msgspec.msgpack.decode(receive(channel), type=Job)
-        raw = bytes(receive_bytes(channel, job.num_bytes))
+        body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
         set_limits(job)
 
@@ -77,11 +79,12 @@ class Worker:
             return msgspec.msgpack.decode(receive(channel), type=Answer)
 
         try:
-            outcome = do(job, raw, self._text, self._served, ask)
+            outcome = do(job, body.pop, self._text, self._served, ask)
         except OutOfTimeError:
             outcome = Outcome(refusal=too_costly("time"))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(channel, outcome)
+        took_s, grown = time.process_time() - began, most_own_bytes() - before
+        send(channel, msgspec.structs.replace(outcome, cpu_s=took_s, grown_bytes=grown))
 
 
 def set_limits(job: Job) -> None:

@@ -7,10 +7,8 @@ the client leaves, and ends at its limits of processor time and memory.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ import msgspec
 
 from dovetail.engine.wire import HEADER
 from dovetail.errors import RequestError
-from dovetail.forks import ForkServer, ForkStartError, GoneError, kill_process
+from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail_server.bodies.turns import Turns
 from dovetail_server.bodies.wire import Answer, Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
@@ -51,10 +49,7 @@ class BodyPool:
         self._cpu_s = cpu_s
         self._turns = Turns(max_processes)
         self._is_on = max_processes > 0
-        self._start: WorkerStart | None = None
-        self._template: ForkServer | None = None
-        self._starting = asyncio.Lock()
-        self._lock = threading.Lock()
+        self._template: ForkTemplate | None = None
         self.pids: set[int] = set()
         """Processes that read a body."""
 
@@ -70,11 +65,13 @@ class BodyPool:
 
     def ready_with(self, start: WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""
-        self._start = start
+        if self._template is not None:
+            self._template.close()
+        self._template = None if start is None else ForkTemplate(MODULE, start)
 
     def takes(self, num_bytes: int) -> bool:
         """Whether a body of this size is read by another process."""
-        return num_bytes > LARGE and self._is_on and self._start is not None
+        return num_bytes > LARGE and self._is_on and self._template is not None
 
     async def run(
         self,
@@ -105,6 +102,8 @@ class BodyPool:
         job = Job(task=task.name, num_bytes=len(raw), is_line=is_line, cpu_s=self._cpu_s, context=context)
         async with self._turns.turn(owner, is_background=is_background):
             outcome = await self._attempt(job, raw, answer)
+        took = f"{outcome.cpu_s * 1000:.0f} ms and {outcome.grown_bytes} bytes of memory"
+        logger.debug("A body of %d bytes (%s) took %s in a process of its own.", len(raw), job.task, took)
         if outcome.refusal is not None:
             refusal = outcome.refusal
             raise RequestError(refusal.message, param=refusal.param, code=refusal.code, status=refusal.status)
@@ -112,53 +111,41 @@ class BodyPool:
             raise RuntimeError(f"reading a large body failed:\n{outcome.fault}")
         return outcome
 
-    async def warm_up(self) -> None:
-        """Start the template ahead of the first body."""
-        if self._is_on and self._start is not None:
-            with contextlib.suppress(ServiceError):  # the first body tries again, and says so
-                await self._get_template()
+    def warm_up(self) -> None:
+        """Begin to start the template ahead of the first body, which tries again where it fails, and says so."""
+        if self._is_on and self._template is not None:
+            self._template.ready()
 
     def close(self) -> None:
         """End all processes."""
-        with self._lock:
-            self._is_on = False
-            template, self._template = self._template, None
-        if template is not None:
-            template.kill()
-        for pid in self.pids:
+        self._is_on = False
+        if self._template is not None:
+            self._template.close()
+        for pid in list(self.pids):
             kill_process(pid)
 
     async def _attempt(self, job: Job, raw: bytes, answer: Answering | None) -> Outcome:
+        if self._template is None:
+            raise died("is not there")
         for _ in range(2):
-            template = await self._get_template()
+            server = await self._ready(self._template, SLOWER * job.cpu_s)
             try:
-                with template.fork() as channel:
+                with server.fork() as channel:
                     return await Conversation(channel, self.pids).run(job, raw, answer)
+            except ForkStartError as error:
+                raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began
-                if self._template is template:
-                    self._template = None
-                    template.kill()
+                await asyncio.to_thread(self._template.discard, server)
         raise died("could not be started")
 
-    async def _get_template(self) -> ForkServer:
-        async with self._starting:
-            if self._template is None and self._start is not None:
-                try:
-                    await asyncio.to_thread(self._make_template, self._start)
-                except ForkStartError as error:
-                    raise died(f"could not be started: {error}") from None
-            if self._template is None:
-                raise died("is not there: the server ends")
-            return self._template
-
-    def _make_template(self, start: WorkerStart) -> None:
-        """Start a template. Whoever waited for that may have left, or the server may have ended meanwhile."""
-        made = ForkServer(MODULE, start)
-        with self._lock:
-            if self._is_on and self._template is None:
-                self._template = made
-                return
-        made.kill()
+    async def _ready(self, template: ForkTemplate, timeout_s: float) -> ForkServer:
+        """Wait for the process that forks the others, no longer than for one that reads a body."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(template.ready())), timeout_s)
+        except TimeoutError:
+            raise died("could not be started in time") from None
+        except ForkStartError as error:
+            raise died(f"could not be started: {error}") from None
 
 
 class Conversation:

@@ -65,15 +65,18 @@ class Task(Generic[M]):
     run: Callable[[Call[M]], Prompts | bytes]
     prompt_fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def light(self, data: Mapping[str, Any]) -> bytes:
-        """Return a body without what prompts are made of.
+    def beside(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body that no prompt is made of."""
+        return {name: value for name, value in data.items() if name not in self.prompt_fields}
+
+    def light(self, beside: Mapping[str, Any]) -> bytes:
+        """Return a body without what prompts are made of, given its other fields.
 
         Raises:
             RequestError: What is left is large, too.
         """
-        rest = {name: value for name, value in data.items() if name not in self.prompt_fields}
         places = {name: value for name, value in self.prompt_fields.items() if value is not DROPPED}
-        light = msgspec.json.encode({**rest, **places})
+        light = msgspec.json.encode({**beside, **places})
         if len(light) > MAX_BESIDE:
             text = f"the fields beside the prompt have {len(light)} bytes; at most {MAX_BESIDE} are allowed"
             raise RequestError(text, code="body_too_large", status=413)

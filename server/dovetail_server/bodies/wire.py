@@ -119,24 +119,35 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         tail: See `Prompts`, as the others.
         is_batch: See `Prompts`.
         items: See `Prompts`.
+        cpu_s: Processor time that it took.
+        grown_bytes: By how much its process grew at most.
     """
 
     refusal: Refusal | None = None
     fault: str | None = None
     reply: bytes | None = None
     light: bytes = b""
-    prompts: list[tuple[bytes, str]] = []
+    prompts: list[tuple[memoryview, str]] = []
     tail: str = ""
     is_batch: bool = False
     items: bytes = b""
+    cpu_s: float = 0.0
+    grown_bytes: int = 0
 
     @classmethod
     def of(cls, found: Prompts, light: bytes) -> Outcome:
         """Pack prompts."""
-        packed = [(array.array(ID, prompt.ids).tobytes(), prompt.text) for prompt in found.prompts]
+        packed = [(memoryview(array.array(ID, prompt.ids)).cast("B"), prompt.text) for prompt in found.prompts]
         return cls(light=light, prompts=packed, tail=found.tail, is_batch=found.is_batch, items=found.items)
 
     def read_prompts(self) -> Prompts:
         """Unpack them; takes a while for many."""
-        prompts = [Prompt(shared(array.array(ID, ids)), text) for ids, text in self.prompts]
+        prompts = [Prompt(shared(unpacked(ids)), text) for ids, text in self.prompts]
         return Prompts(prompts=prompts, tail=self.tail, is_batch=self.is_batch, items=self.items)
+
+
+def unpacked(ids: memoryview) -> array.array[int]:
+    """Return packed numbers as numbers."""
+    found = array.array(ID)
+    found.frombytes(ids)
+    return found

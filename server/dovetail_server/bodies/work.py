@@ -15,6 +15,8 @@ from dovetail_server.bodies.wire import Answer, Job, Outcome, Question, Refusal,
 from dovetail_server.reading import check_name, decoded, validated
 from dovetail_server.serving.text import TextTools
 
+Asking = Callable[[Question], Answer]
+
 
 def read_line(raw: bytes) -> bytes:
     """Return the body in a batch's line.
@@ -28,10 +30,18 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Callable[[Question], Answer]) -> Outcome:
-    """Do a job; whatever goes wrong is in the outcome."""
+def do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[str], ask: Asking) -> Outcome:
+    """Do a job; whatever goes wrong is in the outcome.
+
+    Args:
+        job: What to do.
+        take: Gives the body away, so that it is not kept beside what it becomes.
+        text: Tokenizer, template and parsers.
+        served: Names of the models.
+        ask: Gets what a response refers to.
+    """
     try:
-        return _do(job, raw, text, served, ask)
+        return _do(job, take, text, served, ask)
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return Outcome(refusal=refusal)
@@ -41,14 +51,16 @@ def do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Callab
         return Outcome(fault=traceback.format_exc())
 
 
-def _do(job: Job, raw: bytes, text: TextTools, served: Sequence[str], ask: Callable[[Question], Answer]) -> Outcome:
+def _do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[str], ask: Asking) -> Outcome:
     task = TASKS[job.task]
-    data: Any = decoded(read_line(raw) if job.is_line else raw)
+    data: Any = decoded(read_line(take()) if job.is_line else take())
     request = validated(data, task.model)
     check_name(request, served)
+    beside = task.beside(data)
+    del data
 
     def ask_for(references: list[tuple[str, int]]) -> Answer:
-        return ask(Question(light=task.light(data), references=references))
+        return ask(Question(light=task.light(beside), references=references))
 
     made = task.run(Call(text=text, request=request, context=job.context, ask=ask_for))
-    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, task.light(data))
+    return Outcome(reply=made) if isinstance(made, bytes) else Outcome.of(made, task.light(beside))

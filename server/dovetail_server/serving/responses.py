@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
-encode = msgspec.json.Encoder().encode
+encoder = msgspec.json.Encoder()
+encode = encoder.encode
 MAX_REFERENCES = 1024
 """Each is looked up in the database."""
 Events = AsyncGenerator[Sequence[ro.StreamEvent], None]
@@ -113,11 +114,15 @@ def items_before(found: Answer) -> Iterator[Item]:
         yield from turn_items(*turn)
 
 
-def written_down(items: Iterable[Item], rows: list[bytes]) -> Iterator[Item]:
-    """Pass items on, and add each to rows as JSON: as such they take a third of the memory."""
-    for item in items:
-        rows.append(encode(item))
+def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
+    """Pass items on, and add each to a list of JSON: as such they take a third of the memory."""
+    rows += b"["
+    for at, item in enumerate(items):
+        if at:
+            rows += b","
+        encoder.encode_into(item, rows, -1)
         yield item
+    rows += b"]"
 
 
 def joined(rows: list[bytes]) -> bytes:
@@ -138,7 +143,7 @@ def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, fo
         RequestError: The request cannot be served as it is.
     """
     translate.check(request)
-    rows: list[bytes] = []
+    rows = bytearray()
     own = written_down(items_of(request.input, response_id, found), rows)
     messages = messages_of(chain(items_before(found), own), request.instructions)
 
@@ -147,7 +152,7 @@ def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, fo
             return chat.read_prompt(text, translate.to_chat(request, part, response_id))
 
     made = fit(attempt, messages) if request.truncation == "auto" else attempt(messages)
-    return Prompts(prompts=made.prompts, tail=made.tail, items=joined(rows))
+    return Prompts(prompts=made.prompts, tail=made.tail, items=bytes(rows))
 
 
 def count(text: TextTools, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:

@@ -28,9 +28,11 @@ PARSERS = ("reasoning_parser", "tool_parser")
 BYTES_PER_TOKEN = 32
 """No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
 MIN_PROMPT_BYTES = 1 << 16
-SAMPLES = 16
-SAMPLED = 1 << 20
-"""Of texts above so many characters, parts are tokenized first, a quarter as much in all."""
+SAMPLED = 1 << 17
+"""Of texts above so many characters, parts are tokenized first, a quarter of it, or of a megabyte where it has more."""
+SAMPLES, MAX_SAMPLE = 16, 1 << 14
+MORE_TOKENS = 1 << 16
+"""By so many tokens more than twice the context is what parts of a text say of the whole believed to be too long."""
 
 
 class TextTools:
@@ -186,11 +188,12 @@ class TextTools:
         Raises:
             RequestError: It has very many tokens.
         """
-        step, size = len(text) // SAMPLES, SAMPLED // SAMPLES // 4
+        step = len(text) // SAMPLES
+        size = min(step // 4, MAX_SAMPLE)
         parts = [text[at * step : at * step + size] for at in range(SAMPLES)]
         num = sum(len(self.tokenizer.encode(part, add_special_tokens=False)) for part in parts)
         about = num * len(text) // (SAMPLES * size)
-        if about > 2 * self.limits.context_len + SAMPLED:
+        if about > 2 * self.limits.context_len + MORE_TOKENS:
             raise errors.prompt_far_too_long(about, self.limits.context_len, param)
 
     def check_size(self, messages: Sequence[Mapping[str, Any]]) -> None:

@@ -29,12 +29,15 @@ def detokenized(text: TextTools, body: DetokenizeRequest) -> bytes:
     Raises:
         RequestError: An id outside the vocabulary.
     """
-    given: list[Any] = list(body.tokens)
+    given: list[Any] = body.tokens
     several = bool(given) and isinstance(given[0], list)
     rows: list[list[int]] = given if several else [given]
     for row in rows:
         check_token_ids(row, text.limits.vocab_size, "tokens")
-    texts = [text.tokenizer.decode(row, skip_special_tokens=body.skip_special_tokens is True) for row in rows]
+    texts = []
+    for row in rows:
+        texts.append(text.tokenizer.decode(row, skip_special_tokens=body.skip_special_tokens is True))
+        row.clear()  # the numbers take more memory than the reply
     found = texts if several else texts[0]
     return encode(Detokenized(found, found))
 

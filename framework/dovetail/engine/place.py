@@ -1,0 +1,91 @@
+"""The directory of the socket between server and engine, which only this user can enter.
+
+A server that was killed leaves its directory behind. So each holds a lock on its own for as long as it lives, which the
+system takes back when it dies, and removes those that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+PREFIX = "dovetail-engine-"
+SOCKET = "engine.sock"
+TRIES = 10
+
+
+class SocketPlace:
+    """A directory in the system's one for temporary files.
+
+    Attributes:
+        path: Of the socket in it.
+    """
+
+    def __init__(self) -> None:
+        """Make and lock it.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        for _ in range(TRIES):
+            directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+            held = _lock(directory)
+            if held is not None:
+                self._directory, self._held, self.path = directory, held, directory / SOCKET
+                return
+        raise OSError(f"directories of sockets cannot be locked in {tempfile.gettempdir()}")
+
+    def close(self) -> None:
+        """Remove it."""
+        _remove(self._directory)
+        os.close(self._held)
+
+
+def remove_stale() -> None:
+    """Remove the directories of servers that were killed."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(PREFIX) and _is_own(entry):
+                directory = Path(entry.path)
+                held = _lock(directory)
+                if held is not None:
+                    _remove(directory)
+                    os.close(held)
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):
+        found = entry.stat(follow_symlinks=False)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
+
+
+def _lock(directory: Path) -> int | None:
+    """Return what holds the lock; None where somebody else has it, or has removed the directory meanwhile."""
+    try:
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), os.stat(directory)):
+            return held
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(held)
+        raise
+    os.close(held)
+    return None
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory with nothing but a socket in it; whatever else somebody put there stays."""
+    with contextlib.suppress(OSError):
+        (directory / SOCKET).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
