@@ -62,6 +62,7 @@ class Example:
             model=self.architecture,
             attention_backend=settings.attention_backend,
             schedule_policy=settings.schedule_policy,
+            speculator=settings.speculator,
             device=settings.device,
         )
         return launch.make_engine(settings, load(plan, "engine"))

@@ -115,7 +115,11 @@ class RequestObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadStats:
-    """The engine's load at one moment. Tokens unless it says otherwise; `gen_throughput` in tokens per second."""
+    """The engine's load at one moment. Tokens unless it says otherwise; `gen_throughput` in tokens per second.
+
+    Of the `num_drafted_tokens` that a speculator guessed and steps verified since the engine started,
+    `num_accepted_tokens` were right.
+    """
 
     step: int
     num_running: int
@@ -124,6 +128,8 @@ class LoadStats:
     num_cached_tokens: int
     max_total_tokens: int
     gen_throughput: float
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class StatLogger(ABC):

@@ -429,6 +429,8 @@ class EngineCore:
             num_cached_tokens=self.pages.tree.num_free_to_go() * size,
             max_total_tokens=self.pages.allocator.num_pages * size,
             gen_throughput=self.report.throughput,
+            num_drafted_tokens=0 if (speculation := self.scheduler.speculation) is None else speculation.num_drafted,
+            num_accepted_tokens=0 if speculation is None else speculation.num_accepted,
             num_repaired_pages=self.watch.num_repaired_pages,
         )
 

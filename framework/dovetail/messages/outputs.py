@@ -109,6 +109,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     max_total_tokens: int
     gen_throughput: float
+    num_drafted_tokens: int = 0
+    """Drafts that were verified since the engine started, …"""
+    num_accepted_tokens: int = 0
+    """… and those of them that held."""
     num_repaired_pages: int = 0
     """Pages whose ownership was wrong and has been put right: a fault of the engine's, 0 in every good run."""
 

@@ -74,11 +74,11 @@ class Metrics(Collector):
         names = ["model_name", *style.labels]
         values = [self.model_name, *style.labels.values()]
         if isinstance(series, Gauge):
-            if self.load.stats is not None:
-                yield _plain(GaugeMetricFamily, series, names, values, series.read(self.load.stats))
+            number = None if self.load.stats is None else series.read(self.load.stats)
+            if number is not None:
+                yield _plain(FAMILIES[series.kind], series, names, values, number)
         elif isinstance(series, Count):
-            kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
-            yield _plain(kind, series, names, values, series.read(self.tally))
+            yield _plain(FAMILIES[series.kind], series, names, values, series.read(self.tally))
         else:
             family = HistogramMetricFamily(series.name, series.text, labels=names)
             _add(family, values, self.tally.quantities[series.quantity].by_bounds[series.bounds])
@@ -113,6 +113,9 @@ class Metrics(Collector):
             _add(times, labels_of, histogram)
         yield counts
         yield times
+
+
+FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 def _plain(kind: Any, series: Gauge | Count, names: Sequence[str], values: Sequence[str], found: Any) -> Metric:

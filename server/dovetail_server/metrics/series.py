@@ -2,8 +2,8 @@
 
 Sources, for the peers' names, labels and bucket bounds: vLLM's `vllm/v1/metrics/loggers.py` and
 `docs/design/metrics.md`; SGLang's `python/sglang/srt/metrics/collector.py` and its page "Production Metrics". What a
-peer counts and Dovetail has no number for (speculative decoding, LoRA, disaggregation) has no series here, rather than
-one that is always zero.
+peer counts and Dovetail has no number for (LoRA, disaggregation) has no series here, rather than one that is always
+zero.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ SGLANG_REQUEST_S = (*SGLANG_FIRST_S, 600, 1200, 1800, 2400)
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A number of the engine's load."""
+    """A number of the engine's load; None where there is none yet. A counter begins again with the engine."""
 
     name: str
     text: str
-    read: Callable[[LoadStats], float]
+    read: Callable[[LoadStats], float | None]
+    kind: Literal["counter", "gauge"] = "gauge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,21 @@ def usage(load: LoadStats) -> float:
     return load.num_used_tokens / load.max_total_tokens if load.max_total_tokens else 0.0
 
 
+def drafted(load: LoadStats) -> int | None:
+    """Return the drafts that were verified; None where nobody drafts."""
+    return load.num_drafted_tokens or None
+
+
+def accepted(load: LoadStats) -> int | None:
+    """Return those of them that held."""
+    return load.num_accepted_tokens if load.num_drafted_tokens else None
+
+
+def acceptance(load: LoadStats) -> float | None:
+    """Return the part of all drafts that held."""
+    return load.num_accepted_tokens / load.num_drafted_tokens if load.num_drafted_tokens else None
+
+
 def hit_rate(tally: Tally) -> float:
     """Return the part of all prompt tokens that the prefix cache held."""
     return tally.num_cached_tokens / tally.num_prompt_tokens if tally.num_prompt_tokens else 0.0
@@ -122,6 +138,8 @@ OWN = Style(
         Gauge("dovetail_kv_max_tokens", "Tokens that the KV cache holds.", lambda load: load.max_total_tokens),
         Gauge("dovetail_kv_usage_ratio", "Part of the KV cache that requests hold, 0 to 1.", usage),
         Gauge("dovetail_generation_tokens_per_second", "Recent throughput.", lambda load: load.gen_throughput),
+        Gauge("dovetail_drafted_tokens", "Tokens that a speculator guessed and steps verified.", drafted, "counter"),
+        Gauge("dovetail_accepted_draft_tokens", "Those of them that were right.", accepted, "counter"),
         Gauge("dovetail_engine_step", "The engine's step counter, its heartbeat.", lambda load: load.step),
         Count("dovetail_requests", "Generation requests admitted.", lambda tally: tally.num_requests),
         Count("dovetail_choices_finished", "Choices that ended, by why.", by_reason, _REASON),
@@ -150,6 +168,8 @@ VLLM = Style(
         Gauge("vllm:num_requests_running", "As dovetail_requests_running.", lambda load: load.num_running),
         Gauge("vllm:num_requests_waiting", "As dovetail_requests_queued.", lambda load: load.num_queued),
         Gauge("vllm:kv_cache_usage_perc", "As dovetail_kv_usage_ratio.", usage),
+        Gauge("vllm:spec_decode_num_draft_tokens", "As dovetail_drafted_tokens.", drafted, "counter"),
+        Gauge("vllm:spec_decode_num_accepted_tokens", "As dovetail_accepted_draft_tokens.", accepted, "counter"),
         Count("vllm:prefix_cache_queries", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
         Count("vllm:prefix_cache_hits", "As dovetail_cached_prompt_tokens.", lambda tally: tally.num_cached_tokens),
         Count("vllm:num_preemptions", "As dovetail_retractions.", lambda tally: tally.num_retractions),
@@ -175,6 +195,7 @@ SGLANG = Style(
         Gauge("sglang:token_usage", "As dovetail_kv_usage_ratio.", usage),
         Gauge("sglang:max_total_num_tokens", "As dovetail_kv_max_tokens.", lambda load: load.max_total_tokens),
         Gauge("sglang:gen_throughput", "As dovetail_generation_tokens_per_second.", lambda load: load.gen_throughput),
+        Gauge("sglang:spec_accept_rate", "Right part of all drafted tokens since the engine started.", acceptance),
         Count("sglang:cache_hit_rate", "Cached part of all prompt tokens since the start.", hit_rate, kind="gauge"),
         Count("sglang:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
         Count("sglang:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),

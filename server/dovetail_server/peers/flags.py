@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from dovetail_server.peers.known import Known
-from dovetail_server.peers.objects import kv_events
+from dovetail_server.peers.objects import kv_events, speculation
 
 SHORT = {
     "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size",
@@ -280,16 +280,18 @@ _values(
 )
 _free("disaggregation-transfer-backend disaggregation-bootstrap-port disaggregation-ib-device "
       "disaggregation-decode-allocation-policy", "prefill and decode run in one engine here")  # fmt: skip
-_values(
-    "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints decoupled-spec-rank", "drafting is not implemented"
-)
+DRAFTING = "drafting is a plugin's, on the host: --speculator ngram looks for what followed the same tokens before"
+_values("decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints decoupled-spec-rank", DRAFTING)
 _free("pdmux-config-path sm-group-num optimistic-prefill-attempts", "prefill and decode run in one engine here")
 
 _values(
     "speculative-* spec-* enable-multi-layer-eagle diffusion-config dllm-* uno-lora-path",
-    "drafting is not implemented; every token is the model's own",
+    DRAFTING,
 )
-_off("dllm-fdfo", "drafting is not implemented; every token is the model's own")
+_off("dllm-fdfo", DRAFTING)
+TABLE["speculative-algorithm"] = Flag(f"give NGRAM: {DRAFTING}", (), sets=(("NGRAM", "--speculator=ngram"),))
+TABLE["speculative-num-draft-tokens"] = Flag(DRAFTING, (), rewrite=lambda value: ["--ngram.max-drafts", value])
+TABLE["speculative-config"] = Flag(DRAFTING, (), rewrite=speculation)
 LORA = "adapters are not served; merge the adapter into the weights"
 _off("enable-lora enable-tower-connector-lora fully-sharded-loras enable-lora-overlap-loading lora-use-virtual-experts "
      "lora-strict-loading experts-shared-outer-loras specialize-active-lora", LORA)  # fmt: skip

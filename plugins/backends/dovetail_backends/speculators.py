@@ -1,0 +1,107 @@
+"""The speculators that Dovetail brings.
+
+`ngram` drafts what followed the last few tokens where they stood before, in the prompt or in what was said: prompt
+lookup decoding (Apoorv Saxena, 2023; in vLLM and transformers under that name). It knows no model, costs a few
+microseconds, and pays where replies repeat: summaries, edits of code, retrieval, JSON of one shape after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.contracts.speculation import DraftRequest, Speculator
+from dovetail.errors import ConfigError
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass
+class NgramOptions:
+    """Settings: `--ngram.max-drafts 8`."""
+
+    max_drafts: int = field(default=8, metadata={"help": "Most drafts of a request in a step."})
+    min_match: int = field(default=2, metadata={"help": "Fewest last tokens that have to have stood there before."})
+    max_match: int = field(default=6, metadata={"help": "Most last tokens that are compared; the longest match wins."})
+    lookback: int = field(default=32768, metadata={"help": "Tokens of a request that are searched, the last ones."})
+
+
+class Last(NamedTuple):
+    """What was drafted in the step before: how many tokens the request had, the drafts, and how many were tried."""
+
+    length: int
+    drafts: list[int]
+    width: int
+
+
+class Ngram(Speculator):
+    """Looks the last tokens up in the request itself.
+
+    How many it drafts follows what came of them: twice as many where all held, half as many where none did.
+    """
+
+    Options = NgramOptions
+
+    def __init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ConfigError: They do not go together.
+        """
+        own = self.options
+        if not (1 <= own.min_match <= own.max_match and own.max_drafts >= 1 and own.lookback > own.max_match):
+            raise ConfigError(
+                f"ngram: max_drafts {own.max_drafts}, min_match {own.min_match}, max_match {own.max_match}, lookback "
+                f"{own.lookback}: give 1 or more drafts, and 1 <= min_match <= max_match < lookback"
+            )
+
+    def draft(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
+        """Return what followed the last match of each."""
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> list[int]:
+        own, length = self.options, len(request.ids)
+        width = own.max_drafts
+        if isinstance(request.memo, Last):
+            width = self._width(request.memo, request.ids)
+        known = np.asarray(request.ids[max(0, length - own.lookback) :], dtype=np.int32)
+        place = last_match(known, own.min_match, own.max_match)
+        drafts = [] if place is None else continued(known, place, min(width, request.most_drafts))
+        request.memo = Last(length, drafts, width)
+        return drafts
+
+    def _width(self, last: Last, ids: Sequence[int]) -> int:
+        """How many to draft, after what the request has said since."""
+        if not last.drafts:
+            return last.width
+        said = list(ids[last.length : last.length + len(last.drafts)])
+        if said == last.drafts:
+            return min(2 * last.width, int(self.options.max_drafts))
+        return last.width if said[:1] == last.drafts[:1] else max(1, last.width // 2)
+
+
+def last_match(known: Ids, least: int, most: int) -> int | None:
+    """Return where the last tokens stood before, the longest run of up to `most`, the last of its places.
+
+    Returns:
+        The place behind that run, or None where not even `least` tokens stood there.
+    """
+    ends = np.flatnonzero(known[:-1] == known[-1])
+    matched = 1
+    while ends.size and matched < most:
+        longer = ends[ends >= matched]
+        longer = longer[known[longer - matched] == known[-1 - matched]] if matched < len(known) else longer[:0]
+        if not longer.size:
+            break
+        ends, matched = longer, matched + 1
+    return int(ends[-1]) + 1 if ends.size and matched >= least else None
+
+
+def continued(known: Ids, place: int, num: int) -> list[int]:
+    """Return the `num` tokens that follow from a place on; behind the end, those that were just taken go on."""
+    period = len(known) - place
+    return np.resize(known[place:], num).tolist() if num > period else known[place : place + num].tolist()
