@@ -74,6 +74,13 @@ class EngineSettings(BaseModel):
         description="`dummy` fills the weights with small random numbers: for benchmarks without a checkpoint.",
         json_schema_extra=flag(),
     )
+    model_impl: Annotated[str, BeforeValidator(none_word)] = Field(
+        "auto",
+        min_length=1,
+        description="Whose code runs the model: `dovetail` a plugin of its architecture; `transformers` the modules of "
+        "transformers, on this cache; `auto` the first where there is one. Or another plugin's name that serves any.",
+        json_schema_extra=flag(common=True),
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description="Where the model runs; `auto` takes CUDA if there is one.",

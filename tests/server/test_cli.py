@@ -30,6 +30,7 @@ attention-backend block-size chat-template chunked-prefill-size config context-l
 decode-log-interval device disable-access-log disable-compile-ahead disable-cuda-graph disable-overlap-schedule
 disable-radix-cache disable-uvicorn-access-log
 closed-probes open-metrics download-dir revision
+model-impl
 drain-grace drain-timeout dtype engine-hang-timeout engine-restart-window max-engine-restarts
 enable-log-requests enforce-eager file-storage-path
 decode-attention-backend prefill-attention-backend gpu-memory-utilization
@@ -187,7 +188,7 @@ def test_startup_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.Ca
         (str(good / "config.json"),): ["is a file"],
         (str(broken),): ["config.json cannot be read"],
         (str(nameless),): ["no architecture"],
-        (str(odd),): ["NopeForCausalLM", "installed", "Qwen3ForCausalLM"],
+        (str(odd),): ["NopeForCausalLM", "transformers", "no model of the type"],
         (str(pickled),): ["pytorch_model.bin", "refused", "save_pretrained"],
         (str(empty),): ["no *.safetensors", "--load-format dummy"],
         (str(good), "--reasoning-parser", "qwen"): ["'qwen'", "installed"],

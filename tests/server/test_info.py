@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dovetail.demo as dovetail_demo
 from dovetail_server.cli import main as dovetail
 
 
@@ -23,6 +24,28 @@ def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]
     facts = json.loads(capsys.readouterr().out)
     assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
     assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
+
+
+def test_info_says_who_serves_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without weights: the plugin, the groups of the cache, or the reason why nobody serves it."""
+    from transformers import Gemma3TextConfig, Mamba2Config
+
+    sizes = {"num_hidden_layers": 6, "hidden_size": 64, "vocab_size": 99, "num_key_value_heads": 2, "head_dim": 16}
+    files = Path(dovetail_demo.MODEL_DIR)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    config = Gemma3TextConfig(**sizes, sliding_window=24, dtype="bfloat16", architectures=["Gemma3ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    assert dovetail(["info", str(tmp_path), "--model-impl", "transformers"]) == 0
+    shown = capsys.readouterr().out
+    assert "served by          dovetail:transformers" in shown
+    assert "full: 1 layers, 128 bytes a token" in shown
+    assert "window-24: 5 layers, 640 bytes a token" in shown
+    Mamba2Config(architectures=["Mamba2ForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
+    assert dovetail(["info", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["served_by"] is None
+    assert "Mamba2ForCausalLM" in facts["refused"]
 
 
 def test_info_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     ("quantization", "int8"): {"config": QUANTISED.quant_config(), "pack": pack, "unpack": unpack},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
+    ("model", "transformers"): {"architecture": "Qwen3ForCausalLM", "configs": [{}, {"tie_word_embeddings": True}]},
 }
 """What the kit cannot know of each."""
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ModelConfig,
         ModelPlugin,
         RopeConfig,
+        SelfLoading,
         WeightRule,
     )
     from dovetail.contracts.needs import Needs
@@ -158,6 +159,7 @@ __all__ = [
     "RequestProgress",
     "RequestStart",
     "RopeConfig",
+    "SelfLoading",
     "SchedulePolicy",
     "Speculator",
     "StatLogger",
@@ -207,6 +209,7 @@ _HOME = {
     "Needs": "needs",
     "ModelPlugin": "model",
     "RopeConfig": "model",
+    "SelfLoading": "model",
     "WeightRule": "model",
     "AttentionBackend": "attention",
     "AttentionCaps": "attention",

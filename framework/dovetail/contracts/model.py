@@ -10,13 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from dovetail.contracts.cache import DTYPE_BYTES, FULL, CacheGroup, CacheTensor, Reach, Recurrent, Window, cache_groups
 from dovetail.contracts.options import Configurable
 from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from dovetail.contracts.attention import ForwardBatch
@@ -171,6 +173,8 @@ class ModelConfig:
     """Rotary embedding of each layer; empty: `rope` everywhere."""
     context_len: int | None = None
     """Longest request that will be served, set by the engine; None: `max_position_embeddings`."""
+    num_params: int | None = None
+    """How many weights there are, where the plugin knows; None: they are counted as a dense decoder's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -235,11 +239,28 @@ class CausalLM(Protocol):
         ...
 
 
+@runtime_checkable
+class SelfLoading(Protocol):
+    """A built model that reads its checkpoint itself, in place of the rules of `weight_map`."""
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Fill every parameter from the folder's safetensors.
+
+        Raises:
+            ModelError: Weights are missing, surplus, misshapen or not finite; all are named.
+        """
+        ...
+
+
 class ModelPlugin(Configurable, ABC):
-    """One model family. Subclass it, name the class in an entry point of `dovetail.models.v1`."""
+    """One model family. Subclass it, name the class in an entry point of `dovetail.models.v1`.
+
+    One that serves whatever comes is named as it likes, and its manifest says which architectures it `matches`; it is
+    taken where no plugin is named as the architecture, or with `--model-impl`.
+    """
 
     architectures: ClassVar[Sequence[str]]
-    """Hugging Face architecture strings that this class serves."""
+    """Hugging Face architecture strings that this class serves; `*` for any."""
 
     @classmethod
     @abstractmethod

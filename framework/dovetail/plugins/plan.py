@@ -15,12 +15,14 @@ import msgspec
 
 from dovetail.errors import PluginError
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.kinds import KINDS, split_qualified
 from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
 
 AUTO = "auto"
+OWN = "dovetail"
+"""As `model_impl`: the plugin that is named as the architecture, and no other."""
 
 Select = Callable[[str, Mapping[str, str]], str | None]
 """Answers `auto` for (kind, facts) with a name, or None to leave the choice to the manifests."""
@@ -103,6 +105,7 @@ def make_plan(
     hooks: Sequence[str] = (),
     device: str = AUTO,
     quant_method: str = "",
+    model_impl: str = AUTO,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -117,6 +120,8 @@ def make_plan(
         hooks: Names of the enabled hook plugins.
         device: Device type (`cpu`, `cuda`), or `auto` where it is not known yet: then no plugin is refused for it.
         quant_method: What `quantization_config` of the model's `config.json` names, "" if it has none.
+        model_impl: Which plugin serves the model: `dovetail` the one named as its architecture, a name that one; `auto`
+            the first, and where there is none the best that says in its manifest that it serves it.
         options: Settings by plugin name, plain values.
         select: Asked first for every `auto`; usually the `dovetail_select` hook.
         timeout_s: Time that each plugin gets to be imported or started; 0 for no limit.
@@ -141,6 +146,8 @@ def make_plan(
             found = _answer_auto(registry, kind, facts, select, options or {})
             planned += found
             name = None if found else default
+        if name is not None and kind == "model":
+            name = model_plugin(registry, name, model_impl, device)
         if name is not None:
             planned.append(_by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
@@ -149,6 +156,23 @@ def make_plan(
     for name in dict.fromkeys(hooks):
         planned.append(_by_name(registry, "hooks", name, device, options or {}))
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
+
+
+def model_plugin(registry: Registry, architecture: str, impl: str = AUTO, device: str = AUTO) -> str:
+    """Return the name of the plugin that serves an architecture; that of the architecture if nothing does.
+
+    Args:
+        registry: What is installed.
+        architecture: Of the model's `config.json`.
+        impl: As `model_impl` of `make_plan`.
+        device: As there.
+    """
+    if impl not in (AUTO, OWN):
+        return impl
+    if impl == OWN or any(record.answers_to(split_qualified(architecture)[1]) for record in registry.of_kind("model")):
+        return architecture
+    found = candidates(registry, "model", {"device": device, "architecture": architecture})
+    return found[0].qualified if found else architecture
 
 
 def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[PluginRecord]:

@@ -64,6 +64,7 @@ def plan_plugins(
             hooks=[planned.qualified for planned in manager.planned],
             device=settings.device,
             quant_method=_quant_method(settings),
+            model_impl=settings.model_impl,
             select=manager.select,
             timeout_s=settings.plugin_timeout,
         )

@@ -21,6 +21,7 @@ from dovetail.contracts.quantization import Quantization
 from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
+from dovetail.plugins.loader import describe
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backends, find_device
 from dovetail.runtime.chores import Chores
@@ -38,7 +39,7 @@ from dovetail.runtime.quantization import choose_quantization, factory_of
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
 from dovetail.runtime.weight_size import checkpoint_headers
-from dovetail.runtime.weights import fill_dummy, load_weights
+from dovetail.runtime.weights import fill_dummy, load_checkpoint
 from dovetail.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ModelRunner:
         plugin = _model_plugin(plugins)
         chosen = choose_quantization(plugins, hf)
         config = translate(plugin.config_from_hf, hf, served=() if chosen is None else CONFIG_KEYS)
+        logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
         self.quantization, quantization = chosen or ("", None)
         self.config = replace(config, context_len=context_len(settings, config))
         self.eos_ids = eos_token_ids(folder, hf)
@@ -193,7 +195,7 @@ class ModelRunner:
             if settings.load_format == "dummy":
                 fill_dummy(model)
             else:
-                load_weights(model, rules, folder)
+                load_checkpoint(model, rules, folder)
         return model, size
 
 

@@ -107,7 +107,9 @@ def headers(file: Path) -> list[TensorHeader]:
 
 
 def dense_numel(config: ModelConfig) -> int:
-    """Count the parameters of a dense decoder with a gated MLP; biases and norms of heads are left out."""
+    """Count the parameters as the plugin says, else as a dense decoder's with a gated MLP, without biases."""
+    if config.num_params is not None:
+        return config.num_params
     hidden = config.hidden_size
     keys = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.qk_dim for spec in config.layers)
     values = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.v_dim for spec in config.layers)

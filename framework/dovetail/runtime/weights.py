@@ -15,12 +15,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from dovetail.contracts.model import WeightRule
+from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.errors import ModelError, PluginError
 from dovetail.layers.base import Layer
 from dovetail.runtime.hf_config import some
 from dovetail.runtime.weight_match import Move, match_weights
 from dovetail.runtime.weight_size import checkpoint_headers
+
+
+def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> None:
+    """Fill a model from the folder's checkpoint: by the rules, unless it reads the folder itself.
+
+    Raises:
+        ModelError: As `load_weights`.
+    """
+    if isinstance(model, SelfLoading):
+        model.load_checkpoint(folder)
+    else:
+        load_weights(model, rules, folder)
 
 
 def load_weights(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> None:

@@ -38,6 +38,7 @@ def make_plans(
         grammar_backend=grammar_backend,
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(read_config(folder)),
+        model_impl=settings.model_impl,
         device=settings.device,
     )
     return settings, plan

@@ -25,12 +25,13 @@ def main(argv: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="dovetail info", description="Show what the server makes of a model folder.")
     parser.add_argument("model", nargs="?", help="model folder; the bundled demo model if not given")
+    parser.add_argument("--model-impl", default="auto", help="as that of `dovetail serve`")
     parser.add_argument("--tokenizer-path", help="folder with the tokenizer, if it is another one")
     parser.add_argument("--chat-template", help="Jinja file or built-in name, instead of the model's own template")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     try:
-        facts = info(args.model, args.tokenizer_path, args.chat_template)
+        facts = info(args.model, args.tokenizer_path, args.chat_template, args.model_impl)
     except ConfigError as error:
         print(f"dovetail info: error: {error}", file=sys.stderr)
         return 2
@@ -38,7 +39,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def info(model: str | None, tokenizer_path: str | None = None, chat_template: str | None = None) -> dict[str, Any]:
+def info(
+    model: str | None, tokenizer_path: str | None = None, chat_template: str | None = None, impl: str = "auto"
+) -> dict[str, Any]:
     """Collect the facts.
 
     Raises:
@@ -72,6 +75,7 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
         "weights_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        **served_as(folder, config, impl),
         "chat_template": {
             "from": template.origin if template.source else None,
             "names": sorted(files.chat_templates),
@@ -89,6 +93,40 @@ def info(model: str | None, tokenizer_path: str | None = None, chat_template: st
         },
         "read_off_the_template": dict(describe(derive(template))),
     }
+
+
+def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]:
+    """Say which plugin serves the model, and what it keeps of a token; or why none does."""
+    from dovetail.contracts.cache import Recurrent
+    from dovetail.contracts.needs import unserved
+    from dovetail.errors import ModelError
+    from dovetail.plugins import Registry
+    from dovetail.plugins.plan import model_plugin
+    from dovetail.runtime.hf_config import architecture
+    from dovetail.runtime.memory import ITEM_BYTES, group_token_bytes
+    from dovetail.runtime.weight_size import dense_numel
+    from dovetail_server.cli.plan import config_of
+
+    try:
+        name = architecture(config, folder)
+        registry = Registry.scan()
+        served_by = registry.resolve("model", model_plugin(registry, name, impl)).qualified
+        facts = config_of(folder, name, impl)
+        if (reason := unserved(facts)) is not None:
+            raise ModelError(reason)
+    except ConfigError as error:
+        return {"served_by": None, "refused": str(error), "num_params": None, "cache": []}
+    item = ITEM_BYTES[facts.dtype]
+    cache = [
+        {
+            "group": group.name,
+            "layers": len(group.layers),
+            "bytes": group_token_bytes(group, item),
+            "per": "request" if isinstance(group.reach, Recurrent) else "token",
+        }
+        for group in facts.cache_groups
+    ]
+    return {"served_by": served_by, "refused": None, "num_params": dense_numel(facts), "cache": cache}
 
 
 SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
@@ -133,9 +171,14 @@ def table(facts: dict[str, Any]) -> str:
     lines = [
         f"model              {facts['model']}",
         f"architecture       {facts['architecture']}, {facts['dtype']}, context {facts['context_length']}",
+        f"served by          {facts['served_by'] or 'nobody: ' + facts['refused']}",
         f"weights            {size:,.1f} MiB of safetensors",
-        f"chat template      {describe_template(template)}",
     ]
+    lines += [
+        f"cache              {group['group']}: {group['layers']} layers, {group['bytes']:,} bytes a {group['per']}"
+        for group in facts["cache"]
+    ]
+    lines.append(f"chat template      {describe_template(template)}")
     lines += [f"  {label:<17}{state}" for label, state in template["thinking"].items()]
     if facts["sampling_defaults"]:
         lines.append("sampling defaults  " + ", ".join(f"{k} {v}" for k, v in facts["sampling_defaults"].items()))

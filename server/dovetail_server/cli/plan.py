@@ -28,6 +28,8 @@ The options of `dovetail serve` that concern memory can be given too: --device, 
 --mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
 --page-size, --disable-cuda-graph, --load-format dummy. `dovetail serve --help=all` explains them.
 """
+DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -99,34 +101,30 @@ def plan(wish: Wish) -> MemoryPlan:
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
     architecture = preflight.check_model(settings)
     device = device_of(settings.device, wish.device_memory)
-    config = config_of(settings.folder, architecture)
+    config = config_of(settings.folder, architecture, settings.model_impl)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     size = weight_size(settings.folder, config, dtype, device.kind, dummy=settings.load_format == "dummy")
     has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
     return plan_memory(settings, config, dtype, device, size.num_bytes, has_graphs=has_graphs)
 
 
-def config_of(folder: Path, architecture: str) -> ModelConfig:
-    """Read the model's facts: a built-in's from the usual keys of `config.json`, else from the plugin, with torch.
+def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfig:
+    """Read the model's facts: from the usual keys of `config.json` if they suffice, else from the plugin, with torch.
 
     Raises:
         ConfigError: No plugin serves the architecture, or the config cannot be served.
     """
-    from dovetail.errors import ModelError
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
-    from dovetail.plugins.plan import as_planned
-    from dovetail.runtime.hf_config import dense_config, read_config
+    from dovetail.plugins.plan import as_planned, model_plugin
+    from dovetail.runtime.config_keys import translate
+    from dovetail.runtime.hf_config import CONFIG_KEYS, dense_config, read_config
 
-    hf = read_config(folder)
-    record = Registry.scan().resolve("model", architecture)
-    if record.builtin:
-        try:
-            return dense_config(hf)
-        except ModelError:
-            pass  # one with keys of its own: its plugin knows them
-    found: ModelConfig = import_planned(as_planned(record)).config_from_hf(hf)
-    return found
+    hf, registry = read_config(folder), Registry.scan()
+    record = registry.resolve("model", model_plugin(registry, architecture, impl))
+    if record.builtin and record.name in DENSE:
+        return dense_config(hf)
+    return translate(import_planned(as_planned(record)).config_from_hf, hf, served=CONFIG_KEYS)
 
 
 def device_of(name: str, memory: str | None) -> DeviceBytes:

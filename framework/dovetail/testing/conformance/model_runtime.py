@@ -32,7 +32,7 @@ from dovetail.layers.plain import PLAIN
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.grouped import paged_groups
 from dovetail.runtime.hf_config import read_config
-from dovetail.runtime.weights import load_weights
+from dovetail.runtime.weights import load_checkpoint
 from dovetail.testing.checks import check
 from dovetail.testing.conformance.attention_reference import attend
 from dovetail.testing.conformance.host_sync import HostSyncs
@@ -281,5 +281,5 @@ def load_model(plugin: type[ModelPlugin], folder: Path) -> tuple[ModelConfig, An
         for param in module.parameters():
             if param.is_floating_point():
                 param.fill_(float("nan"))
-        load_weights(module, plugin.weight_map(config), folder)
+        load_checkpoint(module, plugin.weight_map(config), folder)
     return config, module

@@ -1,0 +1,187 @@
+"""Runs transformers' modules over a step's tokens, which stand one after the other in a single row.
+
+What looks at one token at a time does not notice. What looks back, the attention layers, end in `attend`, which hands
+queries, keys and values to the step's backend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers import ops
+from dovetail.layers.attention import attend
+from dovetail.layers.base import Layer
+from dovetail.layers.linear import can_prepack, packed_linear, prepack
+from dovetail_models.transformers.loading import load
+from dovetail_models.transformers.mixers import cache_parameter, fold_requests
+from dovetail_models.transformers.plugin import config_of
+from dovetail_models.transformers.ropes import freeze_ropes
+
+NAME = "dovetail"
+PLACE = "dovetail_place"
+"""The attribute under which an attention module finds its `Place`."""
+
+
+class Step:
+    """What the layers of a model that look back share: the batch of the step that runs."""
+
+    batch: ForwardBatch | None = None
+
+    def running(self) -> ForwardBatch:
+        """Return the batch.
+
+        Raises:
+            RuntimeError: No step runs.
+        """
+        if self.batch is None:
+            raise RuntimeError("a layer that looks back was called outside a step")
+        return self.batch
+
+
+class Place:
+    """One attention layer: its facts, and the step's batch."""
+
+    def __init__(self, layer: AttentionLayer, step: Step) -> None:
+        self.layer, self.step = layer, step
+
+
+class Rows(Layer):
+    """`nn.Linear` through Dovetail's kernels: repacked on CPU in bfloat16, tuned for few rows on CUDA."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._packed: Tensor | None = None
+
+    def finalize(self) -> None:
+        if can_prepack(self.weight):
+            self._packed = prepack(self.weight)
+            del self.weight
+
+    def __getattr__(self, name: str) -> Any:
+        """Unpack the weight for code that looks at it."""
+        packed = self.__dict__.get("_packed")
+        return packed.to_dense() if name == "weight" and packed is not None else super().__getattr__(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if self._packed is not None:
+            out = packed_linear(rows, self._packed, self.bias)
+        else:
+            out = ops.linear(rows, self.weight, self.bias)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+class HiddenStates:
+    """The output of a model's body; all else that some outputs have is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return the first and only entry."""
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        """Of anything else there is nothing."""
+
+
+class Given(nn.Module):
+    """Stands for all but the head of a model: hands on the hidden states that are given as embeddings."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self._body = [body]  # in a list: not a sub-module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer for the body where the head asks for a factor of its."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_body"][0], name)
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        return HiddenStates(inputs_embeds)
+
+
+class TransformersDecoder(nn.Module):
+    """See `CausalLM`. The head is the causal model with `Given` in place of the rest: so it scales and caps logits."""
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self._hf, self._specs, self._names = config.extra["hf"], config.layers, config.extra["modules"]
+        self._ctx, self._step = ctx, Step()
+        self._context_len = config.context_len or config.max_position_embeddings
+        with torch.device(ctx.device), no_init_weights():
+            made = AutoModelForCausalLM.from_config(config_of(self._hf), dtype=ctx.dtype, attn_implementation=NAME)
+        self._adopt(made)
+
+    def _adopt(self, made: Any) -> None:
+        """Take a model of transformers over."""
+        if self._ctx.device.type == "cpu" and made._can_set_experts_implementation():
+            made.set_experts_implementation("eager")  # only what was chosen is computed
+        freeze_ropes(made, self._hf, self._context_len)
+        for spec, name in zip(self._specs, self._names, strict=True):
+            module = made.get_submodule(name)
+            if spec.state:
+                fold_requests(module, str(cache_parameter(module)), spec.index, self._step.running)
+            else:
+                setattr(module, PLACE, Place(AttentionLayer.of(spec), self._step))
+        tied = made.get_input_embeddings().weight
+        for name, module in list(made.named_modules()):
+            if type(module) is nn.Linear and module.weight is not tied:
+                parent, _, own = name.rpartition(".")
+                setattr(made.get_submodule(parent), own, Rows(module))
+        made.eval().requires_grad_(False)
+        prefix = made.base_model_prefix
+        self.body = getattr(made, prefix)
+        setattr(made, prefix, Given(self.body))
+        self.head = made
+
+    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map token ids `[T]` to final hidden states `[T, H]`."""
+        self._step.batch = batch
+        try:
+            out = self.body(input_ids=ids[None], position_ids=batch.positions[None], use_cache=False)
+        finally:
+            self._step.batch = None
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Map hidden states `[R, H]` to logits `[R, V]`."""
+        logits: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Read the weights as transformers does, and see that every one is there, used and finite."""
+        del self.body, self.head  # their memory is needed
+        self._adopt(load(folder, config_of(self._hf), self._ctx, NAME))
+        for module in self.modules():
+            if isinstance(module, Layer):
+                module.finalize()
+
+
+def attend_paged(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """Attend over the cache: `[1, Hq, T, D]` to `[1, T, Hq, Dv]`."""
+    place: Place = getattr(module, PLACE)
+    layer, batch = place.layer, place.step.running()
+    if (sinks := given.get("s_aux")) is not None:
+        layer = AttentionLayer(**{name: getattr(layer, name) for name in layer.__slots__} | {"sinks": sinks.float()})
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    return attend(layer, q, k, v, batch)[None], None
+
+
+AttentionInterface.register(NAME, attend_paged)

@@ -1,0 +1,70 @@
+"""Reads a checkpoint through transformers, and is as strict with it as Dovetail's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from dovetail.contracts.layers import BuildContext
+from dovetail.errors import ModelError
+from dovetail.runtime.hf_config import some
+from dovetail.runtime.weight_size import TensorHeader, checkpoint_headers
+from dovetail.runtime.weights import is_finite
+
+
+def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
+    """Return transformers' model with the folder's weights, on the context's device.
+
+    Raises:
+        ModelError: Weights are missing, surplus, misshapen or not finite; all are named, with their files.
+    """
+    headers = checkpoint_headers(folder)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=ctx.dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # told below, with all else
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise ModelError(f"{folder}: transformers cannot read the weights: {said[:400]}") from None
+    files = {header.name: header for header in headers}
+    faults = {
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": with_files(sorted(info["unexpected_keys"]), files),
+        "wrong shape or type": with_files([str(key[0]) for key in sorted(info["mismatched_keys"])], files),
+    }
+    if parts := [f"{what}: {some(names)}" for what, names in faults.items() if names]:
+        hint = "does config.json belong to this checkpoint?"
+        raise ModelError(f"{folder}: the weights do not fit the model; {'; '.join(parts)}; {hint}")
+    if not all(is_finite(param) for param in model.parameters()):
+        names = [f"{name} ({files[name].file.name})" for name in not_finite(headers)] or ["after conversion"]
+        raise ModelError(f"{folder}: weights that are not finite: {some(names)}; download the checkpoint again")
+    return model.to(ctx.device)
+
+
+def with_files(names: Iterable[str], files: dict[str, TensorHeader]) -> list[str]:
+    """Name each tensor's file, where it has one of that name."""
+    return [f"{name} ({files[name].file.name})" if name in files else name for name in names]
+
+
+@torch.inference_mode()
+def not_finite(headers: Iterable[TensorHeader]) -> list[str]:
+    """Return the names of the checkpoint's tensors that are not finite."""
+    found = []
+    for header in headers:
+        with safe_open(header.file, framework="pt") as file:
+            if not is_finite(file.get_tensor(header.name)):
+                found.append(header.name)
+    return found

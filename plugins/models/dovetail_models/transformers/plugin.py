@@ -1,0 +1,105 @@
+"""The plugin: which of transformers' classes serves a `config.json`, and the facts that the engine asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.errors import ModelError
+from dovetail.layers.plain import PLAIN
+from dovetail.runtime.hf_config import checkpoint_dtype
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+class TransformersModel(ModelPlugin):
+    """Serves what `AutoModelForCausalLM` has, as far as its layers attend through transformers' attention interface."""
+
+    architectures: ClassVar[Sequence[str]] = ("*",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        from dovetail_models.transformers.probe import probe
+
+        values = plain(hf)
+        config = config_of(values)
+        text = config.get_text_config(decoder=True)
+        found = probe(config)
+        most = getattr(text, "max_position_embeddings", None)
+        if not most:
+            raise refusal(values, "its config.json has no max_position_embeddings")
+        inner = getattr(text, "intermediate_size", None)
+        return ModelConfig(
+            architecture=str(values["architectures"][0]),
+            vocab_size=int(text.vocab_size),
+            hidden_size=int(text.hidden_size),
+            intermediate_size=inner if isinstance(inner, int) else 4 * int(text.hidden_size),
+            num_layers=found.num_layers,
+            layers=found.layers,
+            norm_eps=0.0,
+            hidden_act="",
+            max_position_embeddings=int(most),
+            tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+            rope=RopeConfig(),
+            dtype=checkpoint_dtype(values if "dtype" in values or "torch_dtype" in values else plain(text.to_dict())),
+            num_params=found.num_params,
+            extra={"hf": values, "modules": found.modules},
+        )
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
+        from dovetail_models.transformers.decoder import TransformersDecoder
+
+        if ctx.factory is not PLAIN:
+            raise refusal(config.extra["hf"], "quantised weights are read by models of Dovetail's own only")
+        if ctx.parallel.size > 1:
+            raise refusal(config.extra["hf"], "it cannot be divided among several ranks")
+        return TransformersDecoder(config, ctx)
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        return ()
+
+
+def plain(value: Any) -> Any:
+    """Return a config as JSON has it; numbers that JSON has not are written as `{"__float__": "Infinity"}`."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def config_of(hf: Mapping[str, Any]) -> Any:
+    """Return transformers' config.
+
+    Raises:
+        ModelError: It has no such model, or refuses the values.
+    """
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, __version__
+
+    kind = hf.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        what = "code that comes with a checkpoint is never run" if hf.get("auto_map") else "a newer one may"
+        raise refusal(hf, f"version {__version__} has no model of the type {kind!r}, and {what}")
+    cls = CONFIG_MAPPING[kind]
+    spellings = {
+        key: cls.attribute_map.get(key, key) for key in NEEDED if hasattr(cls, cls.attribute_map.get(key, key))
+    }
+    if not cls.sub_configs and (missing := [k for k, other in spellings.items() if not {k, other} & hf.keys()]):
+        raise ModelError(f"config.json: the key {missing[0]!r} is missing")  # or a default would stand for it
+    try:
+        config = cls.from_dict(dict(hf))
+    except Exception as error:  # each config class has its own checks and errors
+        raise refusal(hf, f"it refuses config.json: {' '.join(str(error).split())}") from None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise refusal(hf, f"it has no causal language model of the type {kind!r}")
+    return config
+
+
+def refusal(hf: Mapping[str, Any], why: str) -> ModelError:
+    """Word why a model is not served."""
+    name = (hf.get("architectures") or ["a model without a name"])[0]
+    return ModelError(f"{name} cannot be served through transformers: {why}")

@@ -1,0 +1,251 @@
+"""Finds out what a model keeps of its tokens, by calling it once on the meta device: nothing is computed or stored.
+
+Every attention layer of transformers ends in a function that is chosen by name (`attn_implementation`), and masks are
+made by another one of that name. Those of the probe write down what they are given. A layer that is left out has
+another way to look back, and cannot be served.
+
+T tokens, Hq and Hk query and KV heads, D and Dv widths of a key and of a value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from dovetail.contracts.cache import FULL, Chunk, Full, Reach, Recurrent, Window
+from dovetail.contracts.model import LayerSpec
+from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
+
+NAME = "dovetail-probe"
+NUM_TOKENS = 307
+"""More than a compressed attention takes together, and no multiple of anything."""
+QUIET = frozenset({"moe"})
+"""Types of layers that look at one token at a time."""
+KNOWN = QUIET | {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid"}
+"""Types of layers; of others (indexed, compressed) a call does not show all that they keep."""
+UNDERSTOOD = frozenset(
+    {"scaling", "dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"}
+    | {"output_attentions", "use_cache", "output_router_logits", "deterministic", "layer_idx"}
+)
+"""What an attention function may be given: it is served, or changes nothing where no gradient is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Stands for a mask: how far back a query sees."""
+
+    reach: Reach
+
+
+@dataclass(slots=True)
+class Call:
+    """What one layer that looks back was called with."""
+
+    module: nn.Module
+    spec: LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a model is made of.
+
+    Attributes:
+        layers: What each layer that looks back keeps.
+        modules: Their modules' names, in the same order.
+        num_layers: How many layers the model has.
+        num_params: How many parameters.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    modules: tuple[str, ...]
+    num_layers: int
+    num_params: int
+
+
+class Unservable(Exception):
+    """Why the model cannot be served."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What the probe that runs now has seen."""
+
+    calls: list[Call] = field(default_factory=list)
+
+
+_records: list[Record] = []
+
+
+def probe(config: Any) -> Found:
+    """Return what a model needs.
+
+    Args:
+        config: Of transformers.
+
+    Raises:
+        ModelError: It cannot be served, and why.
+    """
+    from dovetail_models.transformers.plugin import refusal
+
+    hf = {"architectures": config.architectures}
+    text = config.get_text_config(decoder=True)
+    types = list(getattr(text, "layer_types", None) or ())
+    if others := sorted(set(types) - KNOWN):
+        raise refusal(hf, f"it has layers of type {', '.join(others)}")
+    record = Record()
+    _records.append(record)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
+        note_mixers(model, record)
+        run(model)
+    except Unservable as reason:
+        raise refusal(hf, str(reason)) from None
+    except Exception as error:  # the model's own code, called in a way that not every model can be
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise refusal(hf, f"its attention cannot be replaced by another one ({said[:200]})") from None
+    finally:
+        _records.pop()
+    names = {id(module): name for name, module in model.named_modules()}
+    num, seen = int(text.num_hidden_layers), len(record.calls)
+    if seen < num - sum(kind in QUIET for kind in types):
+        raise refusal(hf, f"of its {num} layers only {seen} look back in a way that is known here")
+    return Found(
+        layers=tuple(call.spec for call in record.calls),
+        modules=tuple(names[id(call.module)] for call in record.calls),
+        num_layers=max(num, seen),
+        num_params=sum(param.numel() for param in model.parameters()),
+    )
+
+
+def run(model: Any) -> None:
+    """Call a model on the meta device."""
+    ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
+    places = torch.arange(NUM_TOKENS, device="meta")[None]
+    with NoData(), torch.no_grad():  # type: ignore[no-untyped-call]
+        model.base_model(input_ids=ids, position_ids=places, attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def note_mixers(model: nn.Module, record: Record) -> None:
+    """Let the mixers of a model write down what they keep of a request."""
+    for module in model.modules():
+        if (parameter := cache_parameter(module)) is not None:
+            module.forward = partial(note_mixer, module, module.forward, parameter, record)
+
+
+def note_mixer(
+    module: nn.Module,
+    inner: Callable[..., Any],
+    parameter: str,
+    record: Record,
+    hidden_states: Tensor,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Write down what a mixer keeps."""
+    cache = EmptyCache()
+    out = inner(hidden_states, **{parameter: cache})
+    if not isinstance(out, Tensor) or out.shape != hidden_states.shape or not cache.found:
+        raise Unservable(f"its {type(module).__name__} keeps its state in another way than is known here")
+    if any(call.module is module for call in record.calls):
+        raise Unservable("a layer is called twice")
+    state = tuple(cache.found.values())
+    reach = Recurrent(interval(module, state))
+    record.calls.append(Call(module, LayerSpec(index=len(record.calls), reach=reach, state=state)))
+    return out
+
+
+class NoData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets code go on that reads tensors on the host, as routers of experts do: it finds nothing."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            if func is torch.ops.aten.nonzero.default:
+                return torch.empty(0, args[0].dim(), dtype=torch.int64, device="meta")
+            if func is torch.ops.aten._local_scalar_dense.default:
+                return 0
+        return func(*args, **(kwargs or {}))
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """Write down what a layer asks for: `[1, Hq, T, D]`, `[1, Hk, T, D]` and `[1, Hk, T, Dv]`."""
+    calls = _records[-1].calls
+    unknown = sorted(name for name, value in given.items() if value is not None and name not in UNDERSTOOD)
+    if unknown:
+        raise Unservable(f"its attention layers use {', '.join(unknown)}")
+    if any(call.module is module for call in calls):
+        raise Unservable("a layer is called twice")
+    if key.shape[2] != NUM_TOKENS or query.shape[2] != NUM_TOKENS:
+        raise Unservable("its keys are not one for each token")
+    if given.get("is_causal") is False:
+        raise Unservable("its tokens see what is behind them")
+    reach = reach_of(attention_mask, given.get("sliding_window"))
+    scale = given.get("scaling")
+    calls.append(
+        Call(
+            module,
+            LayerSpec(
+                index=len(calls),
+                num_qo_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                qk_dim=query.shape[3],
+                v_dim=value.shape[3],
+                scale=query.shape[3] ** -0.5 if scale is None else float(scale),
+                reach=reach,
+                soft_cap=given.get("softcap"),
+                sinks=given.get("s_aux") is not None,
+            ),
+        )
+    )
+    return query.new_empty(1, NUM_TOKENS, query.shape[1], value.shape[3]), None
+
+
+def reach_of(mask: Any, window: int | None) -> Reach:
+    """Say how far back a layer sees, by its mask; by what it says of a window where it has none."""
+    if mask is None:
+        return FULL if window is None else Window(int(window))
+    if not isinstance(mask, Mask):
+        raise Unservable("it makes masks of its own")
+    return mask.reach
+
+
+def note_mask(*, mask_function: Callable[..., Any], local_size: int | None = None, config: Any, **_: Any) -> Mask:
+    """Find how far back a mask lets a query see, by asking it."""
+    far = 3 * (local_size or 8)
+    try:
+        first, last, next_one = (_seen(mask_function, query, far + 1) for query in (0, far - 1, far))
+    except (RuntimeError, NotImplementedError, IndexError):
+        # It looks at tensors that are not there, as that of chunks does.
+        if local_size is not None and local_size == getattr(config, "attention_chunk_size", None):
+            return Mask(Chunk(local_size))
+        raise Unservable("it makes masks that depend on what the tokens are") from None
+    if bool(first[1:].any()):
+        raise Unservable("its tokens see what is behind them")
+    num, before = int(next_one.sum()), int(last.sum())
+    reach: Full | Chunk | Window = FULL if num == far + 1 else Chunk(before) if num == 1 < before else Window(num)
+    starts = reach.start(far), reach.start(far - 1)
+    if not next_one[starts[0] :].all() or not last[starts[1] : far].all() or before != far - starts[1]:
+        raise Unservable("its tokens see others than those before them, or the last of these")
+    return Mask(reach)
+
+
+def _seen(mask_function: Callable[..., Any], query: int, num: int) -> Tensor:
+    """Which of `num` keys a query sees."""
+    first = torch.zeros((), dtype=torch.int64)
+    seen: Tensor = mask_function(first, first, torch.tensor(query), torch.arange(num))
+    return seen.expand(num)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, note_mask)

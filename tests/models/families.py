@@ -1,0 +1,127 @@
+"""Tiny random checkpoints of every decoder that transformers can build and save, by `model_type`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+MOE: dict[str, Any] = {"moe_intermediate_size": 40, "num_experts": 5, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    **{"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    **{"num_key_value_heads": 4, "head_dim": 8},
+}
+DEEPSEEK: dict[str, Any] = {
+    **LATENT,
+    **{"moe_intermediate_size": 40, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3},
+    **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3},
+}
+DELTA: dict[str, Any] = {
+    **{"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "full_attention_interval": 4},
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
+    "initializer_range": 0.08,  # with wider weights, transformers' own decode differs from its prompts too much
+}
+MAMBA: dict[str, Any] = {
+    **{"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 16}
+}
+FEW = {"num_local_experts": 5, "num_experts_per_tok": 2}
+CONV = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+INDEXER = {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 256}
+
+PLAIN = """
+llama qwen2 qwen3 ministral3 glm4 gemma phi phi3 seed_oss olmo2 granite ernie4_5 hunyuan_v1_dense apertus starcoder2
+stablelm nemotron gpt_neox internlm3 granite_swa
+"""
+DECODERS: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in PLAIN.split()},
+    "mistral": {"sliding_window": 24},
+    "ministral": {"num_hidden_layers": 4, "sliding_window": 24},
+    "mixtral": FEW,
+    "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 48, "norm_topk_prob": False},
+    "qwen3_moe": {**MOE, "norm_topk_prob": True},
+    "qwen3_next": {**MOE, "shared_expert_intermediate_size": 48, **DELTA},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**MOE, "shared_expert_intermediate_size": 48, **DELTA},
+    "deepseek_v2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": {**DEEPSEEK, **INDEXER},
+    "deepseek_v4": {},
+    "gpt_oss": {**FEW, "sliding_window": 24},
+    "glm4_moe": {**MOE, "n_routed_experts": 5, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1}
+    | {"topk_group": 1},
+    "glm4_moe_lite": DEEPSEEK,
+    "glm_moe_dsa": {**DEEPSEEK, **INDEXER},
+    "minimax_m2": {**FEW, "rotary_dim": 8},
+    "llama4_text": {**FEW, "intermediate_size_mlp": 96, "num_hidden_layers": 4, "attention_chunk_size": 24}
+    | {"no_rope_layer_interval": 4, "num_experts_per_tok": 1},
+    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
+    "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 24, "query_pre_attn_scalar": 24},
+    "gemma4_text": {"num_hidden_layers": 6, "sliding_window": 24, "vocab_size_per_layer_input": 131}
+    | {"hidden_size_per_layer_input": 8},
+    "phimoe": FEW,
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
+    "olmoe": MOE,
+    "granitemoe": FEW,
+    "granitemoehybrid": {**FEW, "shared_intermediate_size": 32, "layer_types": ["mamba", "attention"], **MAMBA},
+    "nemotron_h": {
+        **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "moe", "attention", "moe"], "mamba_num_heads": 4},
+        **{"mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16, "n_routed_experts": 4},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32},
+        "time_step_min": 1e-30,  # transformers clamps time steps in prompts and not in decode: two answers to one text
+    },
+    "lfm2": CONV,
+    "lfm2_moe": {**CONV, **MOE, "num_dense_layers": 1},
+    "smollm3": {"num_hidden_layers": 4},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 1}
+    | {"moe_layer_start_index": 1},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 24},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_d_head": 16},
+    "mimo_v2_flash": {**MOE, "n_routed_experts": 5, "sliding_window": 24},
+    "longcat_flash": {**LATENT, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "num_layers": 2}
+    | {"n_routed_experts": 4, "moe_topk": 2, "zero_expert_num": 1},
+    "hy_v3": MOE,
+    "minimax_m3_vl_text": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "solar_open": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
+    "minicpm3": DEEPSEEK,
+}
+"""Changes of `SIZES` by `model_type`."""
+
+
+def config_of(kind: str, **changes: Any) -> Any:
+    """Make transformers' config of a tiny model."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[kind](**{**SIZES, **DECODERS.get(kind, {}), **changes})
+
+
+def make_checkpoint(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Any:
+    """Write a random checkpoint; vectors are perturbed, as fresh ones hide a missing `1 + w`. Returns the model."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    # Eager: some have no other attention.
+    model = AutoModelForCausalLM.from_config(config_of(kind, **changes), attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, param in [*model.named_parameters(), *model.named_buffers()]:
+            if param.dim() == 1 and param.is_floating_point() and "inv_freq" not in name:
+                param.add_(torch.randn_like(param) * 0.1)
+    model.save_pretrained(folder)
+    return model.requires_grad_(False)

@@ -1,0 +1,126 @@
+"""Whether an engine computes what transformers does: logits, and greedy tokens in every schedule.
+
+In float32. Schedules: a prompt whole and in chunks, decode; several requests at once whose prompts begin alike, in a
+cache that is too small for them, so that they hit cached prefixes, and are retracted and resumed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.engine.core import EngineCore
+from dovetail.messages import SamplingParams, Submit
+from dovetail.testing.engine import make_core
+
+TOLERANCE = 1e-4
+NUM_NEW = 64
+PAGE = 4
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a schedule gave: the worst relative error of a token's logits, and what was seen of the schedule."""
+
+    worst: float = 0.0
+    cached: int = 0
+    retractions: int = 0
+    tokens: list[list[int]] = field(default_factory=list)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(3, 130) for _ in range(length)]
+
+
+@torch.inference_mode()
+def reference(model: Any, ids: Sequence[int]) -> Tensor:
+    """Transformers' logits `[T, V]`."""
+    found: Tensor = model(torch.tensor([list(ids)])).logits[0].float()
+    return found
+
+
+def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: Any) -> Outcome:
+    """Generate greedily, all prompts at once."""
+    chosen = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, **params)
+    outcome = Outcome(tokens=[[] for _ in prompts])
+    for handle, ids in enumerate(prompts, 1):
+        core.handle(Submit(rid="", handle=handle, prompt_ids=ids, params=chosen))
+    for _ in range(40 * num_new * len(prompts)):
+        if not core.has_work:
+            break
+        for delta in core.step().deltas:
+            outcome.tokens[delta.handle - 1] += delta.ids
+            outcome.cached = max(outcome.cached, delta.cached_tokens)
+            outcome.retractions = max(outcome.retractions, delta.num_retractions)
+            assert delta.finish is None or delta.finish.reason == "length", delta.finish
+        core.pages.check(core.scheduler.running)
+    assert not core.has_work
+    return outcome
+
+
+def greedy(model: Any, prompts: Sequence[list[int]], outcome: Outcome) -> None:
+    """Compare tokens with transformers' choice behind each prefix of them: equal exactly where all are."""
+    for ids, tokens in zip(prompts, outcome.tokens, strict=True):
+        want = reference(model, [*ids, *tokens[:-1]])[len(ids) - 1 :].argmax(-1).tolist()
+        assert tokens == want, f"a prompt of {len(ids)} tokens: {tokens} instead of {want}"
+
+
+def recorded(core: EngineCore) -> list[Tensor]:
+    """Return a list that will hold whatever logits the engine's model computes."""
+    model: Any = core.executor.runner.model  # type: ignore[attr-defined]
+    found: list[Tensor] = []
+    if isinstance(model.lm_head, nn.Module):
+        model.lm_head.register_forward_hook(lambda module, given, out: found.append(out.detach().clone()))
+    else:
+        inner = model.lm_head
+
+        def head(hidden: Tensor) -> Tensor:
+            found.append(inner(hidden).detach().clone())
+            return found[-1]
+
+        model.lm_head = head
+    return found
+
+
+def check_logits(folder: Path, model: Any, *, chunk: int, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
+    """Compare every token's logits of one request, its prompt in chunks; returns the worst error."""
+    core = make_core(folder, page_size=PAGE, chunked_prefill_size=chunk, max_running_requests=4, **settings)
+    logits, ids = recorded(core), prompt(100, seed=1)
+    outcome = run(core, [ids], num_new, prompt_logprobs=0)
+    got, want = torch.cat(logits).float(), reference(model, [*ids, *outcome.tokens[0][:-1]])
+    assert got.shape == want.shape, (got.shape, want.shape)
+    outcome.worst = float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
+    assert outcome.worst <= TOLERANCE, f"chunks of {chunk}: relative error {outcome.worst:.2g}"
+    greedy(model, [ids], outcome)
+    return outcome
+
+
+def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
+    """Compare the tokens of requests that are computed together, hit a cached prefix, and are retracted."""
+    core = make_core(
+        folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=420, **settings
+    )
+    shared = prompt(70, seed=2)  # some states are copied every 64 tokens
+    first = run(core, [shared], 4)
+    greedy(model, [shared], first)
+    prompts = [shared + prompt(n, seed=n) for n in (3, 17, 40)] + [prompt(61, seed=5)]
+    outcome = run(core, prompts, num_new)
+    greedy(model, prompts, outcome)
+    assert outcome.cached, "no request hit a cached prefix"
+    assert outcome.retractions, "no request was retracted"
+    return outcome
+
+
+def check(folder: Path, model: Any, **settings: Any) -> float:
+    """Compare whole, in chunks of 7 and 64, decoding, together; returns the worst error."""
+    errors = [check_logits(folder, model, chunk=chunk, **settings).worst for chunk in (4096, 7, 64)]
+    check_schedules(folder, model, **settings)
+    return max(errors)

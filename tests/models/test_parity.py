@@ -1,0 +1,54 @@
+"""Every family gives transformers' logits and tokens in every schedule, by its own plugin and through transformers.
+
+In CI a sample, of one plugin each; `DOVETAIL_FULL=1` takes them all, for ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from families import DECODERS, make_checkpoint
+from parity import check, check_schedules
+
+from dovetail.errors import ConfigError
+
+FULL = bool(os.environ.get("DOVETAIL_FULL"))
+only_full = pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it")
+
+REFUSED = {
+    "mamba2": "recurrent states alone",
+    "llama4_text": "attention within chunks",
+    "deepseek_v32": "layers of type indexed_attention",
+    "glm_moe_dsa": "layers of type indexed_attention",
+    "deepseek_v4": "layers of type heavily_compressed_attention",
+}
+"""What transformers builds and is not served through it, and a part of the reason."""
+SERVED = [kind for kind in DECODERS if kind not in REFUSED]
+SAMPLE = {"gpt_oss", "nemotron_h"}
+"""Experts, windows, sinks; states, and layers that look at one token."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in SAMPLE else only_full) for k in SERVED])
+def test_through_transformers(kind: str, tmp_path: Path) -> None:
+    """Transformers' own modules over the paged cache."""
+    model = make_checkpoint(tmp_path, kind)
+    if FULL:
+        check(tmp_path, model, model_impl="transformers")
+    else:
+        check_schedules(tmp_path, model, num_new=40, model_impl="transformers")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_served_is_refused(kind: str, tmp_path: Path) -> None:
+    """With its name and a reason."""
+    model = make_checkpoint(tmp_path, kind)
+    with pytest.raises(ConfigError, match=REFUSED[kind]) as caught:
+        check_schedules(tmp_path, model, model_impl="transformers")
+    assert type(model).__name__ in str(caught.value)
+
+
+def test_most_are_served() -> None:
+    """Of the decoders that can be built."""
+    assert len(SERVED) >= 55

@@ -1,0 +1,158 @@
+"""Models through transformers: which are taken, what is refused, how strict loading is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import make_checkpoint
+from parity import check_logits, prompt, recorded, reference, run
+from safetensors.torch import load_file, save_file
+
+from dovetail.errors import ModelError, PluginError
+from dovetail.plugins import Registry, make_plan
+from dovetail.testing.engine import make_core
+from dovetail_models.transformers import TransformersModel
+
+WEIGHTS = "model.safetensors"
+
+
+def served_by(architecture: str, impl: str) -> str:
+    """The plugin's name."""
+    return make_plan(Registry.scan(), model=architecture, model_impl=impl).of_kind("model")[0].name
+
+
+def test_the_implementation_is_chosen() -> None:
+    """`auto` takes the architecture's own plugin, and transformers where there is none."""
+    assert served_by("Qwen3ForCausalLM", "auto") == "Qwen3ForCausalLM"
+    assert served_by("Qwen3ForCausalLM", "dovetail") == "Qwen3ForCausalLM"
+    assert served_by("Qwen3ForCausalLM", "transformers") == "transformers"
+    assert served_by("NobodyForCausalLM", "auto") == "transformers"
+    with pytest.raises(PluginError, match="NobodyForCausalLM"):
+        served_by("NobodyForCausalLM", "dovetail")
+    with pytest.raises(PluginError, match="'sglang': not installed"):
+        served_by("Qwen3ForCausalLM", "sglang")
+
+
+def test_the_start_says_who_serves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line, with architecture and plugin."""
+    make_checkpoint(tmp_path, "gpt2")
+    with caplog.at_level("INFO", logger="dovetail"):
+        make_core(tmp_path)
+    assert "GPT2LMHeadModel is served by model 'transformers' of dovetail" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose experts transformers converts when it reads them."""
+    folder = tmp_path_factory.mktemp("mixtral")
+    make_checkpoint(folder, "mixtral")
+    return folder
+
+
+@pytest.mark.parametrize("change", ["deleted", "renamed", "truncated", "misshapen", "nan"])
+def test_a_faulty_tensor_is_named(change: str, mixtral: Path, tmp_path: Path) -> None:
+    """With its file, or that it is missing."""
+    name = "model.layers.1.self_attn.k_proj.weight"
+    shutil.copytree(mixtral, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / WEIGHTS
+    tensors = load_file(file)
+    if change == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        tensor = tensors.pop(name)
+        if change == "nan":
+            tensor[3, 5] = float("nan")
+        if change == "misshapen":
+            tensor = tensor[:-1].contiguous()
+        if change != "deleted":
+            tensors[name + "s" if change == "renamed" else name] = tensor
+        save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError) as caught:
+        make_core(tmp_path, model_impl="transformers")
+    said = str(caught.value)
+    expected = {"deleted": [f"missing: {name}"], "renamed": [f"missing: {name}", f"{name}s ({WEIGHTS})"]}
+    expected |= {
+        "truncated": [WEIGHTS],
+        "misshapen": [f"{name} ({WEIGHTS})"],
+        "nan": ["not finite", f"{name} ({WEIGHTS})"],
+    }
+    assert all(part in said for part in expected[change]), said
+
+
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    """A type that transformers does not know is refused, whatever stands beside it."""
+    config = {"architectures": ["OddForCausalLM"], "model_type": "odd", "auto_map": {"AutoModelForCausalLM": "odd.Odd"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "odd.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ModelError, match=r"OddForCausalLM .*: .* no model of the type 'odd', and code .* never run"):
+        TransformersModel.config_from_hf(config)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"architectures": ["BertModel"], "model_type": "bert", "is_decoder": False}, "see what is behind|cannot be"),
+        ({"architectures": ["CLIPModel"], "model_type": "clip"}, "no causal language model of the type 'clip'"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom", "hidden_size": 64, "n_layer": 2}, "."),
+    ],
+)
+def test_other_kinds_are_refused(config: dict[str, Any], reason: str) -> None:
+    """By name and reason."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99, "n_head": 4}
+    with pytest.raises(ModelError, match=reason):
+        TransformersModel.config_from_hf({**sizes, **config})
+
+
+FACTORS = {"short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0 + i / 3 for i in range(8)]}
+
+
+@pytest.mark.parametrize("length", [64, 200])
+def test_the_context_chooses_among_rope_factors(length: int, tmp_path: Path) -> None:
+    """Transformers chooses by each call's length; with a cache one choice holds, that of the longest request."""
+    rope = {"rope_type": "longrope", "rope_theta": 5000.0, **FACTORS, "original_max_position_embeddings": 128}
+    model = make_checkpoint(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=128)
+    core = make_core(tmp_path, context_length=length, model_impl="transformers")
+    logits, ids = recorded(core), prompt(50, seed=1)
+    run(core, [ids], 1, prompt_logprobs=0)
+    padded = [*ids, *prompt(length - len(ids), seed=2)]  # so that transformers sees a request of that length
+    want, got = reference(model, padded)[:50], torch.cat(logits)
+    assert float(((got - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-4
+
+
+def test_a_head_that_is_tied_stays_so_in_bfloat16(tmp_path: Path) -> None:
+    """Matrices are repacked on CPU, and what the model's own code looks at is still there."""
+    model = make_checkpoint(tmp_path, "gemma2", tie_word_embeddings=True)
+    core = make_core(tmp_path, dtype="bfloat16", model_impl="transformers")
+    logits, ids = recorded(core), prompt(50, seed=1)
+    run(core, [ids], 8, prompt_logprobs=0)
+    want, got = reference(model, ids), torch.cat(logits)[: len(ids)].float()
+    assert float(((got - want).norm(dim=1) / want.norm(dim=1)).median()) < 0.05
+
+
+def test_a_model_without_a_checkpoint_is_served_with_random_weights(mixtral: Path, tmp_path: Path) -> None:
+    """`--load-format dummy` for benchmarks."""
+    shutil.copy(mixtral / "config.json", tmp_path)
+    core = make_core(tmp_path, load_format="dummy", model_impl="transformers")
+    assert len(run(core, [prompt(20, seed=1)], 5).tokens[0]) == 5
+
+
+def test_windows_and_widths_are_found(tmp_path: Path) -> None:
+    """As the layers have them, for a model whose own plugin does not exist."""
+    make_checkpoint(tmp_path, "gemma3_text")
+    config = TransformersModel.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert [str(spec.reach) for spec in config.layers] == ["window-24"] * 5 + ["full"]
+    assert {spec.scale for spec in config.layers} == {24**-0.5}
+    assert config.num_params == sum(tensor.numel() for tensor in load_file(tmp_path / WEIGHTS).values())
+
+
+def test_its_own_llama_and_transformers_agree(tmp_path: Path) -> None:
+    """Both are the same to a client."""
+    model = make_checkpoint(tmp_path, "llama")
+    for impl in ("dovetail", "transformers"):
+        check_logits(tmp_path, model, chunk=64, num_new=8, model_impl=impl)
