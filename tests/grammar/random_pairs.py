@@ -97,7 +97,13 @@ class Maker:
         }
         if self.number > 4:
             options["propertyNames"] = lambda: rng.choice(
-                [{"pattern": rng.choice(PATTERNS)}, {"enum": rng.sample(KEYS, 3)}, {"maxLength": 2}]
+                [
+                    {"pattern": rng.choice(PATTERNS)},
+                    {"enum": rng.sample(KEYS, 3)},
+                    {"maxLength": 2},
+                    {"anyOf": [{"enum": rng.sample(KEYS, 2)}, {"pattern": rng.choice(PATTERNS)}]},
+                    {"not": {"enum": rng.sample(KEYS, 2)}},
+                ]
             )
         if self.number < 2019:
             options["dependencies"] = lambda: {
@@ -109,6 +115,8 @@ class Maker:
             options["unevaluatedProperties"] = lambda: rng.choice([False, {"type": "integer"}])
         for key in rng.sample(list(options), rng.randint(0, 3)):
             made[key] = options[key]()
+        if "additionalProperties" in made:
+            made.pop("unevaluatedProperties", None)  # nothing is left to it, but to the validator of 2019-09
         return made
 
     def array(self, depth: int) -> dict[str, Any]:
@@ -175,15 +183,41 @@ class Maker:
         key = rng.choice(["anyOf", "allOf", "oneOf", "oneOf", "not", "if"])
         if key == "not":
             return {
-                "not": rng.choice([self.part(depth + 1), {"required": rng.sample(KEYS[:3], 1)}, {"enum": [1, "a"]}])
+                "not": rng.choice(
+                    [
+                        self.part(depth + 1),
+                        {"required": rng.sample(KEYS[:3], 1)},
+                        {"enum": rng.sample([1, "a", "ab", 1.5, True, None, "a+"], 2)},
+                        {"pattern": rng.choice(["^(a|bc)$", "^ab", "^a"])},
+                        {"properties": {"a": {"enum": ["a", 1]}}},
+                    ]
+                )
             }
         if key == "if" and self.number >= 7:
-            condition = rng.choice([self.part(depth + 1), {"properties": {"a": {"const": 1}}, "required": ["a"]}])
+            named = {"properties": {rng.choice(KEYS[:3]): {"const": rng.choice([1, "a", "ab", True, 1.5])}}}
+            condition = rng.choice([self.part(depth + 1), named, named | {"required": ["a"]}])
             made = {"if": condition, "then": self.part(depth + 1), "else": self.part(depth + 1)}
             made.pop(rng.choice(["then", "else", "x"]), None)
             return made
         key = "anyOf" if key == "if" else key
+        if rng.random() < 0.3:
+            return {key: [self.tagged(depth + 1) for _ in range(rng.randint(1, 3))]}
         return {key: [self.part(depth + 1) for _ in range(rng.randint(1, 3))]}
+
+    def tagged(self, depth: int) -> dict[str, Any]:
+        """An option that others may be told from: by a property's value, a pattern, a length."""
+        rng = self.rng
+        tag = {"enum": rng.sample([1, 2, "a", "b", "ab", True], 2)}
+        return rng.choice(
+            [
+                {"type": "object", "properties": {"a": tag, "b": self.part(depth)}, "required": ["a"]},
+                {"properties": {"a": tag}},
+                {"type": "string", "pattern": rng.choice(PATTERNS)},
+                {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(0, 3)},
+                {"enum": rng.sample(["a", "b", "ab", "é", 1, 2, None], 3)},
+                {"anyOf": [{"type": "null"}, tag]},
+            ]
+        )
 
     def instance(self, schema: Any, depth: int = 0) -> Any:
         """A value that a schema has something to say about, right or wrong."""

@@ -64,6 +64,14 @@ SHAPES: dict[str, Callable[[int], Any]] = {
     "patterns": same("pattern", '^(?!aws:)[^"]+$'),
     "negations": same("not", {"enum": [1, 2]}),
     "conditions": lambda num: {"allOf": [{"if": {"required": [f"a{i}"]}, "then": {}} for i in range(num)]},
+    "conditions on texts": lambda num: {
+        "properties": {"k": {"type": "string"}},
+        "allOf": [{"if": {"properties": {"k": {"const": f"v{i}"}}}, "then": {"required": ["a"]}} for i in range(num)],
+    },
+    "unevaluated": lambda num: {
+        "allOf": [{"properties": {f"p{i}": {}}} for i in range(num)],
+        "unevaluatedProperties": False,
+    },
     "differing items behind references": differing,
     "unique": lambda num: {"items": {"enum": list(range(num))}, "uniqueItems": True},
     "counts": lambda num: {"properties": {f"p{i}": {} for i in range(num)}, "minProperties": 1, "maxProperties": num},

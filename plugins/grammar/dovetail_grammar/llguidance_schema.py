@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar import schema
 from dovetail.grammar.schema import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
-from dovetail_grammar.lookaround import without_lookaround
+from dovetail_grammar.lookaround import without_lookaround, without_lookaround_in_one
 from dovetail_grammar.patterns import is_leaky, is_unreadable, tightened
 
 REFUSED = frozenset(
@@ -84,7 +84,8 @@ class SchemaWalk:
             self._pattern(where, *(without_lookaround(node[key]) or [node[key]]))
         elif key == "patternProperties":
             for pattern in node[key]:
-                self._pattern(f"{where}/{escape(pattern)}", pattern, is_exact=_is_open_beside(node))
+                said = without_lookaround_in_one(pattern)
+                self._pattern(f"{where}/{escape(pattern)}", said, is_exact=_is_open_beside(node))
         elif key in ("minProperties", "maxProperties"):
             self._count(where, key, node)
         elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
@@ -114,11 +115,12 @@ def _is_open_beside(node: Mapping[str, Any]) -> bool:
     return node.get("additionalProperties") is not False
 
 
-def _tightened_names(parts: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(parts: Mapping[str, Any], write: Callable[[str], str]) -> dict[str, Any]:
+    """Write patterns of names in another way; what becomes the same is said of both."""
     made: dict[str, Any] = {}
     for name, part in parts.items():
-        known = made.get(tightened(name))
-        made[tightened(name)] = part if known is None else {"allOf": [known, part]}
+        known = made.get(write(name))
+        made[write(name)] = part if known is None else {"allOf": [known, part]}
     return made
 
 
@@ -170,8 +172,11 @@ def _prepare(root: Any) -> Any:
         made["pattern"] = tightened(first)
         if others:
             made["allOf"] = [*made.get("allOf", ()), *({"pattern": tightened(other)} for other in others)]
-    if "patternProperties" in made and not _is_open_beside(root):
-        made["patternProperties"] = _tightened_names(made["patternProperties"])
+    if "patternProperties" in made:
+        write = str if _is_open_beside(root) else tightened
+        made["patternProperties"] = _renamed(
+            made["patternProperties"], lambda name: write(without_lookaround_in_one(name))
+        )
     if root.get("format") in FORMATS:
         made["format"] = root["format"]
     elif root.get("format") in PATTERNS:

@@ -44,6 +44,12 @@ def without_lookaround(pattern: str) -> list[str] | None:
     return [f"^{rest}", *made] if made else None
 
 
+def without_lookaround_in_one(pattern: str) -> str:
+    """Return one expression that says what a pattern with look-around says; the pattern where that takes several."""
+    parts = [part for part in without_lookaround(pattern) or [] if part not in ("^", "^.*", "^.*$")]
+    return parts[0] if len(parts) == 1 else pattern
+
+
 def _closing(text: str) -> int | None:
     """Return where the group that a text begins with ends."""
     depth = 0

@@ -70,7 +70,7 @@ def normalize(given: Any) -> Normal:
     work = _Document(given)
     plain = work.write()
     size = len(json.dumps(given))
-    rewritten = Rewriter(plain, work.places, most=max(MAX_GROWTH * size, size + MAX_ADDED)).run()
+    rewritten = Rewriter(plain, work.places, most=max(MAX_GROWTH * size, size + MAX_ADDED), lost=work.dropped).run()
     return Normal(rewritten, tuple(work.dropped), work.places)
 
 
@@ -141,7 +141,7 @@ class _Document:
             target = self._references.resolve(node[key], self._references.base_of(node))
         except (KeyError, ValueError):
             target = None
-        moves = key == "$recursiveRef" or (target is not None and self._is_dynamic(target))
+        moves = target is not None and (self._is_dynamic(target) or (key == "$recursiveRef" and self._recurs(target)))
         if target is None or not isinstance(target.node, (dict, bool)) or (key != "$ref" and moves):
             self.dropped.append(f"{pointer}/{key}")
             return None
@@ -159,6 +159,14 @@ class _Document:
         """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
         name = target.node.get("$dynamicAnchor") if isinstance(target.node, dict) else None
         return isinstance(name, str) and self._anchors[name] > 1
+
+    def _recurs(self, target: Target) -> bool:
+        """Whether a schema around a target of `$recursiveRef` may stand in for it: none is around the document."""
+        return (
+            isinstance(target.node, dict)
+            and target.node.get("$recursiveAnchor") is True
+            and target.node is not self._given
+        )
 
     def _new_name(self, pointer: str) -> str:
         name = pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~") or "d"

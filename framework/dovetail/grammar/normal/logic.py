@@ -1,18 +1,27 @@
-"""What a schema's opposite is, and whether two schemas can both hold: where plain keywords can say so."""
+"""What a schema's opposite is, where plain keywords can say so."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.grammar import schema
-from dovetail.grammar.normal.nodes import kinds_of
+from dovetail.grammar.normal.nodes import kinds_in_common, kinds_of
 
 Node = dict[str, Any]
 MAX_WAYS = 12
 """Alternatives of an opposite."""
 MAX_DEPTH = 5
+MAX_TEXTS = 64
+"""Texts that a string is said not to be."""
+MAX_NUMBERS = 3
+"""Numbers that a number is said not to be, …"""
+LARGEST_EXACT = 2**53
+"""… none of them beyond what a float tells from its neighbours."""
+_PLAIN = r"[A-Za-z0-9_ /:@!#%&,;<=>~\"'`-]"
+"""Characters that mean themselves in every dialect of expressions."""
+_LITERALS = re.compile(rf"\^(\((?:\?:)?{_PLAIN}+(?:\|{_PLAIN}+)*\)|{_PLAIN}+)(\$?)")
 _INVERSE = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "exclusiveMinimum": ("number", "maximum", 0),
@@ -27,6 +36,8 @@ _INVERSE = {
 }
 """The opposite of a bound: the type that it speaks of, the other bound, and how far away."""
 _NUMBERS = frozenset(("integer", "number"))
+_LISTED: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+"""Values of the types that have few."""
 
 
 class Logic:
@@ -74,6 +85,8 @@ class Logic:
             return [{"type": kind, other: value + step}] if value + step >= 0 or kind == "number" else []
         if key == "type":
             return _other_types(node, beside)
+        if key == "pattern":
+            return _other_texts(value)
         if key in ("enum", "const"):
             return _other_values(value if key == "enum" else [value], node, beside)
         if key == "required":
@@ -101,69 +114,6 @@ class Logic:
             if other is not False:
                 ways.append({"type": "object", "required": [name], "properties": {name: other}})
         return ways
-
-    def are_apart(self, first: Any, second: Any, beside: Node, depth: int = 0) -> bool:
-        """Whether no instance can conform to both. May say no where it is so.
-
-        Args:
-            first: A schema.
-            second: Another.
-            beside: What both are alternatives in.
-            depth: Of the recursion.
-        """
-        if depth > MAX_DEPTH:
-            return False
-        one, two = self._seen(first, depth), self._seen(second, depth)
-        if one is False or two is False:
-            return True
-        kinds = _common(_common(kinds_of(one), kinds_of(two)), kinds_of(beside))
-        if not kinds:
-            return True
-        for node, other in ((one, two), (two, one)):
-            values = _values(node)
-            if values is not None and not any(self._may_be(value, other, kinds) for value in values):
-                return True
-        if kinds <= _NUMBERS and (_low(one) > _high(two) or _low(two) > _high(one)):
-            return True
-        return kinds == {"object"} and self._objects_apart(one, two, beside, depth)
-
-    def _objects_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
-        required = {*one.get("required", ()), *two.get("required", ()), *beside.get("required", ())}
-        for name in required:
-            first, second = _property(one, name), _property(two, name)
-            declared = self.followed(beside.get("properties", {}).get(name, {}))
-            known = declared if isinstance(declared, dict) else {}
-            if first is False or second is False or self.are_apart(first, second, known, depth + 1):
-                return True
-        return False
-
-    def _seen(self, node: Any, depth: int) -> Any:
-        """Return a schema with the plain keywords of its references and conjunctions beside its own."""
-        node = self.followed(node)
-        if not isinstance(node, dict) or depth > MAX_DEPTH:
-            return {} if node is True or not isinstance(node, bool) else False
-        parts = [self._seen(part, depth + 1) for part in node.get("allOf", ())]
-        if "$ref" in node:
-            parts.append(self._seen({"$ref": node["$ref"]}, depth + 1))
-        made = dict(node)
-        for part in parts:
-            if part is False:
-                return False
-            if "type" in part and "type" in made:
-                made["type"] = sorted(_common(kinds_of(made), kinds_of(part)))
-            for key in ("type", "const", "enum"):
-                if key in part:
-                    made.setdefault(key, part[key])
-            made["required"] = [*made.get("required", ()), *part.get("required", ())]
-            made["properties"] = {**part.get("properties", {}), **made.get("properties", {})}
-        return made
-
-    def _may_be(self, value: Any, node: Node, kinds: frozenset[str]) -> bool:
-        """Whether a value may conform to a schema, by its type and its values."""
-        if not types_of_value(value) & kinds:
-            return False
-        values = _values(node)
-        return values is None or any(is_same(value, other) for other in values)
 
 
 def any_of(parts: Sequence[Any]) -> Any:
@@ -220,18 +170,52 @@ def _other_types(node: Node, beside: Node) -> list[Any] | None:
     return [{"type": rest}] if rest else []
 
 
+def _other_texts(pattern: str) -> list[Any] | None:
+    """Strings that neither are nor begin with some plain texts, where a pattern says no more than those."""
+    found = _LITERALS.fullmatch(pattern)
+    if found is None or pattern.count("|") > MAX_TEXTS:
+        return None
+    return [{"type": "string", "pattern": f"^(?!{found[1]}{found[2]})"}]
+
+
 def _other_values(values: Sequence[Any], node: Node, beside: Node) -> list[Any] | None:
-    known = _values(beside)
-    if known is None:
-        kinds = kinds_of(beside) & kinds_of(node)
-        if not kinds <= {"boolean", "null"}:
+    known = values_of(beside)
+    if known is not None:
+        rest = [value for value in known if not any(is_same(value, other) for other in values)]
+        return [{"enum": rest}] if rest else []
+    kinds = kinds_in_common(kinds_of(beside), kinds_of(node))
+    listed = [value for kind in sorted(kinds & _LISTED.keys()) for value in _LISTED[kind]]
+    rest = [value for value in listed if not any(is_same(value, other) for other in values)]
+    ways: list[Any] = [{"enum": rest}] if rest else []
+    if "string" in kinds:
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) > MAX_TEXTS or not all(re.fullmatch(rf"(?:{_PLAIN}|[.+*?])+", text) for text in texts):
             return None
-        known = [value for kind in sorted(kinds) for value in ([False, True] if kind == "boolean" else [None])]
-    rest = [value for value in known if not any(is_same(value, other) for other in values)]
-    return [{"enum": rest}] if rest else []
+        plain = "|".join(re.sub(r"[.+*?]", r"\\\g<0>", text) for text in texts)
+        ways.append({"type": "string"} | ({"pattern": f"^(?!(?:{plain})$)"} if texts else {}))
+    if kinds & _NUMBERS:
+        numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        if len(numbers) > MAX_NUMBERS or any(abs(number) > LARGEST_EXACT for number in numbers):
+            return None
+        ways += _between(sorted(set(numbers)), "number" if "number" in kinds else "integer")
+    whole = [kind for kind in ("array", "object") if kind in kinds]
+    if any(isinstance(value, (list, dict)) for value in values if types_of_value(value) & set(whole)):
+        return None
+    return ways + ([{"type": whole}] if whole else [])
 
 
-def _values(node: Any) -> list[Any] | None:
+def _between(numbers: Sequence[float], kind: str) -> list[Any]:
+    """Numbers that are none of some: below, between and above them."""
+    made: list[Any] = []
+    for low, high in zip([None, *numbers], [*numbers, None], strict=True):
+        way: Node = {"type": kind}
+        way |= {} if low is None else {"exclusiveMinimum": low}
+        way |= {} if high is None else {"exclusiveMaximum": high}
+        made.append(way)
+    return made
+
+
+def values_of(node: Any) -> list[Any] | None:
     """Return the values that a schema names; None where it names none."""
     if not isinstance(node, dict):
         return None
@@ -239,27 +223,3 @@ def _values(node: Any) -> list[Any] | None:
         return [node["const"]]
     given = node.get("enum")
     return given if isinstance(given, list) else None
-
-
-def _common(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
-    both = first & second
-    if ("number" in first and "integer" in second) or ("integer" in first and "number" in second):
-        both |= {"integer"}
-    return both
-
-
-def _property(node: Node, name: str) -> Any:
-    """Return what a schema says of a property's value."""
-    if name in node.get("properties", {}):
-        return node["properties"][name]
-    if "patternProperties" in node or "additionalProperties" not in node:
-        return {}
-    return node["additionalProperties"]
-
-
-def _low(node: Node) -> float:
-    return float(max(node.get("minimum", -math.inf), node.get("exclusiveMinimum", -math.inf)))
-
-
-def _high(node: Node) -> float:
-    return float(min(node.get("maximum", math.inf), node.get("exclusiveMaximum", math.inf)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import regex
 
 from dovetail.grammar import schema
 
@@ -21,6 +24,9 @@ COUNTS = (
     "maxContains",
 )
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
+MAX_FIND_S = 0.05
+"""Seconds that one schema's expressions are looked for in its names."""
+MAX_PATTERN = 2000
 LARGEST = 10**18
 """Bounds of numbers beyond it are this one: backends write numbers out."""
 
@@ -127,12 +133,9 @@ def _drop_silent(node: Node) -> None:
 
 
 def _unevaluated(node: Node) -> None:
-    """Where nothing in place evaluates, what is unevaluated is what is additional."""
-    if not IN_PLACE & set(node):
-        for key, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
-            if key in node and not (key == "unevaluatedItems" and "contains" in node):
-                node.setdefault(plain, node[key])
-                del node[key]
+    """Where nothing in place evaluates, the items that are unevaluated are those behind the first."""
+    if "unevaluatedItems" in node and not IN_PLACE & set(node) and "contains" not in node:
+        node.setdefault("items", node.pop("unevaluatedItems"))
 
 
 def _contains(node: Node) -> None:
@@ -150,16 +153,31 @@ def _contains(node: Node) -> None:
         del node["minItems"]
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether an expression of a schema finds something in a name.
+_OWN_SYNTAX = re.compile(r"\\[AGKLMNRXZhm]|\{(?!\d)|\[\[:|\(\?(?![:=!<])")
+"""What the library reads in a way of its own."""
 
-    Raises:
-        ValueError: It is no expression.
-    """
-    try:
-        return re.search(pattern, name) is not None
-    except re.error as error:
-        raise ValueError(str(error)) from None
+
+class Finder:
+    """Finds expressions of one schema in names and texts of it, in bounded time: clients write both."""
+
+    def __init__(self) -> None:
+        self._left_s = MAX_FIND_S
+
+    def matches(self, pattern: str, text: str) -> bool:
+        """Whether an expression finds something in a text.
+
+        Raises:
+            ValueError: It is no expression, or finding takes too long.
+        """
+        if self._left_s <= 0 or len(pattern) > MAX_PATTERN or _OWN_SYNTAX.search(pattern):
+            raise ValueError("finding it takes too long, or means something else elsewhere")
+        began = time.perf_counter()
+        try:
+            return regex.search(pattern, text, timeout=self._left_s) is not None
+        except (regex.error, TimeoutError, RecursionError, OverflowError) as error:
+            raise ValueError(str(error)) from None
+        finally:
+            self._left_s -= time.perf_counter() - began
 
 
 def kinds_of(node: Any) -> frozenset[str]:
@@ -168,3 +186,11 @@ def kinds_of(node: Any) -> frozenset[str]:
     if given is None:
         return frozenset(schema.TYPES)
     return frozenset([given] if isinstance(given, str) else given)
+
+
+def kinds_in_common(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+    """Return the types that values of two sets of types can both have."""
+    both = first & second
+    if ("number" in first and "integer" in second) or ("integer" in first and "number" in second):
+        both |= {"integer"}
+    return both

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import perm
 from typing import Any
 
 from dovetail.grammar import schema
 from dovetail.grammar.normal import counts
-from dovetail.grammar.normal.logic import Logic, all_of, any_of, has_repeats, types_of_value
-from dovetail.grammar.normal.nodes import Place, kinds_of, matches
+from dovetail.grammar.normal.apart import Apart
+from dovetail.grammar.normal.logic import Logic, all_of, any_of, has_repeats, types_of_value, values_of
+from dovetail.grammar.normal.names import Names
+from dovetail.grammar.normal.nodes import Finder, Place, kinds_in_common, kinds_of
+from dovetail.grammar.normal.unevaluated import Reader
 
 Node = dict[str, Any]
 MAX_OPTIONS = 24
 """Alternatives that one keyword may become, and options of a `oneOf` that are looked at."""
 MAX_PRODUCT = 48
 """Alternatives of one schema, multiplied."""
+MAX_ABOVE = 4
+"""Schemas around one whose keywords it may count on."""
 MAX_LISTS = 500
 """Orders of values that are written out: of five values, or of twenty up to two at a time."""
 
@@ -26,18 +32,37 @@ MAX_LISTS = 500
 class Rewriter:
     """Rewrites one document in place."""
 
-    def __init__(self, root: Any, places: dict[int, Place], most: int) -> None:
-        """Prepare. The document grows by at most `most` bytes."""
+    def __init__(self, root: Any, places: dict[int, Place], most: int, lost: Sequence[str] = ()) -> None:
+        """Prepare.
+
+        Args:
+            root: The document.
+            places: Where its parts stood.
+            most: Bytes that it may grow by.
+            lost: Places of references that led out of it.
+        """
         self._root = root
         self._places = places
         self._room = most
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {})
+        owners = [place.rpartition("/")[0] for place in lost]
+        self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
+        finder = Finder()
+        self._apart = Apart(self._logic, finder)
+        self._evaluated = Reader(self._logic, self._is_lost)
+        self._names = Names(self._logic, finder)
+        self._above: dict[int, Node] = {}  # by the identity of a schema, the one whose instances it speaks of, too
+        self._facts: dict[int, Node] = {}  # by the same, what is known of those instances
         self._kept: list[Any] = []  # objects that `places` knows by identity
 
     def run(self) -> Any:
         """Return the document."""
-        for _, node in list(schema.every(self._root)):
-            if isinstance(node, dict):
+        every = [node for _, node in schema.every(self._root) if isinstance(node, dict)]
+        for node in every:
+            for part in _in_place(node):
+                self._above[id(part)] = node
+        for node in every:
+            if _REWRITES.keys() & node.keys():
                 for key, rewriting in _REWRITES.items():
                     if key in node:
                         rewriting(self, node)
@@ -89,10 +114,54 @@ class Rewriter:
                 self._places[id(part)] = place
                 self._kept.append(part)
 
+    def _beside(self, node: Node, *without: str) -> Node:
+        """Return what else is known of a schema's instances, by its own keywords and those of schemas around it."""
+        beside = {key: value for key, value in node.items() if key not in without}
+        above, depth = self._above.get(id(node)), 0
+        while above is not None and depth < MAX_ABOVE:
+            facts = self._facts.get(id(above))
+            if facts is None:
+                seen = self._apart.seen(above)
+                facts = self._facts[id(above)] = seen if isinstance(seen, dict) else {}
+            if "type" in facts:
+                beside["type"] = sorted(kinds_in_common(kinds_of(beside), kinds_of(facts)))
+            named = beside.get("properties", {})
+            beside["properties"] = {
+                **named,
+                **{
+                    name: part
+                    for name, part in facts.get("properties", {}).items()
+                    if values_of(named.get(name)) is None
+                },
+            }
+            beside["required"] = [*beside.get("required", ()), *facts.get("required", ())]
+            above, depth = self._above.get(id(above)), depth + 1
+        return beside
+
+    def unevaluated(self, node: Node) -> None:
+        """Where it is known what is evaluated, the rest is what is additional."""
+        found = self._evaluated.evaluated(node)
+        if found is None:
+            return
+        rest = node.pop("unevaluatedProperties")
+        if found.all_of_them:
+            return
+        for key, names in (("properties", found.names), ("patternProperties", found.patterns)):
+            if names:
+                node[key] = {**dict.fromkeys(names, True), **node.get(key, {})}
+        node["additionalProperties"] = rest
+        if (place := self._places.get(id(node))) is not None:
+            called = {**(place.names or {}), "additionalProperties": "unevaluatedProperties"}
+            self._places[id(node)] = replace(place, names=called)
+
+    def _is_lost(self, node: Node) -> bool:
+        """Whether a reference of a schema, or of a part that says nothing else, led out of the document."""
+        place = self._places.get(id(node))
+        return place is not None and place.pointer in self._lost
+
     def negation(self, node: Node) -> None:
         """`not`, where the opposite can be said."""
-        beside = {key: value for key, value in node.items() if key != "not"}
-        self._replace(node, "not", self._logic.opposite(node["not"], beside))
+        self._replace(node, "not", self._logic.opposite(node["not"], self._beside(node, "not")))
 
     def condition(self, node: Node) -> None:
         """`if`: it and `then` hold, or its opposite and `else` do."""
@@ -100,8 +169,7 @@ class Rewriter:
         if then is True:
             made = any_of([first, other])
         else:
-            beside = {key: value for key, value in node.items() if key not in ("if", "then", "else")}
-            opposite = self._logic.opposite(first, beside)
+            opposite = self._logic.opposite(first, self._beside(node, "if", "then", "else"))
             made = None if opposite is None else any_of([all_of([first, then]), all_of([opposite, other])])
         self._replace(node, "if", made, "then", "else")
 
@@ -137,12 +205,12 @@ class Rewriter:
         options = [option for option in node["oneOf"] if option is not False]
         if not options or len(options) > 4 * MAX_OPTIONS:
             return
-        beside = {key: value for key, value in node.items() if key != "oneOf"}
+        beside = self._beside(node, "oneOf")
         made = []
         for index, option in enumerate(options):
             parts = [option]
             for other in options[:index] + options[index + 1 :]:
-                if self._logic.are_apart(option, other, beside):
+                if self._apart.are_apart(option, other, beside):
                     continue
                 opposite = self._logic.opposite(other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
@@ -162,32 +230,10 @@ class Rewriter:
 
     def property_names(self, node: Node) -> None:
         """Names that are listed are properties, and those that match are properties by pattern."""
-        rule, rest = node["propertyNames"], node.get("additionalProperties", True)
-        if not isinstance(rule, dict) or "patternProperties" in node:
-            return
-        listed = dict(node.get("properties", {}))
-        given = {key: value for key, value in rule.items() if key != "type" or value != "string"}
-        names = given.get("enum", [given["const"]] if "const" in given else None)
-        if set(given) <= {"enum", "const"} and names is not None:
-            allowed = [name for name in names if isinstance(name, str)]
-            made: dict[str, Any] = {name: part if name in allowed else False for name, part in listed.items()}
-            made |= {name: rest for name in allowed if name not in listed}
-            patterns = {}
-        elif set(given) == {"pattern"} or (given and set(given) <= {"minLength", "maxLength"}):
-            pattern = given.get("pattern") or _of_length(given.get("minLength", 0), given.get("maxLength"))
-            try:
-                made = {name: part if matches(pattern, name) else False for name, part in listed.items()}
-            except ValueError:
-                return
-            patterns = {} if rest is False else {pattern: rest}
-            if rest not in (True, False, {}) and any(made.values()):
-                return  # the pattern would speak of listed properties, too
-        else:
-            return
-        del node["propertyNames"]
-        node |= {"properties": made, "additionalProperties": False} | (
-            {"patternProperties": patterns} if patterns else {}
-        )
+        made = None if "patternProperties" in node else self._names.said_of(node)
+        if made is not None:
+            del node["propertyNames"]
+            node |= made
 
     def fewest_properties(self, node: Node) -> None:
         """Some of the optional properties are there, or others that are not declared."""
@@ -239,6 +285,7 @@ class Rewriter:
 
 
 _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
+    "unevaluatedProperties": Rewriter.unevaluated,
     "propertyNames": Rewriter.property_names,
     "not": Rewriter.negation,
     "if": Rewriter.condition,
@@ -251,6 +298,12 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
 }
 
 
+def _in_place(node: Node) -> list[Any]:
+    """Return the schemas in one that speak of the same instances."""
+    parts = [part for key in ("allOf", "anyOf", "oneOf") for part in node.get(key, ())]
+    return [*parts, *(node[key] for key in ("if", "then", "else", "not") if key in node)]
+
+
 def _absent(name: str) -> Node:
     return {"properties": {name: False}}
 
@@ -258,10 +311,6 @@ def _absent(name: str) -> Node:
 def _not_object(node: Node) -> list[Any]:
     kinds = sorted(kinds_of(node) - {"object"})
     return [{"type": kinds}] if kinds else []
-
-
-def _of_length(least: int, most: int | None) -> str:
-    return rf"^[\s\S]{{{least},{'' if most is None else most}}}$"
 
 
 def _ways(node: Node) -> int:
