@@ -105,7 +105,7 @@ def test_an_unchanged_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     made.draw(made.run(rows.copy(), key), rows.copy())
     assert sent == ["rows", "params"]
     state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1)))
-    state.params.flush()
+    state.flush()
     made.draw(made.run(rows, key), rows)
     assert sent == ["rows", "params", "params"]
     made.draw(made.run(rows[:2], key), rows[:2])

@@ -2,20 +2,26 @@
 
 A request keeps its row from admission until it is cleared. The sampler writes the next token where the next step reads
 it, so that a step can be launched before the host knows the last one's tokens. What a step changes is sent before it is
-computed, in a few copies however many rows it touches. S device rows, one for each request, and behind them spare ones.
+computed, in one copy however many rows it touches. S device rows, one for each request, and behind them spare ones.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dovetail.cache.pool import StateCache
 from dovetail.messages.step import Ints, StepInput
 from dovetail.runtime.memory import NUM_SPARE
+from dovetail.runtime.row_changes import pack, write_changes
 from dovetail.runtime.row_params import RowParams
 from dovetail.runtime.upload import to_device
+
+Longs = npt.NDArray[np.int64]
+Places = npt.NDArray[np.integer]
+NO_LONGS: Longs = np.empty(0, dtype=np.int64)
 
 
 class DeviceState:
@@ -45,50 +51,56 @@ class DeviceState:
         self.device = device
         self.spare_row = num_rows
         total = num_rows + NUM_SPARE
-        self.page_tables = [torch.zeros(total, max_pages, dtype=torch.int32, device=device) for _ in range(num_groups)]
+        self._tables = torch.zeros(num_groups, total, max_pages, dtype=torch.int32, device=device)
+        self.page_tables = list(self._tables.unbind())
         self.page_table = self.page_tables[0]
-        self.next_ids = torch.zeros(total, dtype=torch.int64, device=device)
-        self.seq_lens = torch.zeros(total, dtype=torch.int64, device=device)
+        self.next_ids, self.seq_lens = torch.zeros(2, total, dtype=torch.int64, device=device).unbind()
         self.pages = np.zeros((num_groups, total, max_pages), dtype=np.int32)
         self.lens = np.zeros(total, dtype=np.int64)
         self.params = RowParams(total, device)
         self._cleared: list[Ints] = []
-        self._tables: list[Ints] = []
+        self._entries: list[Longs] = []
         self.states = states
         self._loads: list[Ints] = []
 
     def apply(self, step: StepInput) -> None:
         """Take what a step says of rows, on the host; `flush` sends it. Rows are cleared, then taken again."""
         if step.cleared.size:
-            self.pages[:, step.cleared] = 0
-            self.lens[step.cleared] = 0
-            self.params.clear(step.cleared.tolist())
-            self._tables = [_without(table, step.cleared) for table in self._tables]  # of a step that failed
-            self._cleared.append(step.cleared)
+            self._forget(step.cleared)
         for admit in step.admit:
             self.params.admit(admit)
         if step.tables.size:
             groups, rows, columns, pages = step.tables
             self.pages[groups, rows, columns] = pages
-            self._tables.append(step.tables)
+            self._entries.append(self._flat(groups, rows, columns))
         if step.loads.size:
             self._loads.append(step.loads)
 
+    def _forget(self, rows: Ints) -> None:
+        """Empty rows: only entries that hold a page are sent."""
+        groups, at, columns = np.nonzero(self.pages[:, rows])
+        self._entries.append(self._flat(groups, rows[at], columns))
+        self._cleared.append(rows)
+        self.pages[:, rows] = 0
+        self.lens[rows] = 0
+        self.params.clear(rows.tolist())
+
+    def _flat(self, groups: Places, rows: Places, columns: Places) -> Longs:
+        """Place of entries in the tables of all groups together."""
+        _, num_rows, width = self.pages.shape
+        places: Longs = (groups.astype(np.int64) * num_rows + rows) * width + columns
+        return places
+
     def flush(self) -> None:
         """Send what has changed to the device."""
-        if self._cleared:
-            rows = to_device(torch.from_numpy(np.concatenate(self._cleared).astype(np.int64)), self.device)
-            for tensor in (*self.page_tables, self.next_ids, self.seq_lens):
-                tensor.index_fill_(0, rows, 0)
-            self._cleared = []
-        for groups, rows, columns, pages in self._tables:
-            entries = np.stack((rows.astype(np.int64) * self.pages.shape[2] + columns, pages))
-            for group, table in enumerate(self.page_tables):
-                mine = entries[:, groups == group]
-                if mine.size:
-                    fresh = to_device(torch.from_numpy(mine), self.device)
-                    table.view(-1).index_copy_(0, fresh[0], fresh[1].to(torch.int32))
-        self._tables = []
+        admits = self.params.drain()
+        if self._entries or self._cleared or admits:
+            # An entry that has changed twice is sent twice, and as what it is by now.
+            places = np.concatenate(self._entries) if self._entries else NO_LONGS
+            changes = pack(places, self.pages.reshape(-1)[places], self._cleared, admits)
+            self._entries, self._cleared = [], []
+            sent = to_device(torch.from_numpy(changes.packed), self.device)
+            write_changes(sent, changes, self._tables, self.next_ids, self.seq_lens, self.params)
         for groups, copies, rows in self._loads:
             if self.states is None:
                 raise ValueError("the step loads states, and the model has none")
@@ -96,7 +108,6 @@ class DeviceState:
                 mine = groups == group
                 self.states.load(group, copies[mine].tolist(), rows[mine].tolist())
         self._loads = []
-        self.params.flush()
 
     def positions(self, rows: Tensor) -> Tensor:
         """Return the place of the next token of rows `[R]` among those that they generate: `[R]` int64."""
@@ -111,7 +122,3 @@ class DeviceState:
     def set_next(self, rows: Tensor, ids: Tensor) -> None:
         """Store sampled tokens `ids` `[R]` for rows `[R]`."""
         self.next_ids.index_copy_(0, rows, ids)
-
-
-def _without(table: Ints, rows: Ints) -> Ints:
-    return table[:, ~np.isin(table[1], rows)]

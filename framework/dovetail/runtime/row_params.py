@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from dovetail.messages.sampling import SamplingParams
-from dovetail.messages.seeds import signed64
 from dovetail.messages.step import Admit, Ints, no_ints
 from dovetail.runtime.draw import DrawParams
 from dovetail.runtime.penalties import History
+from dovetail.runtime.row_changes import FLOATS, NUMBERS
 from dovetail.runtime.upload import to_device
 
 NO_STOP = -1
@@ -75,8 +75,10 @@ class RowParams:
     Attributes:
         rows: `[S]` on the host.
         version: Changes whenever a row gets another request.
-        num_prompt: `[S]` int64 on the device, tokens of the request's prompt.
-        min_tokens: `[S]` int64, generated tokens before which no stop id may come.
+        floats: `[F, S]` float32 on the device, by `row_changes.FLOATS`.
+        numbers: `[N, S]` int64 on the device, by `row_changes.NUMBERS`.
+        num_prompt: `[S]` of these, tokens of the request's prompt.
+        min_tokens: `[S]` of these, generated tokens before which no stop id may come.
         stop_ids: `[S, W]` int64, padded with `NO_STOP`.
     """
 
@@ -84,9 +86,9 @@ class RowParams:
         self.rows = [SampleRow(SamplingParams(max_tokens=0, temperature=0.0)) for _ in range(num_rows)]
         self.version = 0
         self._device = device
-        self._floats = torch.zeros(3, num_rows, device=device)
-        self._numbers = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
-        self.num_prompt, self.min_tokens = self._numbers[2], self._numbers[3]
+        self.floats = torch.zeros(len(FLOATS), num_rows, device=device)
+        self.numbers = torch.zeros(len(NUMBERS), num_rows, dtype=torch.int64, device=device)
+        self.num_prompt, self.min_tokens = self.numbers[2], self.numbers[3]
         self.stop_ids = torch.full((num_rows, 0), NO_STOP, dtype=torch.int64, device=device)
         self._changed: dict[int, Admit] = {}
         self._facts = RowFacts([], is_plain=True, is_drawn=False, may_ban=False)
@@ -118,24 +120,15 @@ class RowParams:
             self._facts_rows, self._facts_version = rows, self.version
         return self._facts
 
-    def flush(self) -> None:
-        """Send what has changed."""
+    def drain(self) -> list[Admit]:
+        """Return who has taken a row since the last call, to be written to the device; stop ids are sent here."""
         if not self._changed:
-            return
-        admits = list(self._changed.values())
-        params = [admit.params for admit in admits]
-        rows = to_device(torch.tensor([admit.row for admit in admits]), self._device)
-        floats = [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]
-        self._floats.index_copy_(1, rows, to_device(torch.tensor(floats), self._device))
-        numbers = [[p.top_k for p in params], [signed64(admit.seed) for admit in admits]]
-        # 0 where nothing is banned: the row still has the stop ids of whoever had it.
-        least = [admit.params.min_tokens if admit.stop_ids else 0 for admit in admits]
-        numbers += [[admit.num_prompt for admit in admits], least]
-        self._numbers.index_copy_(1, rows, to_device(torch.tensor(numbers), self._device))
+            return []
+        admits, self._changed = list(self._changed.values()), {}
         banning = [admit for admit in admits if self.rows[admit.row].is_banning]
         if banning:
             self._set_stop_ids(banning)
-        self._changed = {}
+        return admits
 
     def _set_stop_ids(self, admits: list[Admit]) -> None:
         width = max(len(admit.stop_ids) for admit in admits)
@@ -151,6 +144,6 @@ class RowParams:
 
     def draw_params(self, rows: Tensor, positions: Tensor) -> DrawParams:
         """Gather what draws for rows `[R]` take, whose next tokens have these `[R]` places."""
-        temperature, top_p, min_p = self._floats.index_select(1, rows)
-        top_k, seeds = self._numbers[:2].index_select(1, rows)
+        temperature, top_p, min_p = self.floats.index_select(1, rows)
+        top_k, seeds = self.numbers[:2].index_select(1, rows)
         return DrawParams(temperature, top_p, min_p, top_k, seeds, positions)

@@ -75,7 +75,7 @@ class Stepper:
         """Start a step. Its tokens are chosen too, unless a row waits."""
         self._state.apply(step)
         self._pooler.apply(step)
-        for group in np.unique(step.scrub[0]).tolist():
+        for group in np.unique(step.scrub[0]).tolist() if step.scrub.size else ():
             self._pool.scrub(group, step.scrub[1, step.scrub[0] == group].tolist())
         self._state.flush()
         if step.decode_graph is not None or step.prefill_graph is not None:
