@@ -28,6 +28,7 @@ from typing import Any
 import requests
 
 READY_S = 600
+ENGINE = b"dovetail.client.engine_main"
 
 
 class Server:
@@ -53,8 +54,9 @@ class Server:
         raise RuntimeError("the server did not become ready")
 
     def engine_pids(self) -> list[int]:
+        """Return the engine's process, where there is one; the server has other children, too."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        return [int(pid) for pid in text.split() if ENGINE in command_of(int(pid))]
 
     def kill(self) -> None:
         self.process.kill()
@@ -63,6 +65,13 @@ class Server:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def tasks(count: int, max_tokens: int) -> Iterator[str]:

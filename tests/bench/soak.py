@@ -148,11 +148,13 @@ class Soak:
 
     def kill_engine(self) -> None:
         """End the engine; the next one is watched from its own beginning."""
-        os.kill(self.watches[-1].pid, signal.SIGKILL)
-        self.num_kills += 1
+        ended = self.server.engine_pids()
+        for pid in ended:
+            os.kill(pid, signal.SIGKILL)
+            self.num_kills += 1
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            found = [pid for pid in self.server.engine_pids() if pid != self.watches[-1].pid]
+            found = [pid for pid in self.server.engine_pids() if pid not in ended]
             if found:
                 self.watches.append(Watch("engine", found[0]))
                 return

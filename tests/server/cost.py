@@ -12,7 +12,7 @@ import gc
 import json
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -123,6 +123,18 @@ def fields_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
             for field in schemas[name].get("properties", ()):
                 yield path, field
+
+
+def kinds_of_fields(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield of fields with one name and one schema, which one function checks, the first; and one of every body."""
+    schemas, seen = document["components"]["schemas"], set[str]()
+    for path, field in fields_of(document):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        kind = json.dumps([field, {**schemas[name]["properties"][field], "description": ""}], sort_keys=True)
+        if kind not in seen or path not in seen:
+            yield path, field
+        seen |= {kind, path}
 
 
 @dataclass(frozen=True)
@@ -239,10 +251,9 @@ class Meter:
             last = now
 
 
-def cases(document: dict[str, Any], shapes: Sequence[str] | None = None) -> list[Case]:
+def cases(fields: Iterable[tuple[str, str]], shapes: Sequence[str] | None = None) -> list[Case]:
     """Return every field with every shape; without `shapes`, each field with one of them, in turn."""
-    found = list(fields_of(document))
     if shapes is not None:
-        return [Case(path, field, shape) for path, field in found for shape in shapes]
+        return [Case(path, field, shape) for path, field in fields for shape in shapes]
     names = list(SHAPES)
-    return [Case(path, field, names[at % len(names)]) for at, (path, field) in enumerate(found)]
+    return [Case(path, field, names[at % len(names)]) for at, (path, field) in enumerate(fields)]

@@ -6,7 +6,9 @@ import asyncio
 import errno
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,38 @@ def test_kill_9_again_and_again_loses_and_repeats_nothing(folder: Path, tmp_path
         assert ids_of(server.api, batch) == [f"id-{i}" for i in range(NUM_LINES)]
         assert not list((tmp_path / "batches").iterdir())
         assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_lines_that_many_servers_died_with_are_run_one_at_a_time(
+    make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Which of them it was shows only so; the others, also of another batch, get done, and pay no attempt for it."""
+    options = {"file_storage_path": tmp_path, "min_free_disk_bytes": 0, "max_batch_requests": 8}
+    first = Api(make_harness(**options))
+    first.harness.engine.hold.clear()
+    ids = [first.start(*(line(f"{n}-{i}") for i in range(6))) for n in range(2)]
+    first.harness.eventually(lambda: len(first.harness.engine.submits) == 8)
+    first.harness.close()
+    with closing(sqlite3.connect(tmp_path / "dovetail.db")) as database:
+        database.execute("UPDATE batch_lines SET attempt = CASE WHEN line_no < 4 THEN 15 ELSE 0 END")
+        database.commit()
+
+        second = Api(make_harness(**options))
+        second.harness.engine.delay_s = 0.02
+        second.harness.get("/v1/files")
+        most = Counter[int]()
+        query = "SELECT attempt > 4, count(*) FROM batch_lines WHERE state = 'leased' GROUP BY 1"
+        deadline = time.monotonic() + 60
+        while any(second.batch(each)["status"] not in ("completed", "failed") for each in ids):
+            assert time.monotonic() < deadline
+            leased = dict(database.execute(query).fetchall())
+            most[1] = max(most[1], leased.get(1, 0))
+            assert not leased.get(1, 0) or leased[1] + leased.get(0, 0) == 1, "beside others"
+        worst = database.execute("SELECT max(attempt) FROM batch_lines").fetchone()
+    assert most[1] == 1
+    assert worst in ((16,), (None,)), "rows of batches that ended are removed"
+    for each in ids:
+        assert second.batch(each)["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
 def test_a_server_that_ends_hands_its_batch_to_the_next(make_harness: Callable[..., Any], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,8 @@ from dovetail_server.storage.tables import batch_lines as lines
 from dovetail_server.storage.tables import batches
 
 INSERT_ROWS = 500
+FEWER_AFTER = 4
+"""Leases of a line without a result, after which it is tried among fewer and fewer others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,15 @@ class Written:
     offset: int
 
 
+def at_once(attempt: int, most: int) -> int:
+    """Return how many lines may be leased beside one that has been so often, where else there may be `most`.
+
+    What ends a server again and again may be any of those that it was at. The fewer these are the sooner the others of
+    them get done, and in the end it is alone.
+    """
+    return max(1, most >> max(0, attempt - FEWER_AFTER))
+
+
 class LineStore:
     """The table `batch_lines`, as one process uses it."""
 
@@ -72,8 +84,18 @@ class LineStore:
             ]
             await db.execute(sa.insert(lines), rows)
 
-    async def claim(self, batch: RowMapping, limit: int) -> list[Leased]:
-        """Lease up to `limit` lines of a batch. Two servers never get the same one."""
+    async def claim(self, batch: RowMapping, limit: int, num_held: int, most: int) -> tuple[list[Leased], bool]:
+        """Lease lines of a batch. Two servers never get the same one.
+
+        Args:
+            batch: Whose.
+            limit: How many, at most.
+            num_held: How many lines this process has leased already.
+            most: See `at_once`.
+
+        Returns:
+            What is leased, and whether the next one has to wait until fewer are.
+        """
         picked = (
             sa.select(lines.c.line_no, lines.c.custom_id, lines.c.offset, lines.c.length, lines.c.attempt)
             .where(lines.c.batch_id == batch["id"], lines.c.state == "pending")
@@ -86,13 +108,15 @@ class LineStore:
             me = self.owner.name
             status = sa.select(batches.c.status).where(batches.c.id == batch["id"])
             if (await db.execute(status)).scalar_one_or_none() != "in_progress":
-                return []
-            rows = (await db.execute(picked)).all()
+                return [], False
+            found = (await db.execute(picked)).all()
+            bounds = accumulate((at_once(row.attempt + 1, most) for row in found), min)
+            rows = found[: sum(num_held + at < bound for at, bound in enumerate(bounds))]
             if rows:
                 query = sa.update(lines).where(lines.c.batch_id == batch["id"])
                 query = query.where(lines.c.line_no.in_([row.line_no for row in rows]))
                 await db.execute(query.values(attempt=lines.c.attempt + 1, state="leased", lease_owner=me))
-        return [
+        leased = [
             Leased(
                 process=me,
                 batch_id=batch["id"],
@@ -106,6 +130,7 @@ class LineStore:
             )
             for row in rows
         ]
+        return leased, len(rows) < len(found)
 
     async def commit(self, segment: str, written: Sequence[Written]) -> int:
         """Write down results. One whose lease is lost meanwhile is forgotten: somebody else has the line.

@@ -14,7 +14,7 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import EngineDeadError
 from dovetail_server.auth import work_for
 from dovetail_server.batches.execute import Result, lost_line, refusal, run_line
-from dovetail_server.batches.lines import Leased, LineStore
+from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.shares import FairQueue, quotas
@@ -67,6 +67,10 @@ class Runner:
         self._wake = asyncio.Event()
         self._ready = FairQueue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._num_leases: dict[tuple[str, int], int] = {}
+        """How often the lines that are leased have been."""
+        self._waits: str | None = None
+        """The batch whose next line waits until fewer are leased."""
         self._unreadable: Counter[tuple[str, int]] = Counter()
         self._checked = time.monotonic()
         self._last_interactive = 0.0
@@ -166,18 +170,40 @@ class Runner:
     async def _fill(self, rows: list[RowMapping]) -> None:
         """Start what may run, and lease what comes next."""
         self._start_ready()
-        limit = self.limit
-        held = Counter(key[0] for key in [*self._running, *self._ready.keys()])
-        room = 2 * limit - held.total()
-        first = 2 * self.full_limit - held.total()
+        keys = {*self._running, *self._ready.keys()}
+        self._num_leases = {key: num for key, num in self._num_leases.items() if key in keys}
         waiting: list[Any] = [row for row in rows if row["status"] == "in_progress" and row["has_pending"]]
-        wanted = quotas(waiting, held, room if room >= max(1, limit // 2) else 0, first)
         by_id = {row["id"]: row for row in waiting}
-        for batch_id, num in wanted.items():
-            self._ready.extend(await self.lines.claim(by_id[batch_id], num))
+        for batch_id, num in self._wanted(waiting, Counter(key[0] for key in keys)).items():
+            num_held, most = len(self._num_leases), self._most_leased
+            if num_held >= most:
+                break
+            limit = min(num, most - num_held)
+            leased, has_to_wait = await self.lines.claim(by_id[batch_id], limit, num_held, 2 * self.full_limit)
+            self._waits = batch_id if has_to_wait else None
+            self._num_leases |= {line.key: line.attempt for line in leased}
+            self._ready.extend(leased)
             self._start_ready()
+            if has_to_wait:
+                break
         if not self._running and not self._ready:
             self._pause.end()  # what could not be read is no longer wanted
+
+    @property
+    def _most_leased(self) -> int:
+        """How many lines may be leased, with a stock of those that run next."""
+        most = 2 * self.full_limit
+        return min((at_once(num, most) for num in self._num_leases.values()), default=most)
+
+    def _wanted(self, waiting: list[Any], held: Counter[str]) -> dict[str, int]:
+        """Say of which batches how many lines come next."""
+        most, num_held = self._most_leased, held.total()
+        limit = min(self.limit, most)
+        if self._waits is not None and any(row["id"] == self._waits for row in waiting):
+            return {self._waits: most}
+        self._waits = None
+        room = min(2 * limit, most) - num_held
+        return quotas(waiting, held, room if room >= max(1, limit // 2) else 0, most - num_held)
 
     def _start_ready(self) -> None:
         while self._ready and len(self._running) < self.limit and self._may_run():
