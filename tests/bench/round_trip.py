@@ -46,6 +46,7 @@ SWITCHES: dict[str, Mapping[str, Any]] = {
     "off": {"enable_thinking": False, "thinking": False},
 }
 SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
+OPENED = re.compile(r"<([^<>/]*think[^<>]*)>\s*\Z")
 UNIT = re.compile(r"<[^<>\s][^<>]*>")
 TURN_ENDS = (
     "<|call|>",
@@ -150,9 +151,15 @@ def shown(template: ChatTemplate, case: Case, switches: Mapping[str, Any]) -> tu
     plain = output.replace('\\"', '"').replace("\\n", "\n")
     if any(part is not None and not prints(plain, part) for part in parts):
         return None
-    if case.reasoning is None and THOUGHT in output:
+    if case.reasoning is None and (THOUGHT in output or goes_on_thinking(tail, output)):
         return None
     return tail, output
+
+
+def goes_on_thinking(tail: str, output: str) -> bool:
+    """Whether the template puts an answer into the thinking that its prompt opened, as if to go on with it."""
+    opened = OPENED.search(tail)
+    return opened is not None and f"</{opened[1]}>" not in output
 
 
 def prints(text: str, part: str) -> bool:

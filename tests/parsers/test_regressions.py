@@ -223,6 +223,14 @@ def test_harmony_text_behind_a_recipient(tokenizer: Tokenizer) -> None:
         assert parse(f"<|channel|>commentary to=functions.f{end}", tokenizer, **harmony)[:2] == (None, None)
 
 
+def test_harmony_goes_on_with_a_recipient(tokenizer: Tokenizer) -> None:
+    """What goes on with a recipient that the prompt began is part of it, and of nothing else."""
+    tail = "<|start|>assistant<|channel|>commentary to=functions.get"
+    text = '_weather<x<|message|>{"a": 1}<|call|>'
+    _, content, calls = parse(text, tokenizer, reasoning="gpt-oss", tools="gpt-oss", tail=tail)
+    assert (content, calls) == ("<x", [("get_weather", '{"a": 1}')])
+
+
 def test_half_a_character_at_the_end(tokenizer: Tokenizer) -> None:
     """A reply cut inside a character shows a replacement character, in the part where it stands."""
     ids = tokenizer.encode("<think>\n🎉", add_special_tokens=False)[:-2]

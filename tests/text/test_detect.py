@@ -87,6 +87,20 @@ def test_an_unknown_family_is_tested_by_reading_back(tmp_path: Path) -> None:
     assert best.scores[0].reads_back is True
 
 
+def test_thinking_that_only_the_prompt_shows(tmp_path: Path) -> None:
+    """A template that opens thinking in the prompt, and drops it from the history, gets a parser of its markers."""
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source)
+    found = detect(REGISTRY, tmp_path)["reasoning_parser"]
+    assert (found.name, found.scores[0].reads_back) == ("deepseek-r1", None)
+    (tmp_path / "chat_template.jinja").write_text(source + "{# calls stand between <TOOLCALL> and </TOOLCALL> #}")
+    both = detect(REGISTRY, tmp_path)
+    assert (both["reasoning_parser"].name, both["tool_parser"].name) == ("qwen3", "nemotron")
+
+
 def test_a_broken_plugin_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stranger's parser that cannot be imported costs a warning, not the server."""
     registry = Registry.scan()

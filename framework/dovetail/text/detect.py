@@ -11,6 +11,8 @@ none reads back what the template shows, the format is read off the template its
 | gives the message | what the parser said, but at least 0.4, and 0.1 more |
 | is not possible, since the template does not print such a message behind the prompt | what the parser said |
 | gives something else | half of what the parser said |
+
+Where it is not possible, but the template begins thinking in the prompt, parsers of those markers score at least 0.5.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.errors import PluginError
+from dovetail.errors import PluginError, RequestError
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned
@@ -33,7 +35,7 @@ from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
 from dovetail.text.chat import ChatTemplate, common_len
-from dovetail.text.derive import CALLED, SWITCHES, THOUGHTS, TWICE, Derived, derive, reads_all, tools_of
+from dovetail.text.derive import CALLED, QUESTION, SWITCHES, THOUGHTS, TWICE, Derived, derive, reads_all, tools_of
 from dovetail.text.formats import fit_reasoning, fit_tools
 from dovetail.text.stream import NoTemplate
 from dovetail.text.tokenizer_files import TokenizerFiles
@@ -51,11 +53,12 @@ DERIVED = "template"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One parser's score. `reads_back` is None where the template does not show."""
+    """One parser's score. `reads_back` is None where the template does not show; `aliases` are its other names."""
 
     name: str
     score: float
     reads_back: bool | None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,11 @@ def _scores(
 
 def _ranked(scores: Sequence[Score], family: str | None = None) -> tuple[Score, ...]:
     """Put the best first; of equal ones, those of the tool-call parser's family."""
-    return tuple(sorted(scores, key=lambda score: (-score.score, -_kinship(score.name, family), score.name)))
+
+    def kinship(score: Score) -> int:
+        return max(_kinship(name, family) for name in (score.name, *score.aliases))
+
+    return tuple(sorted(scores, key=lambda score: (-score.score, -kinship(score), score.name)))
 
 
 def _declared(files: TokenizerFiles) -> Any:
@@ -265,6 +272,8 @@ def _score(
         with time_limit(f"{describe(planned)}: detect", timeout_s):
             said = min(max(float(plugin.detect(view)), 0.0), 1.0)
         reads_back = _reads_back(plugin.for_template(template), files, template, derived, base)
+        if reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, files, template):
+            said = ENOUGH
     except Exception as error:  # a stranger's code must not keep the server from starting
         logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
         return None
@@ -272,7 +281,27 @@ def _score(
         said = max(said, 0.4) + 0.1
     elif reads_back is False:
         said /= 2
-    return Score(record.name, min(round(said, 2), 1.0), reads_back)
+    return Score(record.name, min(round(said, 2), 1.0), reads_back, tuple(record.facts.aliases))
+
+
+def _begins_in_prompt(plugin: Any, files: TokenizerFiles, template: ChatTemplate) -> bool:
+    """Whether the template ends a prompt with thinking in a parser's markers, open or closed."""
+    if not isinstance(plugin, ReasoningParser) or template.varies:
+        return False
+    spec = plugin.spec(_Vocabulary(files), template, ParserRequest())
+    markers = spec.reasoning
+    if markers is None or not markers.start or markers.end not in template.source:
+        return False
+    return any(markers.start in tail for tail in _tails(template))
+
+
+def _tails(template: ChatTemplate) -> Iterator[str]:
+    """Yield what the template appends to a prompt, with thinking switched each way."""
+    for switches in (*SWITCHES, {"enable_thinking": False, "thinking": False}):
+        try:
+            yield template.render([QUESTION], template_kwargs=switches).tail or ""
+        except RequestError:
+            continue
 
 
 def _reads_back(

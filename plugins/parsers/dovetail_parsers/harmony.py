@@ -100,8 +100,10 @@ class HarmonyParser(MessagesParser):
 
     def read(self, header: str, written: str, marker: str) -> Header:
         """Say what a message is."""
-        stray = _stray(written)
         recipient = _RECIPIENT.search(header)
+        begun = len(header) - len(written)
+        is_continued = recipient is not None and recipient.start() < begun < recipient.end()
+        stray = _stray(header[recipient.end() :] if recipient is not None and is_continued else written)
         channels = _CHANNEL.findall(_RECIPIENT.sub("", header))
         if recipient and self._reads_calls and not self._priming:
             name = recipient[1].removeprefix("functions.") or recipient[1]
