@@ -129,6 +129,14 @@ class EngineSettings(BaseModel):
     grammar_cache_bytes: int = Field(
         256 << 20, ge=0, description="Memory for compiled grammars that are kept.", json_schema_extra=flag()
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that compute one model together, each with its share of the heads and inner widths; on "
+        "the CPU only, so far.",
+        json_schema_extra=flag("tp-size", "tp"),
+    )
     page_size: int = Field(
         16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
     )

@@ -124,6 +124,9 @@ class ScriptExecutor:
         """The oldest."""
         return self._flying.popleft()[1]
 
+    def close(self) -> None:
+        """Nothing runs beside it."""
+
     def prepare(self, key: GraphKey | None = None) -> Prepared:
         """Nothing is captured here."""
         raise AssertionError("there is nothing to prepare")

@@ -43,6 +43,7 @@ max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
 metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantization plugins-dir plugins-locked port
+tensor-parallel-size tp tp-size
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
 strict-schema timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
@@ -124,7 +125,7 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["a", "--model", "b"], ["--model", "same setting"]),
         (["--model", "a", "--model-path", "b"], ["--model", "--model-path", "same setting"]),
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
-        (["--tp-size", "2"], ["--tp-size", "one device"]),
+        (["--dp-size", "2"], ["--dp-size", "one device"]),
         (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "less than or equal to 1"]),
         (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
     ],

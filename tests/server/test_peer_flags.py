@@ -46,7 +46,7 @@ def test_every_flag_of_a_peer_is_known(peer: str) -> None:
 FIRST_DAY: dict[str, dict[str, Any]] = {
     # SGLang
     "--model-path m --host 0.0.0.0 --port 30000": {"model_path": "m", "host": "0.0.0.0"},
-    "--tp 1 --dp 1": {},
+    "--tp 2 --dp 1": {"tensor_parallel_size": 2},
     "--tp-size 1 --dp-size=1 --ep-size 1 --pp-size 1 --nnodes 1 --node-rank 0": {},
     "--trust-remote-code": {},
     "--mem-fraction-static 0.8": {"mem_fraction_static": 0.8},
@@ -73,7 +73,7 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     "--preferred-sampling-params '{\"temperature\": 0.2}'": {"preferred_sampling_params": {"temperature": 0.2}},
     # vLLM
     "m --max-model-len 32k --max-num-seqs 4": {"model_path": "m", "context_length": 32768, "max_running_requests": 4},
-    "-tp 1 -pp 1 -dp=1": {},
+    "-tp 2 -pp 1 -dp=1": {"tensor_parallel_size": 2},
     "-O3 -q none": {"quantization": None},
     "--quantization awq": {"quantization": "awq"},
     "-q fp8 m": {"quantization": "fp8", "model_path": "m"},
@@ -109,9 +109,9 @@ def test_lines_of_the_peers_are_taken(line: str) -> None:
 
 
 REFUSED = {
-    "--tp 2": "one device",
-    "-tp 2": "one device",
-    "--tensor-parallel-size=8": "one device",
+    "--dp 2": "one device",
+    "-dp 2": "one device",
+    "--pipeline-parallel-size=8": "one device",
     "--nnodes 2": "one device",
     "--kv-cache-dtype fp8_e5m2": "the model's dtype",
     "--speculative-algorithm EAGLE": "drafting",
@@ -160,8 +160,8 @@ def test_a_flag_that_nobody_knows_gets_the_nearest_name() -> None:
     """A slip of the pen is told from a peer's flag; a value that is missing is missed."""
     with pytest.raises(ConfigError, match="did you mean --port"):
         read("--prot 1")
-    with pytest.raises(ConfigError, match="--tp: expected a value"):
-        read("--tp --port 1")
+    with pytest.raises(ConfigError, match="--dp: expected a value"):
+        read("--dp --port 1")
 
 
 def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("tensor-parallel-size: 1\nenable-prefix-caching: true\nenable_lora: false\nmax_num_seqs: 4\n")
     assert read(f"--config {file}").max_running_requests == 4
-    file.write_text("tensor-parallel-size: 2\n")
-    with pytest.raises(ConfigError, match=r"'tensor-parallel-size' in the configuration file .* one device"):
+    file.write_text("data-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=r"'data-parallel-size' in the configuration file .* one device"):
         read(f"--config {file}")
 
 

@@ -13,7 +13,7 @@ from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig
 from dovetail.layers import ops
 from dovetail.layers.attention import attend
 from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.norm import RMSNorm
+from dovetail.layers.norm import RMSNorm, ShardedRMSNorm
 from dovetail.layers.rotary import Rotaries
 from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
@@ -41,8 +41,10 @@ class Olmo2Attention(SelfAttention):
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         bias = bool(config.extra["bias"])
         super().__init__(config, index, ctx, qkv_bias=bias, out_bias=bias)
-        self.q_norm = RMSNorm(self.hq * self.d, config.norm_eps, ctx)
-        self.k_norm = RMSNorm(self.hk * self.d, config.norm_eps, ctx)
+        spec, d, ranks = config.layer(index), self.d, ctx.parallel.size
+        self.q_norm = ShardedRMSNorm(spec.num_qo_heads * d, config.norm_eps, ctx.at("q_norm"), d)
+        copies = max(1, ranks // spec.num_kv_heads)
+        self.k_norm = ShardedRMSNorm(spec.num_kv_heads * d, config.norm_eps, ctx.at("k_norm"), d, copies)
 
     def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
         """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`."""

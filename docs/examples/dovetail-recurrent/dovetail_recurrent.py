@@ -24,13 +24,14 @@ from dovetail.contracts import (
     ModelConfig,
     ModelPlugin,
     Norm,
+    Part,
     Recurrent,
     Stream,
     WeightRule,
 )
 from dovetail.errors import ModelError
-from dovetail.layers.base import Layer
 from dovetail.layers.embedding import Embedding, LMHead
+from dovetail.layers.matrix import Matrix
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.recurrent import State, recur
 from dovetail.layers.rotary import Rotary
@@ -52,23 +53,26 @@ RULES = (
 )
 
 
-class Taps(Layer):
-    """Weights of the convolution, `[K, H]`."""
+class Taps(Matrix):
+    """Weights of the convolution, `[K, H]`, of whose channels ranks have some each."""
+
+    weight: Tensor
 
     def __init__(self, num: int, width: int, ctx: BuildContext) -> None:
-        super().__init__()
-        self.weight = self.empty(num, width, device=ctx.device, dtype=ctx.dtype)
+        super().__init__(ctx, ctx.path, width, (Part("", num),), "in")
+        self.store("weight", ctx.dtype)
 
 
 class Memory(nn.Module):
-    """Convolution and memory of one layer; every rank computes all of it."""
+    """Convolution and memory of one layer; ranks divide the channels."""
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         super().__init__()
         self.index, self.chunk, self.num_taps = index, config.extra["chunk"], config.extra["taps"]
-        self.in_proj = ctx.linear("in_proj", config.hidden_size, 3 * config.hidden_size)
-        self.taps = Taps(self.num_taps, config.hidden_size, ctx)
-        self.out = ctx.linear("out", config.hidden_size, config.hidden_size)
+        h = config.hidden_size
+        self.in_proj = ctx.linear("in_proj", h, [Part(name, h) for name in ("value", "decay", "gate")], shard="out")
+        self.taps = Taps(self.num_taps, h, ctx.at("taps"))
+        self.out = ctx.linear("out", h, h, shard="in")
 
     def forward(self, x: Stream, rope: Any, batch: ForwardBatch, *, norm: Norm, add: Stream) -> Tensor | Stream:
         """Add `[T, H]` to the stream."""
@@ -129,7 +133,7 @@ class RecurrentModel(ModelPlugin):
             raise ModelError(f"config.json: the key {missing} is missing") from None
         config = dense_config(hf, taps=taps, chunk=chunk)
         h = config.hidden_size
-        state = CacheTensor("taps", (taps - 1, h)), CacheTensor("memory", (h,), "float32")
+        state = CacheTensor("taps", (taps - 1, h), shard=-1), CacheTensor("memory", (h,), "float32", shard=-1)
         folding = LayerSpec(index=0, reach=Recurrent(chunk), state=state)
         layers = tuple(s if s.index in full else replace(folding, index=s.index) for s in config.layers)
         return replace(config, layers=layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail.engine.core import EngineCore
+from dovetail.executor.group import GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
@@ -14,4 +15,6 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins) -> EngineCore:
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
+    if settings.tensor_parallel_size > 1:
+        return EngineCore(settings, plugins, GroupExecutor(settings, plugins))
     return EngineCore(settings, plugins, LocalExecutor(settings, plugins))

@@ -7,9 +7,11 @@ under the same page ids (keys and values, a latent row, scales) is a tensor of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import TYPE_CHECKING
+
+from dovetail.errors import ModelError
 
 if TYPE_CHECKING:
     from dovetail.contracts.model import LayerSpec
@@ -93,13 +95,28 @@ class CacheTensor:
     """One tensor of a layer's cache; `shape` is that per token, in a `Recurrent` group that per request.
 
     `dtype` is the name of one, or None for that in which the model is served. Of a latent row the whole is the key, and
-    the first `values` numbers are the value.
+    the first `values` numbers are the value. `shard` is the axis that ranks divide; None: each keeps all.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str | None = None
     values: int = 0
+    shard: int | None = None
+
+    def of_rank(self, num_ranks: int) -> CacheTensor:
+        """Return what one of several ranks keeps.
+
+        Raises:
+            ModelError: They cannot divide it evenly.
+        """
+        if self.shard is None or num_ranks == 1:
+            return self
+        each, left = divmod(self.shape[self.shard], num_ranks)
+        if left:
+            raise ModelError(f"{self.shape[self.shard]} of {self.name!r} cannot be divided among {num_ranks} ranks")
+        at = self.shard % len(self.shape)
+        return replace(self, shape=(*self.shape[:at], each, *self.shape[at + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,34 @@ class LayerSpec:
         if len(set(names)) < len(names) or any(tensor.name in ("k", "v", "latent") for tensor in self.extra):
             raise ModelError(f"layer {self.index}: two tensors of its cache have one name: {', '.join(names)}")
 
+    def of_rank(self, num_ranks: int) -> LayerSpec:
+        """Return the layer as one of several ranks has it: with its share of the heads, and of what says so.
+
+        Where there are fewer key and value heads than ranks, several ranks keep the same one. A latent row is every
+        rank's.
+
+        Raises:
+            ModelError: They cannot divide it evenly.
+        """
+        if num_ranks == 1:
+            return self
+        queries, left = divmod(self.num_qo_heads, num_ranks)
+        if left:
+            raise ModelError(f"layer {self.index}: {self._heads('query')} cannot be divided among {num_ranks} ranks")
+        heads = self.num_kv_heads
+        if heads > 1 and heads % num_ranks and num_ranks % heads:
+            raise ModelError(f"layer {self.index}: {self._heads('kv')} cannot be divided among {num_ranks} ranks")
+        try:
+            extra, state = ([t.of_rank(num_ranks) for t in tensors] for tensors in (self.extra, self.state))
+        except ModelError as error:
+            raise ModelError(f"layer {self.index}: {error}") from None
+        keys = max(1, heads // num_ranks) if heads else 0
+        return replace(self, num_qo_heads=queries, num_kv_heads=keys, extra=tuple(extra), state=tuple(state))
+
+    def _heads(self, what: str) -> str:
+        num = self.num_qo_heads if what == "query" else self.num_kv_heads
+        return f"{num} {'query' if what == 'query' else 'key and value'} heads"
+
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """What it caches: its state, a key and a value for each KV head and token, or a latent row for each token."""
@@ -181,6 +209,14 @@ class ModelConfig:
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """What is cached, by lifetime and shape: it follows from the layers."""
         return cache_groups(self.layers)
+
+    def of_rank(self, num_ranks: int) -> ModelConfig:
+        """Return the facts with the layers as one of several ranks has them.
+
+        Raises:
+            ModelError: They cannot divide them evenly.
+        """
+        return replace(self, layers=tuple(spec.of_rank(num_ranks) for spec in self.layers))
 
     def layer(self, index: int) -> LayerSpec:
         """Return the spec of a layer.

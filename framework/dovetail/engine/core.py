@@ -403,6 +403,7 @@ class EngineCore:
 
     def close(self) -> None:
         """End what runs beside the engine's thread."""
+        self.executor.close()
         if self.grammars is not None:
             self.grammars.close()
 

@@ -24,6 +24,7 @@ from dovetail.messages.step import (
 )
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
+from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.step import Launched
 from dovetail.settings import EngineSettings
@@ -34,13 +35,13 @@ logger = logging.getLogger(__name__)
 class LocalExecutor:
     """See `Executor`."""
 
-    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
-        """Load the model and allocate the cache.
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins, rank: Rank = ALONE) -> None:
+        """Load the model, or this rank's share of it, and allocate the cache.
 
         Raises:
             ConfigError: The settings, the model or a plugin is at fault.
         """
-        self.runner = ModelRunner(settings, plugins)
+        self.runner = ModelRunner(settings, plugins, rank)
         self.stepper = self.runner.stepper
         self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
         self._flying: deque[Launched] = deque()
@@ -107,6 +108,9 @@ class LocalExecutor:
                 elif isinstance(key, PrefillGraph) and runner.graphs.prefill is not None:
                     runner.graphs.prefill.capture(key)
         return self._prepared(tuple(key for key in runner.captured if key not in before))
+
+    def close(self) -> None:
+        """See `Executor`; memory goes with the object."""
 
     def _prepared(self, captured: tuple[GraphKey, ...]) -> Prepared:
         left, most = self.runner.chores.num_left, self.runner.max_prefill_tokens

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, RMSScale, Stream
+from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
+from dovetail.layers.matrix import Matrix
 
 
 class RMSNorm(Layer):
@@ -38,6 +40,33 @@ class RMSNorm(Layer):
             return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
         normed, x.value = ops.add_rms_norm(*x.take_sum(), self.weight, self.eps)
         return normed
+
+
+class ShardedRMSNorm(Matrix):
+    """RMS norm over all heads' numbers `[T, size]`, of which every rank has some.
+
+    Args:
+        size: Of the whole model.
+        eps: Added to the mean square.
+        ctx: Device, dtype, rank and path.
+        unit: Numbers that stay together: a head's.
+        repeat: Ranks that have the same head, where there are fewer heads than ranks.
+    """
+
+    weight: Tensor
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext, unit: int, repeat: int = 1) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat),), "out")
+        self.store("weight", ctx.dtype, granule=None)
+        self.eps, self._num = eps, size * repeat
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise this rank's share by the mean square of all."""
+        if self.parallel.size == 1:
+            return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
+        wide = x.float()
+        squares = self.parallel.sum(wide.square().sum(-1, keepdim=True))
+        return (wide * torch.rsqrt(squares / self._num + self.eps)).to(x.dtype) * self.weight
 
 
 class QKNorm(Layer):

@@ -71,3 +71,7 @@ class Executor(Protocol):
     def prepare(self, key: GraphKey | None = None) -> Prepared:
         """Capture a graph, or whatever comes next in its own list; between steps, a fraction of a second or a few."""
         ...
+
+    def close(self) -> None:
+        """End what it has started beside this process."""
+        ...

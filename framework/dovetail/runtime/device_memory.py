@@ -15,6 +15,7 @@ from dovetail.errors import ConfigError
 from dovetail.runtime.host_memory import host_bytes
 from dovetail.runtime.memory import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
 from dovetail.runtime.memory_table import print_table
+from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.weight_size import weight_size
 from dovetail.settings import EngineSettings
 
@@ -28,17 +29,26 @@ class DeviceMemory:
         plan: How the memory is divided: before `make_pool` by the checkpoint's headers, then by what is there.
     """
 
-    def __init__(self, settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        """Check what can be checked without the weights.
+    def __init__(
+        self,
+        settings: EngineSettings,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        rank: Rank = ALONE,
+    ) -> None:
+        """Check what can be checked without the weights. Ranks of one host share its memory.
 
         Raises:
             ConfigError: The model or the KV cache does not fit, or the settings cannot be met.
         """
-        self._settings, self._config, self._device, self._dtype = settings, config, device, dtype
-        self._bytes = device_bytes(device)
+        self._settings, self._device, self._dtype = settings, device, dtype
+        self._num_ranks, self._given = rank.parallel.size, rank.memory
+        self._config = config.of_rank(self._num_ranks)
+        self._bytes = self._measure()
         name = str(dtype).removeprefix("torch.")
         self._weights = weight_size(settings.folder, config, name, device.type, dummy=settings.load_format == "dummy")
-        self.plan = self._make_plan(self._weights.num_bytes)
+        self.plan = self._make_plan(self._weights.num_bytes // self._num_ranks)
 
     @property
     def context_len(self) -> int:
@@ -68,8 +78,8 @@ class DeviceMemory:
         """
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
-        self._bytes = dataclasses.replace(self._bytes, left=device_bytes(self._device).free)
-        plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes)
+        self._bytes = dataclasses.replace(self._bytes, left=self._measure().free)
+        plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes // self._num_ranks)
         try:
             sizes = [group.num_pages + 1 for group in plan.groups]
             rows = plan.max_running_requests + NUM_SPARE
@@ -94,12 +104,20 @@ class DeviceMemory:
             left = self._bytes.left or self._bytes.free
             measured = left - self.plan.kv_bytes - device_bytes(self._device).free
             self.plan = dataclasses.replace(self.plan, measured_bytes=max(0, measured))
-        for note in self.plan.notes:
+        for note in self.plan.notes if self._given is None else ():
             logger.warning("%s", note)
-        if logger.isEnabledFor(logging.INFO):
+        if logger.isEnabledFor(logging.INFO) and self._given is None:
             print_table(self.plan, to_stderr=True)
 
+    def _measure(self) -> DeviceBytes:
+        found = device_bytes(self._device)
+        if self._device.type != "cpu":
+            return found
+        return dataclasses.replace(found, total=found.total // self._num_ranks, free=found.free // self._num_ranks)
+
     def _make_plan(self, weight_bytes: int) -> MemoryPlan:
+        if self._given is not None:
+            return self._given
         has_graphs = self._device.type == "cuda" and not self._settings.disable_cuda_graph
         name = str(self._dtype).removeprefix("torch.")
         return plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)

@@ -15,7 +15,7 @@ from torch import nn
 
 from dovetail.cache.pool import StateCache
 from dovetail.contracts.cache import Recurrent
-from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
 from dovetail.contracts.quantization import Quantization
 from dovetail.errors import ConfigError, ModelError, PluginError
@@ -36,6 +36,7 @@ from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.quantization import choose_quantization, factory_of
+from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
 from dovetail.runtime.weight_size import checkpoint_headers
@@ -57,8 +58,8 @@ START_S = 3.0
 class ModelRunner:
     """One model, its KV pool and device state, and the attention backend that serves it."""
 
-    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins) -> None:
-        """Build and load.
+    def __init__(self, settings: EngineSettings, plugins: LoadedPlugins, rank: Rank = ALONE) -> None:
+        """Build and load this rank's share.
 
         Raises:
             ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
@@ -76,21 +77,22 @@ class ModelRunner:
         self.config = replace(config, context_len=context_len(settings, config))
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
-        backends, self.attention_name = choose_backends(plugins, self.config, self.device, self.dtype, settings)
+        local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
+        backends, self.attention_name = choose_backends(plugins, local, self.device, self.dtype, settings)
         _check_speculator(plugins, self.config)
-        memory = DeviceMemory(settings, self.config, self.device, self.dtype)
+        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank)
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
-            self.model, self.weight_bytes = self._load(plugin, settings, folder, hf, quantization)
+            self.model, self.weight_bytes = self._load(plugin, settings, folder, hf, quantization, rank.parallel)
         if self.device.type == "cpu":
-            torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes))
+            torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes, rank.parallel.size))
         self.pool = memory.make_pool(self.weight_bytes)
-        self.context_len = memory.context_len
+        self.memory_plan, self.context_len = memory.plan, memory.context_len
         max_pages = -(-self.context_len // settings.page_size)
         states = StateCache(self.pool) if self.pool.states else None
         self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools), states)
-        self.attention = make_attention(backends, self.config, self.pool, self.state.page_tables, self.device)
+        self.attention = make_attention(backends, local, self.pool, self.state.page_tables, self.device)
         self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self.graphs = graphs = self._graphs(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
@@ -182,12 +184,14 @@ class ModelRunner:
         folder: Path,
         hf: Mapping[str, Any],
         quantization: type[Quantization] | None,
+        parallel: Parallel,
     ) -> tuple[CausalLM, int]:
         rules = plugin.weight_map(self.config)
         headers = None if settings.load_format == "dummy" else checkpoint_headers(folder)
         factory = factory_of(quantization, hf, rules, headers)
         with torch.inference_mode():
-            model = plugin.build(self.config, BuildContext(device=self.device, dtype=self.dtype, factory=factory))
+            ctx = BuildContext(device=self.device, dtype=self.dtype, factory=factory, parallel=parallel)
+            model = plugin.build(self.config, ctx)
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()
@@ -205,9 +209,9 @@ def bound_primitive_caches() -> None:
         os.environ.setdefault(name, CACHED_PRIMITIVES)
 
 
-def _useful_threads(weight_bytes: int) -> int:
+def _useful_threads(weight_bytes: int, num_ranks: int) -> int:
     """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
-    return max(1, min(len(os.sched_getaffinity(0)), weight_bytes >> 26))
+    return max(1, min(len(os.sched_getaffinity(0)) // num_ranks, weight_bytes >> 26))
 
 
 def _check_speculator(plugins: LoadedPlugins, config: ModelConfig) -> None:

@@ -72,7 +72,7 @@ def _as(name: str, *sets: tuple[str, str]) -> None:
 
 ONE = "one engine on one device serves here; run several servers behind a router (docs/migrate.md)"
 _values(
-    "tp-size tp tensor-parallel-size dp-size dp data-parallel-size pp-size pp pipeline-parallel-size ep-size ep "
+    "dp-size dp data-parallel-size pp-size pp pipeline-parallel-size ep-size ep "
     "expert-parallel-size dcp-size decode-context-parallel-size prefill-context-parallel-size attn-dp-size "
     "attention-data-parallel-size attn-cp-size attention-context-parallel-size moe-dp-size moe-data-parallel-size "
     "dwdp-size nnodes data-parallel-size-local api-server-count tokenizer-worker-num detokenizer-worker-num "

@@ -1,0 +1,118 @@
+"""A further rank: `python -m dovetail.executor.rank_main FD`. Started by `GroupExecutor`, never by hand.
+
+It does what the first rank does, step by step, and keeps what comes of it to itself. When the first rank ends, so does
+its pipe, and this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dovetail import log
+from dovetail.contracts.layers import Parallel
+from dovetail.errors import ConfigError
+from dovetail.executor.local import LocalExecutor
+from dovetail.executor.rank_messages import (
+    Choose,
+    Command,
+    Connect,
+    Done,
+    Launch,
+    Read,
+    Ready,
+    Refused,
+    StartRank,
+    next_command,
+    send,
+)
+from dovetail.messages.executor import StepError
+from dovetail.plugins import load
+from dovetail.plugins.loader import naming_plugin
+from dovetail.plugins.manager import running_hooks
+from dovetail.runtime.ranks import GlooSum, Rank
+from dovetail.settings import EngineSettings
+
+logger = logging.getLogger("dovetail.engine")
+
+
+def main(argv: list[str]) -> int:
+    """Serve until the first rank ends; returns the exit code."""
+    # They reach the whole process group; the parent decides when the engine stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe = Connection(int(argv[0]))
+    try:
+        start = next_command(pipe)
+        assert isinstance(start, StartRank)  # noqa: S101 - it comes from our own parent
+        log.setup(logging.getLevelName(start.log_level).lower())
+        serve(pipe, start)
+    except (EOFError, OSError):
+        return 0
+    return 0
+
+
+def serve(pipe: Connection, start: StartRank) -> None:
+    """Load the model and follow the first rank.
+
+    Raises:
+        EOFError: It has ended.
+    """
+    sums = GlooSum(start.rank, start.size)
+    rank = Rank(Parallel(rank=start.rank, size=start.size, all_reduce=sums), start.memory)
+    try:
+        plugins = load(start.plan, "worker")
+        with running_hooks(plugins, start.rank):
+            with naming_plugin(plugins):
+                executor = LocalExecutor(EngineSettings.model_validate(start.settings), plugins, rank)
+            send(pipe, Ready())
+            follow(pipe, executor, sums)
+    except ConfigError as error:
+        send(pipe, Refused(str(error), is_users=True))
+    except (EOFError, OSError):
+        raise
+    except Exception as error:  # whatever it was, the first rank must hear of it
+        logger.critical("rank %d stopped", start.rank, exc_info=error)
+        send(pipe, Refused(f"{type(error).__name__}: {error}", is_users=False))
+
+
+def follow(pipe: Connection, executor: LocalExecutor, sums: GlooSum) -> None:
+    """Do what the first rank does.
+
+    Raises:
+        EOFError: It has ended, or does something else.
+    """
+    while True:
+        work = _work_of(next_command(pipe), executor, sums)
+        try:
+            work()
+        except StepError as failure:
+            if sums.is_broken:
+                raise EOFError(failure.text) from failure
+            send(pipe, Done(failure.text))
+        else:
+            send(pipe, Done())
+
+
+def _work_of(command: Command, executor: LocalExecutor, sums: GlooSum) -> Callable[[], object]:
+    match command:
+        case Connect(meeting, timeout_s):
+            return lambda: sums.connect(Path(meeting), timeout_s)
+        case Launch(step):
+            return lambda: executor.launch(step)
+        case Choose(late, masks):
+            if len(masks):
+                executor.masks(len(masks))[:] = masks
+            return lambda: executor.choose(late)
+        case Read():
+            return executor.read
+        case StartRank():
+            raise RuntimeError("the rank is started")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

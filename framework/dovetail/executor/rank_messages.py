@@ -1,0 +1,116 @@
+"""What the first rank says to the others, and what they answer: msgpack over a pipe, arrays as bytes.
+
+Each message is answered once: `Ready` or `Refused` to `StartRank`, `Done` to all others.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.messages.step import StepInput, StepLate
+from dovetail.plugins import PluginPlan
+from dovetail.runtime.memory import MemoryPlan
+
+
+class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All that a rank is started with. `memory` is the first rank's plan."""
+
+    settings: dict[str, Any]
+    plan: PluginPlan
+    log_level: int
+    rank: int
+    size: int
+    memory: MemoryPlan
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """Meet the others by this file; nothing in a sum may take longer."""
+
+    meeting: str
+    timeout_s: float
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.launch`."""
+
+    step: StepInput
+
+
+class Choose(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.choose`; with the masks that the engine has written."""
+
+    late: StepLate
+    masks: npt.NDArray[np.int32]
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.read`."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """It could not be; the rank ends."""
+
+    text: str
+    is_users: bool
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """It was done, or failed so: a rank that fails goes on with what comes next."""
+
+    failure: str | None = None
+
+
+Command = StartRank | Connect | Launch | Choose | Read
+Answer = Ready | Refused | Done
+
+
+def _as_bytes(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    raise NotImplementedError(type(value).__name__)
+
+
+def _as_array(kind: Any, value: Any) -> Any:
+    dtype, shape, data = value
+    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_as_bytes)
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, dec_hook=_as_array)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def send(pipe: Connection, message: Command | Answer) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: The other side has ended.
+    """
+    pipe.send_bytes(_encoder.encode(message))
+
+
+def next_command(pipe: Connection) -> Command:
+    """Wait for the first rank.
+
+    Raises:
+        EOFError: It has ended.
+    """
+    return _commands.decode(pipe.recv_bytes())
+
+
+def next_answer(pipe: Connection) -> Answer:
+    """Wait for an answer.
+
+    Raises:
+        EOFError: The rank has ended.
+    """
+    return _answers.decode(pipe.recv_bytes())

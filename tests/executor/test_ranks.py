@@ -1,0 +1,383 @@
+"""Several ranks say what one says, for every kind of layer; what they cannot divide is refused; none outlives another.
+
+Most tests run the further ranks in threads, over gloo all the same: a process takes seconds to import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from example_models import Example, prompt, run
+
+from dovetail.client import launch
+from dovetail.contracts.cache import CacheTensor
+from dovetail.contracts.model import LayerSpec
+from dovetail.engine.core import EngineCore
+from dovetail.errors import ConfigError, ModelError
+from dovetail.executor import rank_main
+from dovetail.executor.group import GroupExecutor, ProcessFollower, RankError
+from dovetail.executor.rank_messages import StartRank, next_command
+from dovetail.messages import SamplingParams, Submit
+from dovetail.messages.executor import StepError
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.settings import EngineSettings
+from dovetail.testing.models import make_model
+
+PROMPTS = [prompt(n, n) for n in (1, 9, 40)] + [prompt(40, 40) + prompt(5, 5)]
+SMALL: dict[str, Any] = {
+    "dtype": "float32", "device": "cpu", "page_size": 4, "max_total_tokens": 1024, "max_running_requests": 4,
+    "chunked_prefill_size": 24, "num_threads": 1,
+}  # fmt: skip
+
+
+def beside(name: str, file: str) -> Any:
+    """Import a module of other tests."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class ThreadFollower:
+    """A rank in a thread of this process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._thread = threading.Thread(target=self._run, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _run(self, pipe: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError), pipe:
+            start = next_command(pipe)
+            assert isinstance(start, StartRank)
+            rank_main.serve(pipe, start)
+
+    def end(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start further ranks in threads."""
+
+    def grouped(settings: EngineSettings, plugins: Any) -> GroupExecutor:
+        return GroupExecutor(settings, plugins, ThreadFollower)
+
+    monkeypatch.setattr(launch, "GroupExecutor", grouped)
+
+
+def make_core(folder: Path, architecture: str, quantization: str | None = None, **changes: Any) -> EngineCore:
+    settings = EngineSettings(model_path=str(folder), **SMALL | changes)
+    named = {"quantization": quantization} if quantization else {}
+    plan = make_plan(
+        Registry.scan(), model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
+    )
+    return launch.make_engine(settings, load(plan, "engine"))
+
+
+def said(make: Callable[..., EngineCore], num: int, **changes: Any) -> list[list[int]]:
+    """What some greedy requests say on so many ranks; no rank is left."""
+    core = make(tensor_parallel_size=num, **changes)
+    try:
+        return run(core, PROMPTS, 12)
+    finally:
+        core.close()
+
+
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, grouped heads": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama, one key head for both ranks": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+}
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("model", DENSE)
+def test_dense_families_on_two_ranks(model: str, tmp_path: Path) -> None:
+    """Tokens equal those of one rank."""
+    architecture, changes = DENSE[model]
+    folder = make_model(tmp_path / "model", architecture, **changes)
+
+    def make(**settings: Any) -> EngineCore:
+        return make_core(folder, architecture, **settings)
+
+    assert said(make, 2) == said(make, 1)
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_three_ranks(tmp_path: Path) -> None:
+    """Six query heads over three key heads, and over one."""
+    sizes = {"num_attention_heads": 6, "intermediate_size": 96, "hidden_size": 96}
+    for kv in (3, 1):
+        folder = make_model(tmp_path / str(kv), "LlamaForCausalLM", num_key_value_heads=kv, **sizes)
+
+        def make(folder: Path = folder, **settings: Any) -> EngineCore:
+            return make_core(folder, "LlamaForCausalLM", **settings)
+
+        assert said(make, 3) == said(make, 1)
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("group", [None, 16])
+def test_an_int8_checkpoint(group: int | None, tmp_path: Path) -> None:
+    """Scales are cut with the rows and inputs that they stand for."""
+    _, folder = beside("quantised_checkpoints", "models/test_quantised.py").make_checkpoints(tmp_path, group)
+
+    def make(**settings: Any) -> EngineCore:
+        return make_core(folder, "LlamaForCausalLM", "int8", **settings)
+
+    assert said(make, 2) == said(make, 1)
+
+
+EXAMPLES = {
+    "two-widths": "TwoWidthsForCausalLM",
+    "latent": "LatentForCausalLM",
+    "recurrent": "RecurrentForCausalLM",
+}
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_models_on_two_ranks(name: str, tmp_path: Path) -> None:
+    """Windows and heads of two widths, latent rows, and states whose channels ranks divide."""
+    example = Example(name, EXAMPLES[name])
+    folder = example.reference().write_checkpoint(tmp_path)
+
+    def make(**settings: Any) -> EngineCore:
+        return example.make_engine(folder, **{"chunked_prefill_size": 24} | settings)
+
+    found = said(make, 2)
+    assert found == said(make, 1)
+    for given, tokens in zip(PROMPTS, found, strict=True):
+        assert tokens == example.right(folder, given, tokens)
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("kv", [1, 2, 4])
+def test_a_norm_over_all_heads(kv: int, tmp_path: Path) -> None:
+    """OLMo 2 normalises all queries together: ranks add up the squares of their shares."""
+    example = Example("olmo2", "Olmo2ForCausalLM")
+    folder = make_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=kv)
+
+    def make(**settings: Any) -> EngineCore:
+        return example.make_engine(folder, **settings)
+
+    found = said(make, 2)
+    assert found == said(make, 1)
+    model = transformers.Olmo2ForCausalLM.from_pretrained(folder)
+    for given, tokens in zip(PROMPTS, found, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*given, *tokens[:-1]]])).logits[0, len(given) - 1 :]
+        assert tokens == logits.argmax(-1).tolist()
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_draws_and_masks_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Seeded draws with filters and penalties, a stop by length, and rows that wait: ranks draw the same."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+    params = SamplingParams(max_tokens=10, temperature=1.0, top_p=0.9, top_k=20, seed=5, repetition_penalty=1.2)
+    found = []
+    for num in (1, 2):
+        core = make_core(folder, "LlamaForCausalLM", tensor_parallel_size=num)
+        ids: list[int] = []
+        try:
+            core.handle(Submit(rid="", handle=1, prompt_ids=prompt(20, 1), params=params))
+            while core.has_work:
+                for delta in core.step().deltas:
+                    ids += delta.ids
+        finally:
+            core.close()
+        found.append(ids)
+    assert found[0] == found[1]
+    assert len(found[0]) == 10
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({}, 3, "layer 0: 4 query heads cannot be divided among 3 ranks"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}, 3, "layer 0: 2 key and value heads"),
+        ({"intermediate_size": 101}, 2, "layers.0.mlp.gate_up: 101 rows of part 'gate' cannot be divided among 2"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    changes: dict[str, Any], size: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, before a weight is read or a rank is started."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM", **{"num_key_value_heads": 2} | changes)
+
+    def never(*args: Any) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("dovetail.runtime.weights.load_weights", never)
+    with pytest.raises(ConfigError) as caught:
+        make_core(folder, "LlamaForCausalLM", tensor_parallel_size=size)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layers_cache_is_divided_as_it_says() -> None:
+    """Heads are, a latent row is not, and of states what names its axis."""
+    spec = LayerSpec(index=0, num_qo_heads=8, num_kv_heads=4, qk_dim=16, v_dim=16)
+    assert [spec.of_rank(n).num_kv_heads for n in (1, 2, 4, 8)] == [4, 2, 1, 1]
+    latent = replace(spec, num_kv_heads=1, mixer="latent")
+    assert latent.of_rank(4).cache_tensors == latent.cache_tensors
+    assert latent.of_rank(4).num_qo_heads == 2
+    assert CacheTensor("s", (3, 8), shard=-1).of_rank(4).shape == (3, 2)
+    assert CacheTensor("s", (8, 3), shard=0).of_rank(2).shape == (4, 3)
+    assert CacheTensor("s", (8, 3)).of_rank(2).shape == (8, 3)
+    odd = replace(spec, extra=(CacheTensor("s", (3, 7), shard=1),))
+    with pytest.raises(ModelError, match="layer 0: 7 of 's' cannot be divided among 2 ranks"):
+        odd.of_rank(2)
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_a_step_that_fails_on_all_ranks_is_a_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine tries it again; where one rank alone fails, nothing can be computed any more."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+    core = make_core(folder, "LlamaForCausalLM", tensor_parallel_size=2)
+    group: Any = core.executor
+    failing: set[bool] = set()
+    forward = type(group.local.runner.model).forward
+    main = threading.get_ident()
+
+    def forward_or_fail(self: Any, *args: Any) -> Any:
+        if (threading.get_ident() == main) in failing:
+            raise ValueError("this prompt")
+        # With no sums in it, nothing waits for the other rank.
+        return torch.zeros(len(args[0]), group.info.hidden_size) if failing else forward(self, *args)
+
+    monkeypatch.setattr(type(group.local.runner.model), "forward", forward_or_fail)
+    steps: list[Any] = []
+    launched = group.launch
+
+    def noted(step: Any) -> None:
+        steps.append(step)
+        launched(step)
+
+    monkeypatch.setattr(group, "launch", noted)
+    try:
+        before = run(core, PROMPTS[:1], 3)
+        failing |= {True, False}
+        with pytest.raises(StepError, match="this prompt"):
+            launched(steps[0])
+        failing.clear()
+        assert run(core, PROMPTS[:1], 3) == before
+        failing.add(False)
+        with pytest.raises(RankError, match="rank 0: no error; rank 1: ValueError: this prompt"):
+            launched(replace(steps[0], step=99))
+    finally:
+        core.close()
+
+
+def test_ranks_are_processes_that_end_together(tmp_path: Path) -> None:
+    """Tokens equal one rank's; a rank that is killed ends the executor in its next step; closed, none is left."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+
+    def make(**settings: Any) -> EngineCore:
+        return make_core(folder, "LlamaForCausalLM", **settings)
+
+    expected = said(make, 1)
+    core = make(tensor_parallel_size=2)
+    group: Any = core.executor
+    [follower] = group.followers
+    assert isinstance(follower, ProcessFollower)
+    try:
+        assert run(core, PROMPTS, 12) == expected
+        os.kill(follower.pid, signal.SIGKILL)
+        params = SamplingParams(max_tokens=4, temperature=0.0)
+        core.handle(Submit(rid="", handle=1000, prompt_ids=prompt(9, 1), params=params))
+        began = time.monotonic()
+        with pytest.raises(RankError, match=r"rank 1 has ended|came apart"):
+            core.step()
+        assert time.monotonic() - began < 30
+    finally:
+        core.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(follower.pid, 0)
+
+
+def test_a_rank_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a further rank finds is told as if the first had found it."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+    settings = EngineSettings(model_path=str(folder), tensor_parallel_size=2, **SMALL)
+    plan = make_plan(
+        Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", schedule_policy="fcfs", device="cpu"
+    )
+
+    def vanishing(pipe: Connection) -> ThreadFollower:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "no-such"}))
+        return ThreadFollower(pipe)
+
+    with pytest.raises(ConfigError, match="hidden_act 'no-such' is not supported"):
+        GroupExecutor(settings, load(plan, "engine"), vanishing)
+
+
+def test_sums_have_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
+    """In any dtype, and added in the order of the ranks."""
+    from dovetail.runtime.ranks import GlooSum
+
+    for dtype in (torch.float32, torch.bfloat16):
+        sums = [GlooSum(rank, 3) for rank in range(3)]
+        shares = [torch.randn(7, 5, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3)]
+        found: dict[int, torch.Tensor] = {}
+
+        def work(rank: int, sums: Sequence[GlooSum] = sums, shares: Any = shares, found: Any = found) -> None:
+            sums[rank].connect(tmp_path / str(shares[0].dtype), 30)
+            found[rank] = sums[rank](shares[rank])
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        expected = (shares[0].float() + shares[1].float() + shares[2].float()).to(dtype)
+        assert all(torch.equal(found[rank], expected) for rank in range(3))
+
+
+def test_ranks_are_for_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU several ranks are refused in one line."""
+    monkeypatch.setattr("dovetail.executor.group.find_device", lambda name: torch.device("cuda", 0))
+    settings = EngineSettings(model_path=str(tmp_path), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: ranks compute on the CPU so far"):
+        GroupExecutor(settings, Any)  # type: ignore[arg-type]
+
+
+def test_arrays_travel_as_they_are() -> None:
+    """A command that was sent is the command that comes, arrays of no elements among it."""
+    from multiprocessing import Pipe
+
+    from dovetail.executor.rank_messages import Choose, send
+    from dovetail.messages.step import StepLate
+
+    near, far = Pipe()
+    no = np.zeros(2, dtype=np.bool_)
+    late = StepLate(step=3, mask_of=np.array([0, -1], dtype=np.int32), skip=no, ends_only=no)
+    with near, far:
+        for masks in (np.arange(8, dtype=np.int32).reshape(1, 8), np.empty((0, 0), dtype=np.int32)):
+            send(near, Choose(late, masks))
+            got: Any = next_command(far)
+            assert (got.late.mask_of == late.mask_of).all()
+            assert (got.masks.shape, got.masks.dtype) == (masks.shape, masks.dtype)
+            assert (got.masks == masks).all()
