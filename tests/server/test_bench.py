@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -25,7 +26,7 @@ from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import RandomIds, RandomText, Vocabulary, read_dataset
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import Counts
-from dovetail_server.bench.workloads import STANDARD, Workload
+from dovetail_server.bench.workloads import STANDARD, USER, Workload
 from dovetail_server.cli import bench, bench_serve
 from dovetail_server.settings import ServeSettings
 
@@ -223,6 +224,37 @@ def test_the_standard_suite_is_the_one_that_servers_are_compared_by() -> None:
     assert [w.name for w in STANDARD if not w.stream] == ["many"]
 
 
+def test_the_user_suite_compares_with_workloads_it_has() -> None:
+    """Whatever is compared has the same lengths and streams as what it is compared with."""
+    by_name = {workload.name: workload for workload in USER}
+    assert len(by_name) == len(USER)
+    compared = [workload for workload in USER if workload.beside is not None]
+    assert len(compared) == 11
+    for workload in compared:
+        other = by_name[workload.beside or ""]
+        assert (workload.input_len, workload.output_len) == (other.input_len, other.output_len)
+        assert (workload.concurrency, workload.num_prompts) == (other.concurrency, other.num_prompts)
+    assert by_name["first"].num_warmup == 0
+
+
+def test_the_user_suite_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are taken as they are: penalties, log probabilities, a schema and a tool; shares are told."""
+    file = tmp_path / "out.json"
+    short = {"num_prompts": 1, "warmup": 0, "input_len": (16, 16), "output_len": (12, 12)}
+    monkeypatch.setitem(bench_serve.SUITES, "user", tuple(replace(workload, **short) for workload in USER))  # type: ignore[index]
+    names = ["greedy-1", "usual-1", "penalties-1", "logprobs-1", "schema-1", "tools-1"]
+    argv = ["serve", "--model-path", str(MODEL_DIR), "--suite", "user", "--only", ",".join(names), "--bandwidth", "10"]
+    code, out, err = run_bench(capsys, *argv, "--json", str(file))
+    assert code == 0, err
+    found = json.loads(file.read_text())["workloads"]
+    assert [each["workload"]["name"] for each in found] == names
+    assert [each["completion_tokens"] for each in found] == [12] * 6
+    assert "of the output tok/s of greedy-1" in out
+    assert "chat, prompts: text" in out
+
+
 def test_client_processes_follow_the_load() -> None:
     """One request at a time needs one process; more than that many places are never split further."""
     assert num_workers(1, None) == 1
@@ -308,6 +340,9 @@ def test_requests_come_at_a_rate(harness: Harness, tmp_path: Path, capsys: pytes
         (["serve", "--base-url", "http://127.0.0.1:9", "--suite", "standard", "--only", "c17"], "c16"),
         (["serve", "--base-url", "http://127.0.0.1:9", "--suite", "standard", "--input-len", "3"], "set by --suite"),
         (["serve", "--base-url", "http://127.0.0.1:9", "--only", "c16"], "--suite"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--suite", "user", "--endpoint", "generate"], "conversations"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--endpoint", "chat", "--prompts", "ids"], "--prompts ids"),
+        (["serve", "--base-url", "http://127.0.0.1:9", "--dataset", "x", "--prompts", "text"], "leave out --prompts"),
         (["serve", "--base-url", "http://127.0.0.1:9", "--json", "/nowhere/x"], "--json"),
         (["serve", "--base-url", "http://127.0.0.1:9", "--dataset", "/nowhere"], "--dataset"),
         (["serve", "--base-url", "http://127.0.0.1:9", "--", "--dtype", "auto"], "--base-url"),
@@ -367,7 +402,8 @@ def test_a_server_is_started_measured_and_stopped(tmp_path: Path, capsys: pytest
     """With a model folder alone, our own server is measured from its start to its first answer, floor included."""
     file = tmp_path / "out.json"
     argv = ["serve", "--model-path", str(MODEL_DIR), "--num-prompts", "4", "--concurrency", "2", "--input-len", "6"]
-    argv += ["--output-len", "8", "--bandwidth", "10", "--json", str(file), "--", "--max-total-tokens", "4096"]
+    argv += ["--output-len", "8", "--bandwidth", "10", "--json", str(file), "--prompts", "ids"]
+    argv += ["--", "--max-total-tokens", "4096"]
     code, out, err = run_bench(capsys, *argv)
     assert code == 0, err
     report = json.loads(file.read_text())

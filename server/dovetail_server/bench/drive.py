@@ -64,7 +64,7 @@ def num_workers(concurrency: int, wanted: int | None) -> int:
 
 def shots_of(workload: Workload, run: Run, prompts: Prompts, num: int, *, timed: bool) -> list[Shot]:
     """Write the bodies of `num` requests; `timed` spreads them by the workload's request rate."""
-    sampling = replace(run.sampling, stream=workload.stream)
+    sampling = replace(run.sampling, stream=workload.stream, extra=workload.extra)
     shots, at, rng = [], 0.0, random.Random(run.seed)
     for index, (prompt, output_len) in enumerate(prompts.draw(workload, num)):
         counted = workload.stream and run.supports_counts

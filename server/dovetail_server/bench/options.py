@@ -20,6 +20,8 @@ class ServeOptions:
     serve_flags: Sequence[str] = ()
     model: str | None = None
     endpoint: str = "completions"
+    sends_text: bool = True
+    """Random prompts are text, not token ids."""
     temperature: float = 0.0
     ignore_eos: bool = True
     dataset: Path | None = None

@@ -125,6 +125,16 @@ def show(out: Console, title: str, all_figures: Sequence[Figures], facts: Sequen
             out.print(f"{figures.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
 
 
+def compared(all_figures: Sequence[Figures]) -> list[str]:
+    """Say in lines what share of another workload's rate each reaches that is compared with one."""
+    rates = {figures.workload.name: figures.output_tok_s for figures in all_figures}
+    return [
+        f"{f.workload.name}: {f.output_tok_s / rates[f.workload.beside]:.2f} of the output tok/s of {f.workload.beside}"
+        for f in all_figures
+        if f.workload.beside is not None and rates.get(f.workload.beside)
+    ]
+
+
 def rows(title: str, all_figures: Sequence[Figures], columns: Sequence[Column]) -> Table:
     """Lay out a table with a row per workload."""
     table = Table(title=title)

@@ -81,7 +81,7 @@ async def run(options: ServeOptions) -> int:
         supports = await probe_all(session, target, options, material)
         floor = await find_floor(options, target, facts)
         found = await measure_all(options, target, supports, material, floor, start)
-    about = describe(target, floor, start, options)
+    about = describe(target, floor, start, options) + report.compared(found)
     report.show(report.console(), f"{target.model} at {target.base_url}", found, about)
     return 1 if any(figures.num_failed for figures in found) else 0
 
@@ -128,14 +128,14 @@ def sampling_of(options: ServeOptions, target: Target) -> Sampling:
 
 
 async def probe_all(session: aiohttp.ClientSession, target: Target, options: ServeOptions, material: Material) -> bool:
-    """Send a test request of each kind that will be measured; returns whether streams can count their tokens."""
-    supports = False
-    for stream in sorted({workload.stream for workload in options.workloads}):
-        tiny = Workload(name="probe", num_prompts=1, concurrency=1, input_len=(8, 8), output_len=(4, 4))
-        prompt = next(iter(material.source(f"{options.seed}/probe").draw(tiny, 1)))[0]
-        supports |= await probe(
-            session, target, options.endpoint, prompt, replace(sampling_of(options, target), stream=stream)
-        )
+    """Send a test request streamed, and one not, as will be measured; returns whether streams can tell their tokens."""
+    supports, common = False, sampling_of(options, target)
+    tiny = Workload(name="probe", num_prompts=1, concurrency=1, input_len=(8, 8), output_len=(4, 4))
+    prompt = next(iter(material.source(f"{options.seed}/probe").draw(tiny, 1)))[0]
+    # One of each is enough, and of the first workload's kind: what others ask for may be what is measured cold.
+    for workload in {w.stream: w for w in reversed(options.workloads)}.values():
+        one = replace(common, stream=workload.stream, extra=workload.extra)
+        supports |= await probe(session, target, options.endpoint, prompt, one)
     return supports
 
 
@@ -158,7 +158,7 @@ def material_of(
     Raises:
         ConfigError: Neither a vocabulary's size nor a tokenizer is known.
     """
-    wants_text = options.endpoint == "chat"
+    wants_text = options.sends_text
     if lines:
         return Material(vocabulary=None, lines=lines, wants_text=wants_text)
     folder = options.tokenizer
@@ -167,7 +167,10 @@ def material_of(
             (f for f in (options.model_path, target.model_folder) if f and (f / "tokenizer.json").is_file()), None
         )
         if folder is None:
-            raise ConfigError("--endpoint chat makes prompts of text; give --tokenizer DIR, the model's folder")
+            instead = "" if options.endpoint == "chat" else ", or --prompts ids"
+            raise ConfigError(
+                f"prompts of text are made by a tokenizer; give --tokenizer DIR, the model's folder{instead}"
+            )
     if folder is not None:
         vocabulary = prompts.Vocabulary.of_folder(folder, readable=wants_text)
     elif target.vocab_size is not None:
@@ -214,7 +217,12 @@ async def measure(workload: Workload, run: Run, material: Material, floor: Floor
 def describe(target: Target, floor: Floor, start: Start | None, options: ServeOptions) -> list[str]:
     """Say in lines what was measured and what the floor rests on."""
     version = f" {target.version}" if target.version else ""
-    lines = [f"server: {target.kind}{version}; seed {options.seed}, temperature {options.temperature:g}"]
+    prompts_are = f"from {options.dataset}" if options.dataset else "text" if options.sends_text else "token ids"
+    lines = [
+        f"server: {target.kind}{version}; {options.endpoint}, prompts: {prompts_are}; seed {options.seed}, "
+        f"temperature {options.temperature:g} where a workload has none of its own"
+    ]
+    lines += [f"{w.name}: {w.about}" for w in options.workloads if w.extra]
     if start is not None:
         lines.append(f"start to ready {start.ready_s:.1f} s, to the first answer {start.first_answer_s:.1f} s")
     lines.append(floor.describe())
@@ -240,6 +248,7 @@ def as_report(
             "seed": options.seed,
             "temperature": options.temperature,
             "ignore_eos": options.ignore_eos,
+            "prompts": "file" if options.dataset else "text" if options.sends_text else "ids",
             "dataset": str(options.dataset) if options.dataset else None,
             "serve_flags": list(options.serve_flags),
         },

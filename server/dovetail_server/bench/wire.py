@@ -7,7 +7,8 @@ reply so far, with counts in `meta_info`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Prompt = str | list[int] | list[dict[str, Any]]
@@ -32,6 +33,8 @@ class Sampling:
     temperature: float = 0.0
     ignore_eos: bool = True
     stream: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of OpenAI's endpoints, which take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def body_of(endpoint: str, prompt: Prompt, output_len: int, sampling: Sampling, 
         body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     else:
         body["prompt"] = prompt
-    return body
+    return body | dict(sampling.extra)
 
 
 def counts_of(reply: Any) -> Counts | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 Span = tuple[int, int]
 """Lowest and highest length, both included; each request draws one between them."""
@@ -18,6 +19,8 @@ class Workload:
             says when they are sent.
         request_rate: Requests a second, at random moments.
         warmup: Requests sent before the clock starts; None for as many as are in flight at once.
+        extra: Further fields of the requests' bodies, which take precedence.
+        beside: The workload of the suite with whose output tokens a second this one's are compared.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Workload:
     shared_prefix_len: int = 0
     stream: bool = True
     warmup: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    beside: str | None = None
 
     @property
     def num_warmup(self) -> int:
@@ -104,4 +109,82 @@ STANDARD = (
 )
 """What servers are compared by: one stream, many streams, a common prefix, a flood of short requests, a long prompt."""
 
-SUITES: Mapping[str, tuple[Workload, ...]] = {"standard": STANDARD}
+USUAL = {"temperature": 0.7, "top_p": 0.9}
+"""How people sample: what most clients have for defaults, or close to it."""
+ROW = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 24},
+        "kind": {"enum": ["city", "river", "mountain", "lake"]},
+        "year": {"type": "integer"},
+    },
+    "required": ["name", "kind", "year"],
+    "additionalProperties": False,
+}
+TABLE = {
+    "type": "object",
+    "properties": {"rows": {"type": "array", "items": ROW, "minItems": 500}},
+    "required": ["rows"],
+    "additionalProperties": False,
+}
+"""A schema whose shortest reply is longer than what is asked for, so that replies have their full length."""
+SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "table", "schema": TABLE, "strict": True}}}
+TOOL = {"type": "function", "function": {"name": "store", "parameters": TABLE, "strict": True}}
+TOOLS = {"tools": [TOOL], "tool_choice": "required"}
+PENALTIES = {**USUAL, "frequency_penalty": 0.5, "presence_penalty": 0.5}
+LOGPROBS = {**USUAL, "logprobs": True, "top_logprobs": 5}
+
+
+def _of_user(name: str, about: str, streams: int, extra: Mapping[str, Any], beside: str | None = None) -> Workload:
+    """256 tokens in and out for each stream; the first workload of the suite is sent to a server that is just ready."""
+    return Workload(
+        name=name,
+        about=about,
+        num_prompts=max(4, 4 * streams),
+        concurrency=streams,
+        input_len=(256, 256),
+        output_len=(256, 256),
+        extra=extra,
+        beside=beside,
+    )
+
+
+USER = (
+    replace(_of_user("first", "16 streams, no warm-up", 16, USUAL, "later"), warmup=0),
+    *(
+        each
+        for n in (1, 64)
+        for each in (
+            _of_user(f"greedy-{n}", f"{n} streams, greedy", n, {}),
+            _of_user(f"usual-{n}", "temperature 0.7, top_p 0.9", n, USUAL, f"greedy-{n}"),
+            _of_user(f"penalties-{n}", "and both penalties 0.5", n, PENALTIES, f"greedy-{n}"),
+            _of_user(f"logprobs-{n}", "and 5 log probabilities", n, LOGPROBS, f"greedy-{n}"),
+            _of_user(f"schema-{n}", "and a JSON schema", n, {**USUAL, **SCHEMA}, f"greedy-{n}"),
+            _of_user(f"tools-{n}", "and a tool that must be called", n, {**USUAL, **TOOLS}, f"greedy-{n}"),
+        )
+    ),
+    Workload(
+        name="arrivals",
+        about="8 a second at random moments",
+        num_prompts=80,
+        request_rate=8.0,
+        input_len=(32, 1024),
+        output_len=(16, 256),
+        extra=USUAL,
+    ),
+    Workload(
+        name="long",
+        about="one long text after another",
+        num_prompts=3,
+        concurrency=1,
+        input_len=(16000, 16000),
+        output_len=(8, 8),
+        extra=USUAL,
+    ),
+    _of_user("later", "as `first`, a while later", 16, USUAL),
+)
+"""What people do: chats, sampled, right after the start, with schemas, tools and penalties, at random moments."""
+
+SUITES: Mapping[str, tuple[Workload, ...]] = {"standard": STANDARD, "user": USER}
+CHAT_SUITES = frozenset({"user"})
+"""Suites whose workloads are conversations: their fields are those of chat completions."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from dovetail.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.wire import PATHS
-from dovetail_server.bench.workloads import SUITES, Workload
+from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload
 from dovetail_server.cli.bench_options import BenchParser, count, folder, positive, rate, span, temperature, whole
 
 ABOUT = """Put load on a server and print what its clients saw. With --base-url, any server that speaks OpenAI's API;
@@ -35,7 +35,10 @@ def build_parser() -> BenchParser:
     )
     server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     load = parser.add_argument_group("load")
-    load.add_argument("--endpoint", choices=tuple(PATHS), default="completions", help="[completions]")
+    load.add_argument("--endpoint", choices=tuple(PATHS), help="[completions; chat for --suite user]")
+    load.add_argument(
+        "--prompts", choices=("text", "ids"), help="random prompts as text of a tokenizer, or as token ids [text]"
+    )
     load.add_argument("--num-prompts", metavar="N", type=count, help="requests [64]")
     pace = load.add_mutually_exclusive_group()
     pace.add_argument(
@@ -116,6 +119,7 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
     if args.dataset is not None and (args.tokenizer is not None or args.suite is not None):
         given = "--tokenizer" if args.tokenizer is not None else "--suite"
         raise ConfigError(f"--dataset brings its own prompts; leave out {given}")
+    endpoint = endpoint_from(args)
     return ServeOptions(
         workloads=suite_from(args) if args.suite is not None else [workload_from(args)],
         seed=args.seed if args.seed is not None else secrets.randbelow(1 << 31),
@@ -123,7 +127,8 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
         model_path=args.model_path,
         serve_flags=tuple(flags),
         model=args.model,
-        endpoint=args.endpoint,
+        endpoint=endpoint,
+        sends_text=args.prompts != "ids",
         temperature=args.temperature,
         ignore_eos=args.ignore_eos,
         dataset=args.dataset,
@@ -135,6 +140,23 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
         api_key=args.api_key,
         json=args.json,
     )
+
+
+def endpoint_from(args: argparse.Namespace) -> str:
+    """Choose the endpoint.
+
+    Raises:
+        ConfigError: It does not take what is to be sent.
+    """
+    is_chat = args.suite in CHAT_SUITES
+    endpoint: str = args.endpoint or ("chat" if is_chat else "completions")
+    if is_chat and endpoint != "chat":
+        raise ConfigError(f"--endpoint {endpoint}: --suite {args.suite} is of conversations; leave --endpoint out")
+    if endpoint == "chat" and args.prompts == "ids":
+        raise ConfigError("--prompts ids: conversations are text; leave it out, or take another --endpoint")
+    if args.dataset is not None and args.prompts is not None:
+        raise ConfigError("--dataset brings its own prompts; leave out --prompts")
+    return endpoint
 
 
 def suite_from(args: argparse.Namespace) -> list[Workload]:
