@@ -190,8 +190,12 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def memory_mb(self) -> float:
-        """Resident memory of the server and all that it started, shared pages once for each."""
-        return sum(_resident_mb(pid) for pid in _tree(self.process.pid))
+        """Memory of the server and all that it started; a page that several share counts once."""
+        return sum(_memory_mb(pid) for pid in _tree(self.process.pid))
+
+    def processes(self) -> str:
+        """What each of its processes takes."""
+        return ", ".join(f"{pid}: {_memory_mb(pid):.0f}" for pid in _tree(self.process.pid))
 
     def stop(self) -> None:
         """End it."""
@@ -212,9 +216,10 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _resident_mb(pid: int) -> float:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+def _memory_mb(pid: int) -> float:
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
     return 0.0
 
 
@@ -276,7 +281,7 @@ async def run(server: Server, rest_s: float, only: list[str]) -> None:
         load = Load(server.base, session)
         await load.hostile({"json_schema": '{"type": "object"}'})
         await load.hostile({"regex": "[ab]{3}", "grammar_backend": "outlines"})
-        before = server.memory_mb()
+        before, processes = server.memory_mb(), server.processes()
         tasks = [asyncio.create_task(load.stream()) for _ in range(NUM_STREAMS)]
         await asyncio.sleep(QUIET_S)
         quiet, load.gaps = p99_ms(load.gaps), []
@@ -297,6 +302,7 @@ async def run(server: Server, rest_s: float, only: list[str]) -> None:
         after = server.memory_mb()
         memory = f"{before:.0f} MB, {at_once:.0f} MB at the end, {after:.0f} MB after {rest_s:.0f} s"
         print(f"memory: {memory}: {after - before:+.0f} MB")
+        print(f"by process, before: {processes}; after: {server.processes()}")
 
 
 def main() -> None:

@@ -45,6 +45,8 @@ NUMBERS: list[Case] = [
     ({"type": "number", "minimum": -1.5, "maximum": 2.25}, ["-1.5", "2.25", "0", "1.99"], ["-1.6", "2.3", "10"]),
     ({"type": "number", "exclusiveMinimum": 0}, ["0.1", "5"], ["0", "-1"]),
     ({"type": "number", "exclusiveMaximum": 1}, ["0.9", "-3"], ["1", "2"]),
+    ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, ["1.2", "1.5"], ["1", "1.0", "1.6"]),
+    ({"minimum": -1.5, "type": "number", "anyOf": [{"exclusiveMaximum": -1}]}, ["-1.2"], ["-1", "-1.0", "-2"]),
     ({"type": "integer", "multipleOf": 3}, ["0", "3", "-6", "300"], ["1", "4", "-5"]),
     ({"type": "number", "multipleOf": 0.5}, ["0.5", "2", "-1.5"], ["0.3", "1.25"]),
     ({"type": "integer", "minimum": 9007199254740990, "maximum": 9007199254740992}, ["9007199254740991"], ["1"]),

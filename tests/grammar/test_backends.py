@@ -130,7 +130,7 @@ def first_way(route: Route, backends: Mapping[str, GrammarBackend]) -> tuple[int
 
 def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, GrammarBackend]) -> None:
     """With `--strict-schema`, a strict schema gets an error that names the keyword, and no weaker way."""
-    spec = GrammarSpec(kind=Kind.JSON, source='{"type": "integer", "not": {"const": 3}}', strict=True)
+    spec = GrammarSpec(kind=Kind.JSON, source='{"type": "integer", "not": {"multipleOf": 3}}', strict=True)
     with pytest.raises(RequestError, match="/not"):
         Router(backends, strict_schema=True).route(spec, "response_format")
     assert Router(backends).route(spec, "response_format").ways

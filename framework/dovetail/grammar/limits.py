@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind
 from dovetail.errors import RequestError
 from dovetail.grammar import schema, structural
-from dovetail.grammar.references import check_references
+from dovetail.grammar.references import check_references, may_refer
 
 LIMITS = GrammarLimits()
 _IN_JSON = (Kind.JSON, Kind.CHOICE, Kind.STRUCTURAL)
@@ -70,7 +70,8 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
     if spec.kind is Kind.JSON:
         root = schema.parse(spec.source)
         schema.check(root)
-        check_references(root)
+        if may_refer(spec.source):
+            check_references(root)
     elif spec.kind is Kind.STRUCTURAL:
         structural.check(json.loads(spec.source))
     elif spec.kind is not Kind.JSON_OBJECT and not spec.source.strip():

@@ -91,6 +91,11 @@ class References:
             self._add(found.contents, uri, uri)
 
 
+def may_refer(source: str) -> bool:
+    """Whether a schema's text may hold a reference; most hold none, and need not be searched."""
+    return 'ef"' in source or "\\u" in source
+
+
 def check_references(root: Any) -> None:
     """Refuse a schema with a reference, where an instance could come to it, that leads nowhere in the document.
 

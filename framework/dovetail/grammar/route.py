@@ -32,6 +32,9 @@ Enforcement = Literal["full", "approximate", "validate_only"]
 MAX_ROUNDS = 3
 """How often a schema from which something was left out is looked at again."""
 
+MAX_KEPT = 256
+"""Last ways whose backend is kept: one for each list of types and kind of whitespace."""
+
 MAX_WEAKER = 2
 """Ways of different backends that are not full: each travels with its source."""
 
@@ -180,6 +183,7 @@ class Router:
         """
         self._compact = compact
         self._backends = dict(backends)
+        self._any_json: dict[GrammarSpec, str | None] = {}
         self.strict_schema = strict_schema
 
     @property
@@ -246,13 +250,22 @@ class Router:
         nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))
         ways += [_way(name, item, spec, weaken=True) for name, item in nearest[:MAX_WEAKER]]
         any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
-        name = next((n for n, b in able if b.supports(any_json).level is SupportLevel.FULL), None)
+        name = self._of_any_json(any_json, able)
         if name is not None:
             ways.append(Way(step_of(name, any_json), "validate_only", ("/",)))
         if not ways:
             reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
+
+    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> str | None:
+        """Return the first backend that enforces the last way in full: there are few of those, so answers are kept."""
+        if spec not in self._any_json:
+            found = (name for name, backend in able if backend.supports(spec).level is SupportLevel.FULL)
+            if len(self._any_json) >= MAX_KEPT:
+                self._any_json.clear()
+            self._any_json[spec] = next(found, None)
+        return self._any_json[spec]
 
     def _no_backend(self, kind: Kind, param: str) -> RequestError:
         if not self._backends:

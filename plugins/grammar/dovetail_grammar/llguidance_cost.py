@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
@@ -25,13 +26,20 @@ MAX_COST = 20_000
 MAX_DEPTH = 40
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+NUM_KEPT = 8
+"""Grammars whose answers are kept: those that are just being compiled."""
 NODE, PER_CHARACTER, PER_DIGIT, PER_STATE = 20, 2, 20, 4
 
 
 def is_cheap(spec: GrammarSpec) -> bool:
     """Whether compiling a grammar is known to take some milliseconds at most."""
-    if len(spec.source) > (MAX_INLINE_EBNF if spec.kind is Kind.EBNF else MAX_INLINE):
-        return False
+    is_small = len(spec.source) <= (MAX_INLINE_EBNF if spec.kind is Kind.EBNF else MAX_INLINE)
+    return is_small and _is_cheap(spec)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _is_cheap(spec: GrammarSpec) -> bool:
+    """Answer for a small one; the same is asked where to compile it, and again once it is compiled."""
     try:
         return cost_of(spec) <= MAX_COST
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RequestError):

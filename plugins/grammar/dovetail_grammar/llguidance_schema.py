@@ -49,6 +49,12 @@ REFUSED = frozenset(
 """Keywords of the drafts that the library does not know."""
 MAX_WHITESPACE = 20
 """Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
+STEP, MAX_STEPPED = 1e-6, 10**9
+"""How far beyond an exclusive bound numbers begin where it is stepped over; bounds for which floats are that fine."""
+_EXCLUSIVE: dict[str, tuple[str, int, Callable[[float, float], float]]] = {
+    "exclusiveMinimum": ("minimum", 1, max),
+    "exclusiveMaximum": ("maximum", -1, min),
+}
 _GUIDANCE = "x-guidance"
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
@@ -156,11 +162,33 @@ def prepare_value(root: Any, between: str) -> Any:
     """
     made = {} if root is True else _prepare(root)
     if isinstance(made, dict):
+        nodes = [node for _, node in schema.every(made) if isinstance(node, dict)]
+        if any(_has_fraction(node) for node in nodes):
+            for node in nodes:
+                _step_over(node)
         made[_GUIDANCE] = {"whitespace_pattern": between}
-        opens = any(isinstance(node, dict) and is_open(node) for _, node in schema.every(made))
+        opens = any(map(is_open, nodes))
         if opens and not needs_escapes(json.dumps(made, ensure_ascii=False)):
             made[_GUIDANCE]["json_allowed_escapes"] = PLAIN_ESCAPES
     return made
+
+
+def _has_fraction(node: Mapping[str, Any]) -> bool:
+    return any(key in node and node[key] % 1 for key in ("minimum", "maximum", *_EXCLUSIVE))
+
+
+def _step_over(node: dict[str, Any]) -> None:
+    """Write exclusive whole bounds as inclusive ones a little further.
+
+    Between such a bound and a fraction before the next whole number (above 1, up to 1.5) the library lets the bound
+    itself through; which bounds meet shows only once it has put alternatives together.
+    """
+    for key, (plain, sign, nearest) in _EXCLUSIVE.items():
+        bound = node.get(key)
+        if bound is not None and not isinstance(bound, bool) and bound % 1 == 0 and abs(bound) < MAX_STEPPED:
+            del node[key]
+            further = bound + sign * STEP
+            node[plain] = nearest(node.get(plain, further), further)
 
 
 def _prepare(root: Any) -> Any:
