@@ -49,7 +49,7 @@ from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.runtime.hub import with_folders
 from dovetail.text.chat import ChatTemplate, template_switches
-from dovetail.text.formats import bound_reasoning, bound_tools
+from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.stream import OutputStream
 from dovetail.text.tokenizer import Tokenizer
 
@@ -140,6 +140,7 @@ class LLM(OutlinesModel):
         self._tools: ToolParser | None = None
         for planned in plan.of_kind("reasoning_parser"):
             self._reasoning = bound_reasoning(loaded.get("reasoning_parser", planned.name)(), self.template)
+            self.template.begin_thinking = thinking_behind(self._reasoning, self.tokenizer, self.template)
         for planned in plan.of_kind("tool_parser"):
             self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
         self._embedder = Embedder.of_checkpoint(folder)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from exchanges import error_of, events, fold_chat
 from harness import Harness
+
+from dovetail_parsers.reasoning.qwen3 import Qwen3
 
 USER = [{"role": "user", "content": "hi"}]
 THINKS = "<think>\nI see.\n</think>\n\nAnswer: ü 😀"
@@ -311,6 +314,20 @@ def test_continue_final_message(harness: Harness) -> None:
     messages = [*USER, {"role": "assistant", "content": "Once upon"}]
     chat(harness, messages=messages, continue_final_message=True, add_generation_prompt=False)
     assert prompt_of(harness).endswith("assistant\nOnce upon")
+
+
+def test_thinking_that_the_template_hides_is_continued(make_harness: Any, tmp_path: Path) -> None:
+    """Open thinking goes on behind the prompt of the reply, and what follows is thinking."""
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+    )
+    (tmp_path / "t.jinja").write_text(source)
+    harness = make_harness(chat_template=str(tmp_path / "t.jinja"), reasoning=Qwen3())
+    harness.engine.script = lambda _: harness.tokenizer.encode("yes</think>\n\nSo.", add_special_tokens=False)
+    messages = [*USER, {"role": "assistant", "content": "", "reasoning_content": "hm, "}]
+    message = chat(harness, messages=messages, continue_final_message=True)["choices"][0]["message"]
+    assert prompt_of(harness).endswith("[a]<think>\nhm, ")
+    assert (message["reasoning_content"], message["content"]) == ("yes", "So.")
 
 
 def test_content_parts_and_fields_that_change_nothing(harness: Harness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.text.chat import ChatTemplate, RenderedChat
+from dovetail.text.formats import bound_reasoning, thinking_behind
 from dovetail.text.templates import builtin_templates
 from dovetail.text.tokenizer import Tokenizer
 
@@ -87,6 +89,47 @@ def test_thinking_that_is_open_is_continued() -> None:
         rendered = template(CHATML).render(messages, continue_final_message=True)
         assert rendered.tail == "<|im_start|>assistant\n<think>\nhm, "
         assert rendered.text.endswith(rendered.tail)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "tail"),
+    [
+        ("qwen3", "[a]", "[a]<think>\nhm, "),  # the model may think
+        ("qwen3", "[a]<think>\n", "[a]<think>\nhm, "),  # the prompt opens it
+        ("qwen3", "[a]<think>\n\n</think>\n\n", None),  # the prompt closes it
+        ("gpt-oss", "<|start|>assistant", "<|start|>assistant<|channel|>analysis<|message|>hm, "),
+        ("inkling", "<|message_model|>", "<|message_model|><|content_thinking|>hm, "),
+        ("apriel", "[a]Here are my reasoning steps:\n", "[a]Here are my reasoning steps:\nhm, "),
+    ],
+)
+@pytest.mark.parametrize(
+    "history",
+    [
+        "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% endfor %}",
+        "{% for m in messages %}[{{ m.role }}]{{ m.content or m.reasoning_content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content or raise_exception('no content') }}{% endfor %}",
+    ],
+    ids=["hidden", "bare", "refused"],
+)
+def test_thinking_that_a_template_hides_is_continued(
+    history: str, name: str, generation: str, tail: str | None, byte_level: Tokenizer
+) -> None:
+    """It goes on behind the prompt, in the format's markers, whether the template opens thinking there or not."""
+    chat = template(f"{history}{{% if add_generation_prompt %}}{generation}{{% endif %}}")
+    messages = [*HELLO, {"role": "assistant", "content": None, "reasoning_content": "hm, "}]
+    if history.count("reasoning") == 0:
+        with pytest.raises(RequestError):
+            chat.render(messages, continue_final_message=True)
+    (entry,) = entry_points(group="dovetail.reasoning_parsers.v1", name=name)
+    chat.begin_thinking = thinking_behind(bound_reasoning(entry.load()(), chat), byte_level, chat)
+    if tail is None:
+        with pytest.raises(RequestError, match="switched off"):
+            chat.render(messages, continue_final_message=True)
+        return
+    rendered = chat.render(messages, continue_final_message=True)
+    assert rendered.tail == tail
+    assert rendered.text.endswith(tail)
+    assert rendered.text.count("hm, ") == 1
 
 
 @pytest.mark.parametrize(

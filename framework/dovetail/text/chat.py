@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from dovetail.text.moment import begin_render, one_moment
 from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
 from dovetail.text.templates import read_template
 from dovetail.text.tokenizer import Tokenizer
+
+BeginThinking = Callable[[str, Mapping[str, Any]], str | None]
+"""Takes what the template appended to a prompt, and `chat_template_kwargs`; returns what goes behind it so that
+thinking is open, or None where it cannot be."""
 
 # fmt: off
 _RESERVED = frozenset((
@@ -76,6 +80,8 @@ class ChatTemplate:
             ModelError: A template has a syntax error.
         """
         self.origin = origin
+        self.begin_thinking: BeginThinking | None = None
+        """Says how thinking begins behind a prompt, for templates that print none of a message that is continued."""
         self.response_template = response_template
         self._special_tokens = dict(special_tokens or {})
         self._max_seconds = max_seconds
@@ -165,13 +171,15 @@ class ChatTemplate:
         template = self._pick(bool(tools))
         with one_moment():
             if continue_final_message:
-                return self._render_continued(template, context)
+                return self._render_continued(template, context, template_kwargs or {})
             text = self._render(template, context, add_generation_prompt=add_generation_prompt is not False)
             if add_generation_prompt is False:
                 return RenderedChat(text, "")
             return RenderedChat(text, self._tail(template, context, text))
 
-    def _render_continued(self, template: jinja2.Template, context: dict[str, Any]) -> RenderedChat:
+    def _render_continued(
+        self, template: jinja2.Template, context: dict[str, Any], template_kwargs: Mapping[str, Any]
+    ) -> RenderedChat:
         """Render up to the end of the last message, which is cut off at a sentinel put behind its content."""
         messages = context["messages"]
         if not messages or messages[-1].get("role") != "assistant":
@@ -179,7 +187,14 @@ class ChatTemplate:
                 "continue_final_message needs a last message with role 'assistant'", param="continue_final_message"
             )
         marked = [*messages[:-1], _with_sentinel(messages[-1])]
-        text, found, _ = self._render(template, {**context, "messages": marked}, False).rpartition(_SENTINEL)
+        try:
+            text, found, _ = self._render(template, {**context, "messages": marked}, False).rpartition(_SENTINEL)
+        except RequestError:  # some templates refuse a message that is thinking alone
+            if not _is_thinking(messages[-1]):
+                raise
+            found = ""
+        if not found and _is_thinking(messages[-1]):
+            return self._render_thinking(template, context, template_kwargs)
         if not found:
             raise RequestError(
                 "the chat template does not print the last message's content, so it cannot be continued",
@@ -189,7 +204,29 @@ class ChatTemplate:
             before = self._render(template, {**context, "messages": messages[:-1]}, False)
         except RequestError:  # some templates refuse a conversation without a question
             before = ""
-        return RenderedChat(text, text[common_len(text, before) :])
+        tail = text[common_len(text, before) :]
+        begin = self.begin_thinking if _is_thinking(messages[-1]) else None
+        if begin is not None and begin(tail, template_kwargs):  # written without what opens it
+            return self._render_thinking(template, context, template_kwargs)
+        return RenderedChat(text, tail)
+
+    def _render_thinking(
+        self, template: jinja2.Template, context: dict[str, Any], template_kwargs: Mapping[str, Any]
+    ) -> RenderedChat:
+        """Write the last message's thinking behind the prompt for it: the template leaves it out of a history."""
+        *before, last = context["messages"]
+        context = {**context, "messages": before}
+        text = self._render(template, context, True)
+        tail = self._tail(template, context, text)
+        begun = None if self.begin_thinking is None else self.begin_thinking(tail, template_kwargs)
+        if begun is None:
+            raise RequestError(
+                "the chat template does not print the last message's reasoning_content, so it cannot be continued; "
+                "behind its prompt it cannot either: there is no reasoning parser, or thinking is switched off",
+                param="continue_final_message",
+            )
+        begun += last["reasoning_content"]
+        return RenderedChat(text + begun, tail + begun)
 
     def _tail(self, template: jinja2.Template, context: dict[str, Any], text: str) -> str:
         """Return what the generation prompt added, or, where a template always adds it, what follows the messages."""
@@ -301,6 +338,11 @@ def common_len(text: str, other: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _is_thinking(message: Mapping[str, Any]) -> bool:
+    """Whether a message is thinking, and nothing else yet."""
+    return not message.get("content") and not message.get("tool_calls") and bool(message.get("reasoning_content"))
 
 
 def _with_sentinel(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from dovetail.contracts.reasoning import (
     FormatSpec,
     ParserRequest,
     ReasoningParser,
+    State,
     TemplateView,
     TokenizerView,
 )
 from dovetail.contracts.tools import ToolParser
+from dovetail.text.chat import BeginThinking
 from dovetail.text.derive import Derived, derive
+from dovetail.text.output import make_parser
 
 
 class FittedReasoning(ReasoningParser):
@@ -64,6 +67,26 @@ def bound_reasoning(parser: ReasoningParser, template: TemplateView) -> Reasonin
     if derived.reasoning is None and derived.answer is None:
         return found
     return FittedReasoning(found, derived)
+
+
+def thinking_behind(parser: ReasoningParser, tokenizer: TokenizerView, template: TemplateView) -> BeginThinking:
+    """Return what says how thinking begins behind a prompt; see `ChatTemplate.begin_thinking`."""
+
+    def begin(tail: str, template_kwargs: Mapping[str, Any]) -> str | None:
+        spec = parser.spec(tokenizer, template, ParserRequest(template_kwargs=template_kwargs))
+        if spec.reasoning is None and spec.messages is None:
+            return None
+        state = make_parser(spec).prime(tail)
+        if state is State.IN:
+            return ""
+        if (messages := spec.messages) is not None and messages.thinking:
+            is_whole = bool(messages.bodies) and messages.thinking.endswith(messages.bodies)
+            return messages.thinking + ("" if is_whole else messages.body)
+        if state is State.OUT or spec.reasoning is None:
+            return None
+        return spec.reasoning.start + spec.reasoning.after_start
+
+    return begin
 
 
 def bound_tools(parser: ToolParser, template: TemplateView) -> ToolParser:

@@ -15,7 +15,7 @@ from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.processing.embeddings import Embedder
 from dovetail.text.chat import ChatTemplate, template_switches
-from dovetail.text.formats import bound_reasoning, bound_tools
+from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer import Tokenizer, check_text
 from dovetail_server import errors
 from dovetail_server.bodies.wire import TextSetup, WorkerStart
@@ -63,6 +63,8 @@ class TextTools:
         self.tokenizer = tokenizer
         self.template = template
         self.reasoning = reasoning
+        if reasoning is not None:
+            template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
         self.tools = tools
         self.tools_name = tools_name
         self.grammar = GrammarFront({})
