@@ -44,6 +44,7 @@ from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.classes import classes_of
 from dovetail.processing.embeddings import Embedder
+from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.offline import read_settings
 from dovetail.processing.plan import plan_plugins
 from dovetail.runtime.hf_config import architecture, read_config
@@ -144,6 +145,7 @@ class LLM(OutlinesModel):
         for planned in plan.of_kind("tool_parser"):
             self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
         self._embedder = Embedder.of_checkpoint(folder)
+        self._processors = LogitsRequests.load(loaded)
         self._ids = itertools.count(1)
         self._grammar = GrammarFront({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
@@ -432,13 +434,14 @@ class LLM(OutlinesModel):
         if route is not None and calls is not None:
             raise RequestError(f"{route.param} and tool_choice both constrain the output; give one", param=route.param)
         thinking = self._thinking(params, route or calls, parsing, calls_tools=calls is not None)
+        processors = self._processors.read(params.logits_processors)
         route = route or calls
         jobs = []
         for choice in range(params.n):
             submit = messages.Submit(
                 rid=f"llm-{next(self._ids)}",
                 prompt_ids=prompt,
-                params=engine_params(params, choice, room),
+                params=engine_params(params, choice, room, processors),
                 grammar=() if route is None else route.steps,
                 thinking=thinking,
             )

@@ -41,6 +41,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
@@ -126,8 +127,10 @@ def as_tuple(texts: str | Sequence[str]) -> Sequence[str]:
     return (texts,) if isinstance(texts, str) else texts
 
 
-def engine_params(params: SamplingParams, choice: int, room: int) -> messages.SamplingParams:
-    """The engine's form of one choice's parameters; `room` is what the context leaves."""
+def engine_params(
+    params: SamplingParams, choice: int, room: int, processors: dict[str, dict[str, Any]]
+) -> messages.SamplingParams:
+    """The engine's form of one choice's parameters; `room` is what the context leaves, `processors` were checked."""
     return messages.SamplingParams(
         max_tokens=min(params.max_tokens or room, room),
         temperature=params.temperature,
@@ -144,4 +147,5 @@ def engine_params(params: SamplingParams, choice: int, room: int) -> messages.Sa
         seed=None if params.seed is None else derive_seed(params.seed, choice),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        processors=processors,
     )

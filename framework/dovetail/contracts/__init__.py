@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         RMSScale,
         Stream,
     )
+    from dovetail.contracts.logits import LogitsProcessor, LogitsRows
     from dovetail.contracts.model import (
         CausalLM,
         LayerSpec,
@@ -133,6 +134,8 @@ __all__ = [
     "LayerSpec",
     "Linear",
     "LoadStats",
+    "LogitsProcessor",
+    "LogitsRows",
     "Malformed",
     "Markers",
     "Messages",
@@ -246,6 +249,8 @@ _HOME = {
     "TemplateView": "reasoning",
     "TokenizerView": "reasoning",
     "PrefixView": "scheduling",
+    "LogitsProcessor": "logits",
+    "LogitsRows": "logits",
     "SchedulePolicy": "scheduling",
     "DraftRequest": "speculation",
     "Speculator": "speculation",

@@ -82,11 +82,11 @@ class Speculation:
 
 
 def may_have_drafts(request: Request) -> bool:
-    """Whether drafts of a request can be verified: its last token is known, and its draws depend on no counts.
+    """Whether drafts of a request can be verified: its last token is known, and its draws do not look back.
 
-    What penalties count would have to be taken back for drafts that do not hold.
+    What penalties and logits processors note would have to be taken back for drafts that do not hold.
     """
-    return request.in_flight == 0 and request.remaining_tokens > 1 and not request.params.is_penalized
+    return request.in_flight == 0 and request.remaining_tokens > 1 and not request.params.looks_back
 
 
 class Drafter:

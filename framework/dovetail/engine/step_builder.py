@@ -90,7 +90,7 @@ def _admit(request: Request) -> Admit:
         num_prompt=request.num_prompt,
         params=request.params,
         stop_ids=request.stop_ids,
-        history=tuple(request.ids) if request.params.is_penalized else (),
+        history=tuple(request.ids) if request.params.looks_back else (),
         pool=request.pool,
     )
 

@@ -22,12 +22,12 @@ def forced_tokens(request: Request, num_running: int) -> list[int]:
     """Return the tokens that must follow a request's last one, where taking them at once is worth it.
 
     No more than it may still generate, so that no pages are taken for others. Empty where something has to be known of
-    each of them: log probabilities, or counts for penalties.
+    each of them: log probabilities, or counts for penalties and the like.
     """
     constraint = request.constraint
     if constraint is None or not constraint.was_forced or request.row < 0 or request.finish is not None:
         return []
-    if request.params.logprobs is not None or request.params.is_penalized:
+    if request.params.logprobs is not None or request.params.looks_back:
         return []
     found = constraint.forced()[: request.remaining_tokens]
     return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,11 +41,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Empty: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Tokens, or several in a row, that are never said."""
+    processors: dict[str, dict[str, Any]] = {}
+    """Logits processors that it asks for, and what it says to each: complete, checked, plain values."""
 
     @property
     def is_penalized(self) -> bool:
         """Whether tokens have to be counted."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on what was said before it in other ways than through the model."""
+        return self.is_penalized or bool(self.processors)
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -54,9 +54,9 @@ GraphKey = DecodeGraph | PrefillGraph
 class Admit(msgspec.Struct, frozen=True, gc=False):
     """A request takes a device row: new, after it was retracted, or from an engine before this one.
 
-    `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where tokens
-    have to be counted; empty otherwise. With `pool`, nothing is drawn in the row: it gathers hidden states, from place
-    0 on where all of them count.
+    `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where draws
+    look back (`SamplingParams.looks_back`); empty otherwise. With `pool`, nothing is drawn in the row: it gathers
+    hidden states, from place 0 on where all of them count.
     """
 
     row: int

@@ -35,6 +35,7 @@ class Kind(NamedTuple):
         kit: `module:attr` of its conformance class.
         about: What a new package of it says of itself; `{name}` is the plugin's.
         setting: The setting that names the plugin; "" where none does.
+        many: It names any number of them, all of which are loaded; a list.
         default: The plugin of every engine that names none; "" where there need not be one.
         fact: `auto` looks for a plugin of this kind only if this fact is known of the model; "" always.
         hook: The hook through which plugins of this kind are registered at start; "" for hooks themselves.
@@ -52,6 +53,7 @@ class Kind(NamedTuple):
     kit: str
     about: str
     setting: str = ""
+    many: bool = False
     default: str = ""
     fact: str = ""
     hook: str = ""

@@ -109,7 +109,7 @@ def make_plan(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    **names: str | None,
+    **names: str | Sequence[str] | None,
 ) -> PluginPlan:
     """Choose the plugins of a server and mark them `selected` in the registry. Imports none of them.
 
@@ -127,6 +127,7 @@ def make_plan(
         timeout_s: Time that each plugin gets to be imported or started; 0 for no limit.
         names: The plugin of each other kind of `KINDS` by the kind's name: its name, or `auto`; None selects none, or
             with a model the kind's default if that is installed. That of `model` is a Hugging Face architecture string.
+            Several names where the kind may have any number.
 
     Raises:
         PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
@@ -134,12 +135,21 @@ def make_plan(
     """
     if unknown := names.keys() - (KINDS.keys() - {"hooks"}):
         raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
-    model = names.get("model")
+    lists: dict[str, Sequence[str]] = {}
+    single: dict[str, str] = {}
+    for kind, given in names.items():
+        if given is not None and KINDS[kind].many:
+            lists[kind] = [given] if isinstance(given, str) else given
+        elif isinstance(given, str):
+            single[kind] = given
+        elif given is not None:
+            raise TypeError(f"make_plan: {kind}={given!r}: give one name")
+    model = single.get("model")
     facts = {"device": device, "architecture": model or "", "quantization": quant_method}
     planned: list[PlannedPlugin] = []
     for kind, row in KINDS.items():
         default = row.default if row.default in registry.names(kind) else None
-        name = names.get(kind) or (default if model else None)
+        name = single.get(kind) or (default if model else None)
         if name == AUTO and row.fact and not facts[row.fact]:
             name = None
         if name == AUTO and kind != "model":
@@ -149,6 +159,8 @@ def make_plan(
         if name is not None and kind == "model":
             name = model_plugin(registry, name, model_impl, device)
         if name is not None:
+            planned.append(_by_name(registry, kind, name, device, options or {}))
+        for name in dict.fromkeys(lists.get(kind, ())):
             planned.append(_by_name(registry, kind, name, device, options or {}))
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
         if half is not None and half != AUTO:

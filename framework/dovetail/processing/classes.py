@@ -11,8 +11,11 @@ from dovetail.errors import ConfigError
 from dovetail.plugins import Registry
 from dovetail.plugins.kinds import KINDS, Kind
 
+Classes = Mapping[str, type | list[str | type]]
+"""By setting: a class in place of a name, or a list in which some names are classes."""
 
-def register_classes(registry: Registry, classes: Mapping[str, type]) -> dict[str, str]:
+
+def register_classes(registry: Registry, classes: Classes) -> dict[str, str | list[str]]:
     """Register classes that were given in place of names, and return their names by setting.
 
     Args:
@@ -23,7 +26,14 @@ def register_classes(registry: Registry, classes: Mapping[str, type]) -> dict[st
         ConfigError: One is not of its kind's contract, is not complete, or cannot be imported by its name.
     """
     kinds = {kind.setting: kind for kind in KINDS.values() if kind.setting}
-    return {setting: _register(registry, kinds[setting], setting, cls) for setting, cls in classes.items()}
+
+    def named(setting: str, given: str | type) -> str:
+        return given if isinstance(given, str) else _register(registry, kinds[setting], setting, given)
+
+    return {
+        setting: [named(setting, each) for each in given] if isinstance(given, list) else named(setting, given)
+        for setting, given in classes.items()
+    }
 
 
 def _register(registry: Registry, kind: Kind, setting: str, cls: type) -> str:
@@ -43,7 +53,15 @@ def _register(registry: Registry, kind: Kind, setting: str, cls: type) -> str:
     return name
 
 
-def classes_of(values: dict[str, Any]) -> dict[str, type]:
+def classes_of(values: dict[str, Any]) -> dict[str, type | list[str | type]]:
     """Take the classes out of arguments that may be names of plugins, and return them by setting."""
     settings = [kind.setting for kind in KINDS.values() if kind.setting]
-    return {name: values.pop(name) for name in settings if inspect.isclass(values.get(name))}
+    return {name: _in_list(values.pop(name)) for name in settings if _has_class(values.get(name))}
+
+
+def _has_class(given: Any) -> bool:
+    return inspect.isclass(given) or (isinstance(given, list | tuple) and any(map(inspect.isclass, given)))
+
+
+def _in_list(given: Any) -> Any:
+    return list(given) if isinstance(given, tuple) else given

@@ -24,7 +24,7 @@ from dovetail.plugins.loader import describe, import_planned, naming_plugin, opt
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
-from dovetail.processing.classes import register_classes
+from dovetail.processing.classes import Classes, register_classes
 from dovetail.runtime.hf_config import quant_method, read_config
 
 logger = logging.getLogger("dovetail.plugins")
@@ -35,9 +35,7 @@ NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 S = TypeVar("S", bound=PluginSettings)
 
 
-def plan_plugins(
-    settings: S, architecture: str, classes: Mapping[str, type] | None = None
-) -> tuple[S, Registry, PluginPlan]:
+def plan_plugins(settings: S, architecture: str, classes: Classes | None = None) -> tuple[S, Registry, PluginPlan]:
     """Choose the plugins; enabled hook plugins may register more and propose defaults first.
 
     Args:
@@ -249,7 +247,7 @@ def help_text(settings: PluginSettings) -> Iterator[str]:
     """
     registry, manager = scan(settings)
     named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
-    named = {kind: name for kind, name in named.items() if name not in (None, "auto")}
+    named = {kind: name for kind, name in named.items() if name not in (None, "auto", [])}
     halves = {name: getattr(settings, name) for name in ("prefill_attention_backend", "decode_attention_backend")}
     plan = make_plan(registry, **named, **halves, hooks=[planned.qualified for planned in manager.planned])
     for plugin in plan.plugins:

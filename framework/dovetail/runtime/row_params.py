@@ -38,7 +38,7 @@ class SampleRow:
     def is_plain(self) -> bool:
         """Whether its tokens come from the raw logits by temperature and filters, but for masks and stop ids."""
         p = self.params
-        return not (p.is_penalized or p.logit_bias or p.logprobs is not None)
+        return not (p.looks_back or p.logit_bias or p.logprobs is not None)
 
     @property
     def is_banning(self) -> bool:

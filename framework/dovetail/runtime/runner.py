@@ -35,6 +35,7 @@ from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.processors import Processors
 from dovetail.runtime.quantization import choose_quantization, factory_of
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.stepper import StepGraphs, Stepper
@@ -96,7 +97,8 @@ class ModelRunner:
         self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self.graphs = graphs = self._graphs(settings, memory.plan)
         counts = TokenCounts(self.config.vocab_size, self.device)
-        self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs)
+        processors = Processors.make(plugins, self.config.vocab_size, settings.max_running_requests, self.device)
+        self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
         self._trials = self._warm_up(memory.plan, decode)
         chores = [chore for chore in (prefill, decode, self._trials) if chore is not None]

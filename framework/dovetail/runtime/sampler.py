@@ -1,8 +1,8 @@
 """Chooses tokens from logits: penalties, bias, filters, seeded draws, log probabilities; vectorised over rows.
 
-R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: grammar mask,
-penalties and bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log probabilities are
-those of the model itself, before any of this.
+R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: logits processors,
+grammar mask, penalties and bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log
+probabilities are those of the model itself, before any of this.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import is_filtered
 from dovetail.runtime.masks import TokenMask
 from dovetail.runtime.penalties import TokenCounts, penalize
+from dovetail.runtime.processors import Processors
 from dovetail.runtime.row_params import RowParams, SampleRow
 from dovetail.runtime.upload import upload
 
@@ -102,6 +103,7 @@ def sample(
     masked: Masked | None = None,
     counts: TokenCounts | None = None,
     scratch: FloatScratch | None = None,
+    processors: Processors | None = None,
 ) -> Sampled:
     """Choose one token per row.
 
@@ -111,14 +113,23 @@ def sample(
         masked: What constrained rows may say.
         counts: Where rows with penalties that are new get their history; a table of their own if not given.
         scratch: Where the logits are widened; memory of their own if not given.
+        processors: Those that rows may ask for.
     """
     rows = batch.rows
+    asked = {} if processors is None else processors.groups(rows)
     raw = logits.float() if scratch is None else scratch.widen(logits)
     # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
     in_place = masked is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
+    in_place = in_place and not asked
     adjusted = adjust(raw, batch, masked, counts, in_place=in_place)
     top, greedy = _best(raw)
     broken = ~torch.isfinite(top)
+    if asked and processors is not None:
+        processed = processors.apply(raw, asked, batch.at, batch.positions)
+        broken |= ~(_best(processed)[0] < math.inf)  # NaN is not, either
+        processed = adjust(processed, batch, masked, counts)
+        # Where a processor leaves nothing to say, its step goes without it.
+        adjusted = torch.where(_best(processed)[0][:, None] == -math.inf, adjusted, processed)
     if in_place and masked is not None:
         # A mask that allows nothing is the grammar's error.
         at = masked.tokens.rows
@@ -134,6 +145,8 @@ def sample(
         chosen = draws.draw(adjusted[index], params, greedy[index], filtered=filtered)
         ids = greedy.index_copy(0, index, chosen)
     count(ids, rows)
+    if asked and processors is not None:
+        processors.drawn(ids, asked, batch.at, batch.positions)
     return Sampled(ids, broken, token_logprobs(raw, ids, rows))
 
 

@@ -25,6 +25,7 @@ from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.processors import Processors
 from dovetail.runtime.row_params import RowFacts
 from dovetail.runtime.sampler import (
     FloatScratch,
@@ -64,17 +65,20 @@ class Stepper:
         masks: MaskBuffer,
         counts: TokenCounts,
         graphs: StepGraphs | None,
+        processors: Processors,
     ) -> None:
         """Nothing is computed yet."""
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler()
+        self._processors = processors
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> Launched:
         """Start a step. Its tokens are chosen too, unless a row waits."""
         self._state.apply(step)
         self._pooler.apply(step)
+        self._processors.apply_step(step)
         for group in np.unique(step.scrub[0]).tolist() if step.scrub.size else ():
             self._pool.scrub(group, step.scrub[1, step.scrub[0] == group].tolist())
         self._state.flush()
@@ -178,7 +182,7 @@ class Stepper:
                 positions=positions,
                 is_banning=part.is_banning,
             )
-            sampled = sample(part.logits, batch, masked, self._counts, self._scratch)
+            sampled = sample(part.logits, batch, masked, self._counts, self._scratch, self._processors)
             if part.positions is None:
                 self._state.set_next(part.rows, sampled.ids)
             else:

@@ -109,6 +109,11 @@ class SamplingFields(RequestModel):
     bad_words: Annotated[list[StopString], Field(max_length=1024)] | None = Field(
         None, description="Never said, at the beginning of a word or within one."
     )
+    logits_processors: Annotated[dict[Name, FreeForm], Field(max_length=16)] | None = Field(
+        None,
+        description="Logits processors that change what may be said next, by name, with what each takes: "
+        '`{"no-repeat-ngram": {"size": 3}}`. Those that `--logits-processors` names are served.',
+    )
     prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
 

@@ -184,6 +184,7 @@ def sampling_params(
         logprob_token_ids=tuple(logprob_token_ids),
         allowed_token_ids=tuple(dict.fromkeys(request.allowed_token_ids or ())),
         bad_words=word_ids(request.bad_words or (), text.tokenizer),
+        processors=text.processors.read(request.logits_processors),
         **values,
     )
 

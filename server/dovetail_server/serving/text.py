@@ -14,6 +14,7 @@ from dovetail.grammar.front import GrammarFront
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.processing.embeddings import Embedder
+from dovetail.processing.logits import LogitsRequests
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer import Tokenizer, check_text
@@ -69,6 +70,7 @@ class TextTools:
         self.tools_name = tools_name
         self.grammar = GrammarFront({})
         self.embedder = Embedder()
+        self.processors = LogitsRequests({}) if plugins is None else LogitsRequests.load(plugins)
         self._plugins = plugins
         self._setup = setup
         self._template_defaults: Mapping[str, Any] = {}
