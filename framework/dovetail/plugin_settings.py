@@ -125,6 +125,12 @@ class PluginSettings(EngineSettings):
         description="Plugin that enforces structured outputs; `auto` chooses for each request; `none` for none.",
         json_schema_extra=flag("guided-decoding-backend", common=True),
     )
+    logits_processors: Names = Field(
+        default_factory=list,
+        description="Logits processors that requests may ask for, by plugin name, comma-separated, such as "
+        "`no-repeat-ngram`.",
+        json_schema_extra=flag(),
+    )
     strict_schema: bool = Field(
         False,
         description="Refuse a `strict` JSON schema that cannot be enforced in full, instead of validating the result.",

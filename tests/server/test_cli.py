@@ -37,7 +37,7 @@ decode-attention-backend prefill-attention-backend gpu-memory-utilization
 grammar-backend grammar-cache-bytes grammar-compile-timeout guided-decoding-backend header-timeout help host
 keep-alive-timeout load-format log-level log-requests
 max-batch-lines max-batch-requests max-body-bytes max-connections max-connections-per-address
-max-logprobs max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
+logits-processors max-logprobs max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
 max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens
 max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl

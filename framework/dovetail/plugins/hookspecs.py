@@ -116,6 +116,17 @@ def dovetail_speculators(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_logits_processors(registry: KindRegistry) -> None:
+    """Register logits processors.
+
+    Called as `dovetail_models` is.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_settings() -> type | None:
     """Return the plugin's settings class: a dataclass or a pydantic model whose fields all have defaults.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail.testing.conformance.attention import AttentionBackendConformance
     from dovetail.testing.conformance.grammar import GrammarBackendConformance
     from dovetail.testing.conformance.hooks import HooksConformance
+    from dovetail.testing.conformance.logits import LogitsProcessorConformance
     from dovetail.testing.conformance.model import ModelConformance
     from dovetail.testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
     from dovetail.testing.conformance.quantization import QuantizationConformance
@@ -36,6 +37,7 @@ __all__ = [
     "GrammarBackendConformance",
     "GrammarSample",
     "HooksConformance",
+    "LogitsProcessorConformance",
     "ModelConformance",
     "QuantizationConformance",
     "ReasoningParserConformance",
@@ -53,6 +55,7 @@ _HOME = {
     "AttentionBackendConformance": "conformance.attention",
     "GrammarBackendConformance": "conformance.grammar",
     "HooksConformance": "conformance.hooks",
+    "LogitsProcessorConformance": "conformance.logits",
     "ModelConformance": "conformance.model",
     "ReasoningParserConformance": "conformance.parsers",
     "ToolParserConformance": "conformance.parsers",

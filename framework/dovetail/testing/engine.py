@@ -21,7 +21,7 @@ from dovetail.settings import EngineSettings
 
 
 def make_plans(
-    folder: Path, *, grammar_backend: str | None = None, **changes: Any
+    folder: Path, *, grammar_backend: str | None = None, logits_processors: Sequence[str] = (), **changes: Any
 ) -> tuple[EngineSettings, PluginPlan]:
     """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise.
 
@@ -36,6 +36,7 @@ def make_plans(
         prefill_attention_backend=settings.prefill_attention_backend,
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
+        logits_processor=logits_processors,
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(read_config(folder)),
         model_impl=settings.model_impl,
