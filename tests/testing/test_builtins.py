@@ -69,6 +69,10 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     },
     **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
     ("quantization", "int8"): {"config": QUANTISED.quant_config(), "pack": pack, "unpack": unpack},
+    ("logits_processor", "no-repeat-ngram"): {
+        "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
+        "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
+    },
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
     ("model", "transformers"): {"architecture": "Qwen3ForCausalLM", "configs": [{}, {"tie_word_embeddings": True}]},

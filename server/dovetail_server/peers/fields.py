@@ -58,7 +58,9 @@ FIELDS: dict[str, Known] = {
         "watermark watermarking",
         "this server marks no output",
     ),
-    "custom_logit_processor": Known("code from a request is never run; write a plugin"),
+    "custom_logit_processor": Known(
+        "code from a request is never run; write a plugin, which requests ask for in logits_processors"
+    ),
     **_all("custom_params vllm_xargs", "no part of this server reads arguments of that kind; write a plugin"),
     **_all("session_params multi_item_delimiter_indices token_indices_to_pool", "this server has no such sessions"),
     "session_id": Known("prefixes are found by their tokens, whoever sent them", None),

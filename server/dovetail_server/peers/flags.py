@@ -374,8 +374,12 @@ _values("return-hidden-states-mode return-aux-hidden-state-layer-ids aux-output-
 _free("sampling-mask-max-tokens routed-experts-*", OUTPUT)
 _off("return-input-ids return-output-ids return-tokens-as-token-ids", "send return_token_ids: true with the request")
 _off("incremental-streaming-output", "streams of /generate are cumulative, as SGLang's are by default")
-_off("enable-custom-logit-processor enable-watermark", "code from a request is never run; write a plugin")
-_values("logits-processors watermark-config engram-config", "write a plugin; see docs/plugins.md", "")
+_off("enable-watermark", "write a plugin; see docs/plugins.md")
+_off(
+    "enable-custom-logit-processor",
+    "code from a request is never run; write a plugin, and name it in --logits-processors",
+)
+_values("watermark-config engram-config", "write a plugin; see docs/plugins.md", "")
 _off(
     "enable-deterministic-inference",
     "a seed gives equal draws for equal logits; --dtype float32 makes logits independent of the load",
