@@ -32,11 +32,15 @@ ALLOWED = {
     # The engine's own thread and processes are watched by their client.
     "dovetail/engine/wire.py": {"Thread": 2},
     "dovetail/client/inprocess.py": {"Thread": 1},
+    # It waits for the end of the process that a further rank belongs to, and ends it.
+    "dovetail/executor/rank_main.py": {"Thread": 1},
     # It only looks at the engine's own thread, and ends with it.
     "dovetail/engine/standstill.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
     "dovetail/grammar/memory.py": {"Timer": 1},
     "dovetail/grammar/queue.py": {"Thread": 1},
+    # Whoever wants the process waits for what this one makes, or for why it could not.
+    "dovetail/forks.py": {"Thread": 1},
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.
     "dovetail/llm.py": {"Thread": 1, "create_task": 1},
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.

@@ -10,11 +10,13 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from example_models import Example, prompt, run
 
 from dovetail.client import launch
 from dovetail.contracts.cache import CacheTensor
+from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import LayerSpec
 from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError, ModelError
@@ -36,8 +39,10 @@ from dovetail.executor.rank_messages import StartRank, next_command
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.runtime.memory import check_settings
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
+from dovetail_server.cli import plan
 
 PROMPTS = [prompt(n, n) for n in (1, 9, 40)] + [prompt(40, 40) + prompt(5, 5)]
 SMALL: dict[str, Any] = {
@@ -84,11 +89,16 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GroupExecutor", grouped)
 
 
-def make_core(folder: Path, architecture: str, quantization: str | None = None, **changes: Any) -> EngineCore:
+def make_core(
+    folder: Path, architecture: str, quantization: str | None = None, target: str | None = None, **changes: Any
+) -> EngineCore:
     settings = EngineSettings(model_path=str(folder), **SMALL | changes)
+    registry = Registry.scan()
+    if target is not None:
+        registry.add("model", architecture, target)
     named = {"quantization": quantization} if quantization else {}
     plan = make_plan(
-        Registry.scan(), model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
+        registry, model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
     )
     return launch.make_engine(settings, load(plan, "engine"))
 
@@ -144,6 +154,30 @@ def test_an_int8_checkpoint(group: int | None, tmp_path: Path) -> None:
 
     def make(**settings: Any) -> EngineCore:
         return make_core(folder, "LlamaForCausalLM", "int8", **settings)
+
+    assert said(make, 2) == said(make, 1)
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize(
+    ("architecture", "name", "changes", "shard"),
+    [
+        ("MixtralForCausalLM", "Mixture", {"num_local_experts": 4, "num_experts_per_tok": 2}, "inner"),
+        ("MixtralForCausalLM", "Mixture", {"num_local_experts": 4, "num_experts_per_tok": 2}, "expert"),
+        ("Gemma2ForCausalLM", "GemmaLike", {"sliding_window": 8, "query_pre_attn_scalar": 16}, ""),
+    ],
+)
+def test_experts_and_norms_behind(
+    architecture: str, name: str, changes: dict[str, Any], shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts that are divided by width or handed out whole; sums that a norm takes before they are added."""
+    beside("generality_models", "models/test_generality.py")
+    folder = make_model(tmp_path / "model", architecture, **changes)
+    experts = BuildContext.experts
+    monkeypatch.setattr(BuildContext, "experts", lambda self, *a, **k: experts(self, *a, **k | {"shard": shard}))
+
+    def make(**settings: Any) -> EngineCore:
+        return make_core(folder, architecture, target=f"generality_models:{name}", **settings)
 
     assert said(make, 2) == said(make, 1)
 
@@ -317,6 +351,28 @@ def test_ranks_are_processes_that_end_together(tmp_path: Path) -> None:
         os.kill(follower.pid, 0)
 
 
+HANGING = """
+import signal, sys, time
+from dovetail.executor import rank_main
+rank_main.LEAVE_S = 0.2
+rank_main.next_command = lambda pipe: (pipe.send_bytes(b"here"), time.sleep(600))
+rank_main.main(sys.argv[1:])
+"""
+
+
+def test_a_rank_that_hangs_ends_with_the_first() -> None:
+    """Even in the middle of what never ends, and though it ignores what a terminal sends."""
+    near, far = Pipe()
+    with near, far:
+        command = [sys.executable, "-c", HANGING, str(far.fileno())]
+        process = subprocess.Popen(command, pass_fds=[far.fileno()])
+        far.close()
+        assert near.poll(120)
+        process.terminate()
+        near.close()
+        assert process.wait(60) == -signal.SIGALRM
+
+
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a further rank finds is told as if the first had found it."""
     folder = make_model(tmp_path / "model", "LlamaForCausalLM")
@@ -356,18 +412,28 @@ def test_sums_have_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
         assert all(torch.equal(found[rank], expected) for rank in range(3))
 
 
-def test_ranks_are_for_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU several ranks are refused in one line."""
-    monkeypatch.setattr("dovetail.executor.group.find_device", lambda name: torch.device("cuda", 0))
-    settings = EngineSettings(model_path=str(tmp_path), tensor_parallel_size=2)
+def test_ranks_are_for_the_cpu() -> None:
+    """On a GPU several ranks are refused in one line, by an engine and by `dovetail plan`."""
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2: ranks compute on the CPU so far"):
-        GroupExecutor(settings, Any)  # type: ignore[arg-type]
+        check_settings(EngineSettings(tensor_parallel_size=2), "cuda")
+
+
+def test_plan_is_that_of_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    """`dovetail plan` divides weights and cache as an engine does, and refuses what one refuses."""
+    found = []
+    for num in ("1", "2"):
+        flags = ["--device", "cpu", "--device-memory", "8GiB", "--max-total-tokens", "1024", "--tp", num]
+        assert plan.main([*flags, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["page_bytes"] * 2 == found[0]["page_bytes"]
+    assert found[1]["device"]["total"] * 2 == found[0]["device"]["total"]
+    assert found[1]["weight_bytes"] * 2 == pytest.approx(found[0]["weight_bytes"], rel=0.01)
+    assert plan.main(["--device", "cpu", "--tp", "7"]) == 2
+    assert "cannot be divided among 7 ranks" in capsys.readouterr().err
 
 
 def test_arrays_travel_as_they_are() -> None:
     """A command that was sent is the command that comes, arrays of no elements among it."""
-    from multiprocessing import Pipe
-
     from dovetail.executor.rank_messages import Choose, send
     from dovetail.messages.step import StepLate
 

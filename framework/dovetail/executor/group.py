@@ -41,7 +41,6 @@ from dovetail.executor.rank_messages import (
 from dovetail.messages.executor import StepError
 from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.backends import find_device
 from dovetail.runtime.ranks import GlooSum, Rank
 from dovetail.settings import EngineSettings
 
@@ -109,11 +108,6 @@ class GroupExecutor:
             ConfigError: The settings, the model or a plugin is at fault, or the ranks cannot divide the model.
         """
         size = settings.tensor_parallel_size
-        if find_device(settings.device).type != "cpu":
-            raise ConfigError(
-                f"--tensor-parallel-size {size}: ranks compute on the CPU so far, and the device is a GPU; give "
-                "--device cpu, or serve the model on one GPU"
-            )
         sums = self._sums = GlooSum(0, size)
         self.local = LocalExecutor(settings, plugins, Rank(Parallel(size=size, all_reduce=sums)))
         self.followers: list[Follower] = []

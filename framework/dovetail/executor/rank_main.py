@@ -7,8 +7,10 @@ its pipe, and this process.
 from __future__ import annotations
 
 import logging
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +40,8 @@ from dovetail.runtime.ranks import GlooSum, Rank
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
+LEAVE_S = 2.0
+"""What a rank has to end in order once the first one has ended."""
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +50,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Connection(int(argv[0]))
+    threading.Thread(target=_watch, args=(pipe,), name="dovetail-rank-watch", daemon=True).start()
     try:
         start = next_command(pipe)
         assert isinstance(start, StartRank)  # noqa: S101 - it comes from our own parent
@@ -54,6 +59,14 @@ def main(argv: list[str]) -> int:
     except (EOFError, OSError):
         return 0
     return 0
+
+
+def _watch(pipe: Connection) -> None:
+    """End this process soon after the first rank's, even in the middle of what never ends."""
+    poller = select.poll()
+    poller.register(pipe.fileno(), 0)  # a hang-up is always told
+    poller.poll()
+    signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
 
 
 def serve(pipe: Connection, start: StartRank) -> None:

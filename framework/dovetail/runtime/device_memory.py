@@ -110,10 +110,7 @@ class DeviceMemory:
             print_table(self.plan, to_stderr=True)
 
     def _measure(self) -> DeviceBytes:
-        found = device_bytes(self._device)
-        if self._device.type != "cpu":
-            return found
-        return dataclasses.replace(found, total=found.total // self._num_ranks, free=found.free // self._num_ranks)
+        return device_bytes(self._device).of_rank(self._num_ranks)
 
     def _make_plan(self, weight_bytes: int) -> MemoryPlan:
         if self._given is not None:

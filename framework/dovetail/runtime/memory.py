@@ -67,6 +67,13 @@ class DeviceBytes:
     free: int
     left: int | None = None
 
+    def of_rank(self, num_ranks: int) -> DeviceBytes:
+        """Return what one of several ranks may use: on CPU they share one memory."""
+        if self.kind != "cpu" or num_ranks == 1:
+            return self
+        left = None if self.left is None else self.left // num_ranks
+        return dataclasses.replace(self, total=self.total // num_ranks, free=self.free // num_ranks, left=left)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
@@ -169,6 +176,11 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
         raise ConfigError(
             "--mem-fraction-static and --gpu-memory-utilization both size the KV cache; give one of them: the first is "
             "the share of free memory for weights and KV cache, the second the share of all memory for everything"
+        )
+    if settings.tensor_parallel_size > 1 and device == "cuda":
+        raise ConfigError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on the CPU so far, and the device "
+            "is a GPU; give --device cpu, or serve the model on one GPU"
         )
     if utilization is not None and device == "cpu":
         raise ConfigError(

@@ -26,7 +26,8 @@ and CUDA graphs, and how many requests the KV cache holds. Reads config.json and
 
 The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,
 --mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
---page-size, --disable-cuda-graph, --load-format dummy. `dovetail serve --help=all` explains them.
+--page-size, --disable-cuda-graph, --load-format dummy, --tensor-parallel-size (the plan is that of one rank).
+`dovetail serve --help=all` explains them.
 """
 DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""
@@ -104,8 +105,9 @@ def plan(wish: Wish) -> MemoryPlan:
     config = config_of(settings.folder, architecture, settings.model_impl)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     size = weight_size(settings.folder, config, dtype, device.kind, dummy=settings.load_format == "dummy")
-    has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
-    return plan_memory(settings, config, dtype, device, size.num_bytes, has_graphs=has_graphs)
+    has_graphs, ranks = device.kind == "cuda" and not settings.disable_cuda_graph, settings.tensor_parallel_size
+    share = config.of_rank(ranks), dtype, device.of_rank(ranks), size.num_bytes // ranks
+    return plan_memory(settings, *share, has_graphs=has_graphs)
 
 
 def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfig:
