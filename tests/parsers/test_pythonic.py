@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -67,3 +68,16 @@ def test_a_megabyte_without_commas_is_quick() -> None:
     """Only a few places are tried, and no more arguments than the tool has."""
     reply = read('[w(city="x"' + 'days="y"' * 100_000 + ")]", 4096)
     assert len((reply.content or "") + "".join(call.arguments for call in reply.tool_calls)) > 100_000
+
+
+def test_many_strings_in_one_piece_are_linear() -> None:
+    """A long text that comes at once is not searched anew from each quote to its end."""
+
+    def spent(size: int) -> float:
+        parser = make_parser(SPEC)
+        begin = time.process_time()
+        parser.feed((), "[w(city='a 'b," + "x, '" * (size // 4))
+        parser.finish("stop")
+        return time.process_time() - begin
+
+    assert spent(2_000_000) < 8 * min(spent(500_000) for _ in range(2))

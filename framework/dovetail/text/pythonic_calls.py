@@ -26,6 +26,7 @@ from dovetail.text.schema_types import STRING, properties_of, quoted, schemas_by
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
+_IN_STRING = {"'": re.compile(r"['\\]"), '"': re.compile(r"[\"\\]")}
 _STRUCTURE = re.compile(r"[\"'()\[\]{},]")
 _MAX_NAME = 256
 _MAX_TRIES = 8
@@ -163,10 +164,7 @@ class PythonicCalls(ToolBody):
 
     def _next_stop(self, text: str, pos: int) -> int:
         """Return where the next character stands that means something, or -1."""
-        if self._quote:
-            quote, escape = text.find(self._quote, pos), text.find("\\", pos)
-            return escape if 0 <= escape < quote or quote < 0 else quote
-        found = _STRUCTURE.search(text, pos)
+        found = (_IN_STRING[self._quote] if self._quote else _STRUCTURE).search(text, pos)
         return found.start() if found else -1
 
     def _end_argument(self, char: str) -> None:
