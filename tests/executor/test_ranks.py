@@ -447,3 +447,33 @@ def test_arrays_travel_as_they_are() -> None:
             assert (got.late.mask_of == late.mask_of).all()
             assert (got.masks.shape, got.masks.dtype) == (masks.shape, masks.dtype)
             assert (got.masks == masks).all()
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_drafts_and_processors_are_those_of_one_rank(tmp_path: Path) -> None:
+    """Ranks find the same drafts to hold, each by itself, and forbid the same tokens."""
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+    registry, found = Registry.scan(), []
+    for num in (1, 2):
+        settings = EngineSettings(model_path=str(folder), tensor_parallel_size=num, speculator="ngram", **SMALL)
+        plan = make_plan(
+            registry, model="LlamaForCausalLM", attention_backend="auto", device="cpu", speculator="ngram",
+            logits_processor=["no-repeat-ngram"],
+        )  # fmt: skip
+        core = launch.make_engine(settings, load(plan, "engine"))
+        said: dict[int, list[int]] = {1: [], 2: [], 3: []}
+        try:
+            for handle in said:
+                processors: dict[str, Any] = {"no-repeat-ngram": {"size": 2, "prompt": True}} if handle == 2 else {}
+                params = SamplingParams(
+                    max_tokens=80, temperature=handle // 3, seed=3, ignore_eos=True, processors=processors
+                )
+                core.handle(Submit(rid="", handle=handle, prompt_ids=[5, 6, 7] * 6, params=params))
+            while core.has_work:
+                for delta in core.step().deltas:
+                    said[delta.handle] += delta.ids
+            assert core.stats().num_accepted_tokens > 0
+        finally:
+            core.close()
+        found.append(said)
+    assert found[0] == found[1]
