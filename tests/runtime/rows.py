@@ -11,7 +11,8 @@ from torch import Tensor
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime import sampler
-from dovetail.runtime.row_params import RowParams, SampleRow
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.row_params import SampleRow
 from dovetail.runtime.sampler import FloatScratch, Masked, SampleBatch, Sampled
 
 
@@ -29,14 +30,15 @@ class Row:
 
 def batch_of(rows: Sequence[Row]) -> SampleBatch:
     """Put rows into the device rows 0, 1 …"""
-    params = RowParams(len(rows), torch.device("cpu"))
+    state = DeviceState(len(rows), 1, torch.device("cpu"))
+    params = state.params
     for i, row in enumerate(rows):
         ids = tuple(row.prompt_ids) if row.params.is_penalized else ()
         params.admit(Admit(i, row.seed, len(row.prompt_ids), row.params, row.stop_ids, ids))
         row.kept = params.rows[i] = row.kept or params.rows[i]
-    params.flush()
+    state.flush()
     return SampleBatch(
-        rows=params.rows,
+        rows=params.rows[: len(rows)],
         params=params,
         at=torch.arange(len(rows)),
         positions=torch.tensor([row.num_output for row in rows]),

@@ -13,8 +13,8 @@ from torch import Tensor
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime import draw, draw_triton
+from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.draw import DrawParams
-from dovetail.runtime.row_params import RowParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -41,11 +41,11 @@ FILTERS = [
 
 def drawn_by(rows: list[SamplingParams], seeds: list[int], positions: list[int], device: torch.device) -> DrawParams:
     """As in an engine: admitted to device rows, and gathered from there."""
-    made = RowParams(len(rows), device)
+    state = DeviceState(len(rows), 1, device)
     for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
-        made.admit(Admit(i, seed, 0, row))
-    made.flush()
-    return made.draw_params(torch.arange(len(rows), device=device), torch.tensor(positions, device=device))
+        state.params.admit(Admit(i, seed, 0, row))
+    state.flush()
+    return state.params.draw_params(torch.arange(len(rows), device=device), torch.tensor(positions, device=device))
 
 
 def params(rows: list[SamplingParams], seed: int) -> DrawParams:

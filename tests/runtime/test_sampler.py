@@ -14,8 +14,8 @@ from rows import Row, batch_of, sample
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime import draw
+from dovetail.runtime.device_state import DeviceState
 from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.row_params import RowParams
 from dovetail.runtime.sampler import FloatScratch, Masked, adjust
 
 V = 50
@@ -262,11 +262,12 @@ def test_a_minimum_length_gives_way_to_a_mask_of_ends() -> None:
 
 def test_a_row_forgets_the_stop_ids_of_whoever_had_it() -> None:
     """A request with a minimum length and no stop ids, in the row of one that had some."""
-    params = RowParams(1, torch.device("cpu"))
+    state = DeviceState(1, 1, torch.device("cpu"))
+    params = state.params
     for stop_ids in ((3, 4), ()):
         params.admit(Admit(0, 1, 0, SamplingParams(max_tokens=9, min_tokens=5, temperature=0.0), stop_ids))
-        params.flush()
+        state.flush()
     batch = batch_of([row(temperature=0)])
-    batch = replace(batch, rows=params.rows, params=params, is_banning=True)
+    batch = replace(batch, rows=params.rows[:1], params=params, is_banning=True)
     x = torch.zeros(1, V)
     assert torch.equal(adjust(x, batch), x)
