@@ -55,6 +55,9 @@ _EXCLUSIVE: dict[str, tuple[str, int, Callable[[float, float], float]]] = {
     "exclusiveMinimum": ("minimum", 1, max),
     "exclusiveMaximum": ("maximum", -1, min),
 }
+EXACT, HUGE = 2**53, 10**300
+"""Whole numbers up to this one are all floats; beyond the other one none are."""
+_FURTHER = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
 _GUIDANCE = "x-guidance"
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
@@ -84,7 +87,7 @@ class SchemaWalk:
 
     def _keyword(self, pointer: str, key: str, node: Mapping[str, Any]) -> None:
         where = f"{pointer}/{key}"
-        if key in REFUSED:
+        if key in REFUSED or (key in ("const", "enum") and _is_inexact(node[key])):
             self._refuse(where)
         elif key == "pattern":
             self._pattern(where, *(without_lookaround(node[key]) or [node[key]]))
@@ -114,6 +117,18 @@ class SchemaWalk:
     def _refuse(self, where: str) -> None:
         self._ignored.append(where)
         self._refused.append(where)
+
+
+def _is_inexact(value: Any) -> bool:
+    """Whether a value holds a whole number that no float is: the library would allow its neighbour instead."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (list, dict)):
+            stack += item.values() if isinstance(item, dict) else item
+        elif isinstance(item, int) and abs(item) > EXACT and (abs(item) > HUGE or int(float(item)) != item):
+            return True
+    return False
 
 
 def _is_open_beside(node: Mapping[str, Any]) -> bool:
@@ -191,10 +206,20 @@ def _step_over(node: dict[str, Any]) -> None:
             node[plain] = nearest(node.get(plain, further), further)
 
 
+def _inside(bound: int, further: float) -> int:
+    """Return a bound that a float can be, no wider than the given one."""
+    found = float(bound)
+    is_wider = found < bound if further > 0 else found > bound
+    return int(math.nextafter(found, further)) if is_wider else int(found)
+
+
 def _prepare(root: Any) -> Any:
     if not isinstance(root, dict):
         return root
     made = {key: _prepare_keyword(key, value) for key, value in root.items() if key not in (_GUIDANCE, "format")}
+    for key, further in _FURTHER.items():
+        if isinstance(made.get(key), int) and EXACT < abs(made[key]) <= HUGE:
+            made[key] = _inside(made[key], further)
     if isinstance(made.get("pattern"), str):
         first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]
         made["pattern"] = tightened(first)
