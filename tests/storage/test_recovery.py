@@ -139,6 +139,23 @@ def test_too_little_free_space_pauses_a_batch(api: Api) -> None:
     assert api.wait(batch_id)["request_counts"]["failed"] == 1
 
 
+def test_too_many_open_files_are_503_and_pass(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload is told to come again; what the server does by itself is tried again soon, and it is ready then."""
+
+    def full(*args: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dovetail_server.batches.settle.names_in", full)  # the first sweep
+        patch.setattr("dovetail_server.storage.upload.create", full)
+        reply = api.upload(b"{}\n")
+        api.harness.eventually(lambda: "Too many open files" in api.harness.get("/readyz").text)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+    assert reply.headers["retry-after"]
+    api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 200, timeout=30)
+    assert api.upload(b"{}\n").status_code == 200
+
+
 def test_a_locked_database_is_503_and_nothing_accepted_is_lost(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another holds the lock, writing is refused for later, readiness says so, and batches go on after it."""
     api.harness.engine.delay_s = 0.01

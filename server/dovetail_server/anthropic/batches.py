@@ -23,6 +23,8 @@ from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 ENDPOINT = "/v1/messages"
 PREFIX, OWN_PREFIX = "msgbatch_", "batch_"
 CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_ID = 1024
+"""Bytes of a `custom_id` as JSON, of which a good one has 66."""
 ENDED = ("completed", "failed", "expired", "cancelled")
 encode = msgspec.json.Encoder().encode
 
@@ -47,10 +49,17 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw
 
 
-class Incoming(msgspec.Struct, forbid_unknown_fields=True):
-    """As `MessageBatchRequest`."""
+class Unread(msgspec.Struct, forbid_unknown_fields=True):
+    """As `Entry`, with a name that may be large, too: decoding one of megabytes would hold others up."""
 
-    requests: list[Entry]
+    custom_id: msgspec.Raw
+    params: msgspec.Raw
+
+
+class Incoming(msgspec.Struct, forbid_unknown_fields=True):
+    """As `MessageBatchRequest`, read as far as its outermost field."""
+
+    requests: msgspec.Raw
 
 
 class ModelOnly(msgspec.Struct):
@@ -130,6 +139,8 @@ class Named(msgspec.Struct):
 
 decode_name = msgspec.json.Decoder(Named).decode
 decode = msgspec.json.Decoder(Incoming).decode
+decode_unread = msgspec.json.Decoder(list[Unread]).decode
+decode_id = msgspec.json.Decoder(str).decode
 decode_model = msgspec.json.Decoder(ModelOnly).decode
 decode_line = msgspec.json.Decoder(ResultLine).decode
 decode_error = msgspec.json.Decoder(ErrorBody).decode
@@ -147,7 +158,7 @@ def read(raw: bytes, served: Sequence[str], most: int) -> list[Entry]:
         RequestError: It is no such body, or two requests have one `custom_id`.
     """
     try:
-        entries = decode(raw).requests
+        entries = _entries(decode(raw).requests)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no batch of messages: {error}", param="requests") from None
     if not 1 <= len(entries) <= most:
@@ -165,6 +176,13 @@ def read(raw: bytes, served: Sequence[str], most: int) -> list[Entry]:
         seen.add(entry.custom_id)
         _check_params(entry, f"requests[{at}].params", served)
     return entries
+
+
+def _entries(requests: msgspec.Raw) -> list[Entry]:
+    if not bytes(memoryview(requests)[:1]) == b"[":
+        raise msgspec.ValidationError("Expected `array` - at `$.requests`")
+    unread = decode_unread(requests)
+    return [Entry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params) for each in unread]
 
 
 def _check_params(entry: Entry, param: str, served: Sequence[str]) -> None:

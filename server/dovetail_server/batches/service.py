@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 SWEEP_S = 60.0
+AGAIN_S = 1.0
+"""After so long what failed is tried again, and then after twice as long each time."""
 
 
 class BatchService:
@@ -132,16 +134,20 @@ class BatchService:
 
     async def _repeat(self, name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
         """Do something again and again; what the disk or the database refuses is a problem until it works."""
+        again_s = min(AGAIN_S, pause_s)
         while True:
+            wait_s = pause_s
             try:
                 await work()
                 self._problems.pop(name, None)
+                again_s = min(AGAIN_S, pause_s)
             except (ServiceError, OSError) as error:
                 self._problems[name] = str(error)
+                wait_s, again_s = again_s, min(2 * again_s, pause_s)
             except Exception as error:
                 self._problems[name] = f"unexpected error: {error}"
                 raise
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(wait_s)
 
     async def _beat(self) -> None:
         """Tell that this process lives, and take over from those that do not."""

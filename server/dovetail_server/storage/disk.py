@@ -35,6 +35,16 @@ def disk_full(free: int, floor: int) -> ServiceError:
     return ServiceError(text, code="insufficient_storage", status=507, retry_after_s=60)
 
 
+def write_failed(error: OSError, floor: int) -> Exception:
+    """Return what a client is told of a write that failed: to come again, where that may help."""
+    if error.errno in FULL:
+        return disk_full(0, floor)
+    if error.errno in PASSING:
+        text = f"the server cannot write files now: {error.strerror}"
+        return ServiceError(text, code="storage_unavailable", status=503, retry_after_s=5)
+    return error
+
+
 def free_bytes(folder: Path) -> int:
     """Return what may still be written under `folder`."""
     found = os.statvfs(folder)

@@ -15,7 +15,7 @@ from dovetail.errors import RequestError
 from dovetail_server.errors import ServiceError
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
-from dovetail_server.storage.disk import FULL, age_of, disk_full, free_bytes, names_in, publish, remove
+from dovetail_server.storage.disk import age_of, disk_full, free_bytes, names_in, publish, remove, write_failed
 from dovetail_server.storage.paths import Layout, new_id
 from dovetail_server.storage.tables import files
 
@@ -81,9 +81,7 @@ class FileStore:
         try:
             await asyncio.to_thread(publish, temp, self.layout.file(file_id))
         except OSError as error:
-            if error.errno in FULL:
-                raise disk_full(0, self.settings.min_free_disk_bytes) from error
-            raise
+            raise write_failed(error, self.settings.min_free_disk_bytes) from error
         # Where this fails the file stays: the row may be there all the same. If it is not, a sweep removes the file.
         async with self.database.write() as db:
             await db.execute(sa.insert(files).values(row))

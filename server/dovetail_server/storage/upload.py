@@ -12,7 +12,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from dovetail.errors import RequestError
-from dovetail_server.storage.disk import FULL, create, disk_full, free_bytes
+from dovetail_server.storage.disk import create, disk_full, free_bytes, write_failed
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
@@ -167,18 +167,17 @@ async def receive_file(reader: FormReader, body: AsyncIterator[bytes], temp: Pat
 
     Raises:
         RequestError: The form is broken, cut off, or without a file.
-        ServiceError: The disk is full.
+        ServiceError: The disk is full, or the file cannot be written now.
     """
-    file = await asyncio.to_thread(create, temp)
     try:
-        await _copy(reader, body, file, temp, min_free)
-        await asyncio.to_thread(file.flush)
+        file = await asyncio.to_thread(create, temp)
+        try:
+            await _copy(reader, body, file, temp, min_free)
+            await asyncio.to_thread(file.flush)
+        finally:
+            await asyncio.to_thread(file.close)
     except OSError as error:
-        if error.errno in FULL:
-            raise disk_full(0, min_free) from error
-        raise
-    finally:
-        await asyncio.to_thread(file.close)
+        raise write_failed(error, min_free) from error
     if reader.filename is None:
         raise bad_form("file is required", "file", "missing_required_parameter")
     if not reader.is_finished:
