@@ -75,7 +75,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     | {"hidden_size_per_layer_input": 8},
     "phimoe": FEW,
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
-    "olmoe": MOE,
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
     "granitemoe": FEW,
     "granitemoehybrid": {**FEW, "shared_intermediate_size": 32, "layer_types": ["mamba", "attention"], **MAMBA},
     "nemotron_h": {

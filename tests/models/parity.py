@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplingParams, Submit
 from dovetail.testing.engine import make_core
@@ -115,7 +116,9 @@ def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, **setti
     outcome = run(core, prompts, num_new)
     greedy(model, prompts, outcome)
     assert outcome.cached, "no request hit a cached prefix"
-    assert outcome.retractions, "no request was retracted"
+    runner: Any = core.executor.runner  # type: ignore[attr-defined]
+    if any(spec.reach == FULL for spec in runner.config.layers):  # windows alone give back what they need
+        assert outcome.retractions, "no request was retracted"
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""The layers carry families that differ much from Llama: two models of which no plugin exists, against transformers."""
+"""The layers carry families that differ much from Llama: two models written here, against transformers."""
 
 from __future__ import annotations
 

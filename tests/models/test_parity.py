@@ -6,11 +6,12 @@ In CI a sample, of one plugin each; `DOVETAIL_FULL=1` takes them all, for ten mi
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from families import DECODERS, make_checkpoint
-from parity import check, check_schedules
+from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
 
@@ -37,7 +38,35 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
     if FULL:
         check(tmp_path, model, model_impl="transformers")
     else:
-        check_schedules(tmp_path, model, num_new=40, model_impl="transformers")
+        check_schedules(tmp_path, model, model_impl="transformers")
+
+
+OWN = {
+}
+"""Families with a plugin of their own, besides those of the other tests."""
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_by_its_own_plugin(kind: str, tmp_path: Path) -> None:
+    """Dovetail's layers over the paged cache."""
+    model = make_checkpoint(tmp_path, kind)
+    assert type(model).__name__ == OWN[kind]
+    if FULL:
+        check(tmp_path, model, model_impl="dovetail")
+    else:
+        check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="without a GPU, Triton runs in its interpreter")
+@only_full
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mistral"])
+def test_on_triton(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the other built-in backend, in its interpreter."""
+    from dovetail_backends.triton import TritonBackend
+
+    monkeypatch.setattr(TritonBackend, "caps", replace(TritonBackend.caps, devices=frozenset({"cpu", "cuda"})))
+    model = make_checkpoint(tmp_path, kind, head_dim=32)
+    check_logits(tmp_path, model, chunk=64, num_new=2, attention_backend="triton")
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -79,6 +79,27 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """What the kit cannot know of each."""
 
+FAMILIES = beside("families", "models/families.py")
+TESTED = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "transformers"}
+"""Models in the kit's own sizes; the others get those of their family."""
+
+
+def family(architecture: str) -> dict[str, Any]:
+    """Make checkpoints of a model's family: its experts are few and small."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = next(k for k, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
+
+    def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
+        FAMILIES.make_checkpoint(folder, kind, **{"vocab_size": 199, **changes})
+        return folder
+
+    configs: list[dict[str, Any]] = [{}, {"tie_word_embeddings": True}]
+    if hasattr(FAMILIES.config_of(kind), "use_sliding_window"):
+        configs.append({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1})
+    return {"make_checkpoint": make_checkpoint, "configs": configs}
+
+
 BUILTINS = [
     (kind.name, entry.name)
     for kind in KINDS.values()
@@ -98,7 +119,8 @@ MARKS: dict[tuple[str, str], pytest.MarkDecorator] = {
 
 def builtin_class(kind: str, name: str) -> type:
     """Return the conformance class of a built-in."""
-    cls = conformance_class(kind, name, **ATTRS.get((kind, name), {}))
+    is_family = kind == "model" and name not in TESTED
+    cls = conformance_class(kind, name, **(family(name) if is_family else ATTRS.get((kind, name), {})))
     made = type(cls.__name__, (cls,), {"__module__": __name__})
     mark = MARKS.get((kind, name))
     return made if mark is None else mark(made)

@@ -17,6 +17,9 @@ from dovetail.layers import ops
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.shards import gated
 
+ROW_BYTES = 16
+"""Rows of a grouped product take a multiple of so many."""
+
 
 class ExpertMatrix(Matrix):
     """One matrix for each expert, `[E, out, in]`; checkpoints store each by itself or all in one tensor."""
@@ -60,12 +63,23 @@ class ExpertMatrix(Matrix):
         """Multiply by one of this rank's experts."""
         return F.linear(x, self.of_expert(expert, x.dtype), None if self.bias is None else self.bias[expert])
 
+    def of_rows(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        """Multiply rows by their experts' plain weights.
+
+        Args:
+            x: `[N, in]`, sorted by expert.
+            experts: `[N]`, each row's.
+            ends: `[E]` int32, how many rows there are up to each expert's last one.
+        """
+        y: Tensor = F.grouped_mm(x, self.weight.transpose(-1, -2), offs=ends)
+        return y if self.bias is None else y + self.bias[experts]
+
 
 class GatedExperts(nn.Module):
-    """See `dovetail.contracts.layers.Experts`.
+    """See `dovetail.contracts.layers.Experts`. Nothing is read on the host, so a step can be recorded in a graph.
 
-    Every expert of this rank computes every token, and the weights pick: nothing is read on the host, so a step can be
-    recorded in a graph. It takes E / K times as long as it must.
+    Plain matrices: rows are sorted by expert, and each expert computes those that chose it. Otherwise every expert of
+    this rank computes every token, and the weights pick: that takes E / K times as long as it must.
     """
 
     matrix: ClassVar[type[ExpertMatrix]] = ExpertMatrix
@@ -98,6 +112,31 @@ class GatedExperts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
         if ids.shape[-1] != self._top_k:
             raise ValueError(f"{ids.shape[-1]} experts for each token, {self._top_k} were asked for")
+        out = self._grouped(x, ids, weights) if self._is_groupable(x) else self._each(x, ids, weights)
+        if add is not None:
+            return add.plus_share(out, self._parallel)
+        return self._parallel.sum(out)
+
+    def _is_groupable(self, x: Tensor) -> bool:
+        if self.matrix is not ExpertMatrix or (x.device.type != "cpu" and x.dtype != torch.bfloat16):
+            return False  # torch's grouped product of other types cannot be recorded in a graph
+        is_whole = self.gate_up.local_experts == self.gate_up.num_experts
+        widths = (self.gate_up.local_in, self.gate_up.local_out, self.down.local_in, self.down.local_out)
+        return is_whole and all(width * x.element_size() % ROW_BYTES == 0 for width in widths)
+
+    def _grouped(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """One row for each choice, sorted by expert."""
+        num, order = self.gate_up.local_experts, ids.flatten().argsort(stable=True)
+        chosen, rows, weight = ids.flatten()[order], order // self._top_k, weights.flatten()[order, None].to(x.dtype)
+        ends = (chosen[None] <= torch.arange(num, device=x.device)[:, None]).sum(1, dtype=torch.int32)
+        given = x[rows] * weight if self._weigh == "input" else x[rows]
+        y = self.down.of_rows(ops.act_and_mul(self._act, self.gate_up.of_rows(given, chosen, ends)), chosen, ends)
+        y = y if self._weigh == "input" else y * weight
+        # A token's experts are added up in the order of its choice, whoever else is in the batch.
+        return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, y.shape[-1]).sum(1)
+
+    def _each(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Every expert computes every token."""
         out = torch.zeros_like(x)
         for local in range(self.gate_up.local_experts):
             chosen = ids == self.gate_up.first_expert + local
@@ -106,6 +145,4 @@ class GatedExperts(nn.Module):
             y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
             y = y if self._weigh == "input" else y * weight
             out = out + y.where(chosen.any(-1, keepdim=True), 0)
-        if add is not None:
-            return add.plus_share(out, self._parallel)
-        return self._parallel.sum(out)
+        return out

@@ -41,28 +41,34 @@ class DenseDecoder(nn.Module):
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        extra = config.extra
         self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
         self.rotary = Rotaries(config, ctx)
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                config,
-                ctx,
-                SelfAttention(
-                    config,
-                    index,
-                    ctx.at(f"layers.{index}.attention"),
-                    qkv_bias=extra.get("qkv_bias", False),
-                    out_bias=extra.get("out_bias", False),
-                    qk_norm=extra.get("qk_norm", False),
-                ),
-                GatedMLP(config, ctx.at(f"layers.{index}.mlp"), bias=extra.get("mlp_bias", False)),
-            )
-            for index in range(config.num_layers)
+            self.layer(config, index, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
         tied = self.embed if config.tie_word_embeddings else None
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
+
+    def layer(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
+        """Make a layer; what an architecture builds otherwise it overrides, this or one of its parts."""
+        return DecoderLayer(config, ctx, self.attention(config, index, ctx), self.mlp(config, index, ctx))
+
+    def attention(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
+        """Make a layer's attention."""
+        extra = config.extra
+        return SelfAttention(
+            config,
+            index,
+            ctx.at("attention"),
+            qkv_bias=extra.get("qkv_bias", False),
+            out_bias=extra.get("out_bias", False),
+            qk_norm=extra.get("qk_norm", False),
+        )
+
+    def mlp(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
+        """Make a layer's MLP."""
+        return GatedMLP(config, ctx.at("mlp"), bias=config.extra.get("mlp_bias", False))
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
@@ -77,6 +83,7 @@ class Llama(ModelPlugin):
     """Serves `LlamaForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("LlamaForCausalLM",)
+    decoder: ClassVar[type[DenseDecoder]] = DenseDecoder
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -85,7 +92,7 @@ class Llama(ModelPlugin):
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
-        return DenseDecoder(config, ctx)
+        return cls.decoder(config, ctx)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:

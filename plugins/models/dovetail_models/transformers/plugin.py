@@ -85,11 +85,8 @@ def config_of(hf: Mapping[str, Any]) -> Any:
         what = "code that comes with a checkpoint is never run" if hf.get("auto_map") else "a newer one may"
         raise refusal(hf, f"version {__version__} has no model of the type {kind!r}, and {what}")
     cls = CONFIG_MAPPING[kind]
-    spellings = {
-        key: cls.attribute_map.get(key, key) for key in NEEDED if hasattr(cls, cls.attribute_map.get(key, key))
-    }
-    if not cls.sub_configs and (missing := [k for k, other in spellings.items() if not {k, other} & hf.keys()]):
-        raise ModelError(f"config.json: the key {missing[0]!r} is missing")  # or a default would stand for it
+    if not cls.sub_configs and (missing := missing_key(cls, hf)) is not None:
+        raise ModelError(f"config.json: the key {missing!r} is missing")  # or a default would stand for it
     try:
         config = cls.from_dict(dict(hf))
     except Exception as error:  # each config class has its own checks and errors
@@ -97,6 +94,16 @@ def config_of(hf: Mapping[str, Any]) -> Any:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal(hf, f"it has no causal language model of the type {kind!r}")
     return config
+
+
+def missing_key(cls: Any, hf: Mapping[str, Any]) -> str | None:
+    """Return a needed key that a config class has as a value of its own, not made of others, and the file has not."""
+    for key in NEEDED:
+        other = cls.attribute_map.get(key, key)
+        is_own = hasattr(cls, other) and not isinstance(getattr(cls, other), property)
+        if is_own and not {key, other} & hf.keys():
+            return key
+    return None
 
 
 def refusal(hf: Mapping[str, Any], why: str) -> ModelError:

@@ -1,0 +1,166 @@
+"""A mixture of experts in place of an MLP: a router that chooses among them, and experts that everybody shares.
+
+T tokens, H hidden size, E experts, K experts chosen for each token, G groups of experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.contracts.layers import BuildContext, Norm, Stream
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers.base import Layer, Slot
+from dovetail.layers.transformer import GATES, GatedMLP
+
+Score = Literal["softmax", "sigmoid", "chosen"]
+"""What a logit becomes: its share among all experts, a number of its own, or its share among the chosen ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a router chooses.
+
+    Attributes:
+        num: E.
+        top_k: K.
+        score: Of an expert.
+        normalise: Whether the shares of the chosen ones are divided by their sum.
+        scale: Factor of the shares.
+        bias: Whether logits have a bias.
+        correction: Whether a bias of each expert joins its score for the choice, and not for its share.
+        groups: G, of which `top_groups` stay in the choice; 1: no groups.
+        top_groups: See there.
+        group_score: What a group is chosen by: the sum of its best two scores, or its best.
+        is_wide: Whether logits are computed in float32, whatever the model's dtype.
+    """
+
+    num: int
+    top_k: int
+    score: Score = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
+    is_wide: bool = False
+
+
+class Router(Layer):
+    """Chooses the experts of each token. Scores are float32, and the correction is, as checkpoints have it."""
+
+    correction: Tensor | None
+    suffixes = {"correction": (".e_score_correction_bias",)}  # noqa: RUF012 - as the base declares it
+
+    def __init__(self, routing: Routing, hidden: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self.routing, device = routing, ctx.device
+        self.weight = self.empty(routing.num, hidden, device=device, dtype=ctx.dtype)
+        self.bias = self.empty(routing.num, device=device, dtype=ctx.dtype) if routing.bias else None
+        correction = torch.zeros(routing.num, device=device) if routing.correction else None
+        self.register_buffer("correction", correction)  # a buffer: it is float32 in models of any dtype
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        found = super().slots()
+        return found if self.correction is None else found | {Slot("correction"): (self.routing.num,)}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ids `[T, K]` int64 and shares `[T, K]` float32 for `[T, H]`."""
+        logits = self._logits(x)
+        if self.routing.score == "chosen":
+            best, ids = logits.topk(self.routing.top_k, dim=-1)
+            return ids, best.softmax(-1).float() * self.routing.scale
+        wide = logits.float()
+        scores = wide.sigmoid() if self.routing.score == "sigmoid" else wide.softmax(-1)
+        ids = self._choice(scores).topk(self.routing.top_k, dim=-1, sorted=False).indices
+        shares = scores.gather(1, ids)
+        if self.routing.normalise:
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        return ids, shares * self.routing.scale
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if not self.routing.is_wide:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+    def _choice(self, scores: Tensor) -> Tensor:
+        """What experts are chosen by, `[T, E]`: those outside the best groups fall behind all others."""
+        choice = scores if self.correction is None else scores + self.correction
+        if self.routing.groups == 1:
+            return choice
+        by_group = choice.view(-1, self.routing.groups, self.routing.num // self.routing.groups)
+        num = 1 if self.routing.group_score == "best" else 2
+        of_group = by_group.topk(num, dim=-1).values.sum(-1)
+        best = of_group.topk(self.routing.top_groups, dim=-1, sorted=False).indices
+        stays = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
+        return by_group.masked_fill(~stays[..., None], float("-inf")).view_as(choice)
+
+
+class SharedGate(Layer):
+    """How much of the shared expert a token gets: the sigmoid of one product, weight `[1, H]`."""
+
+    def __init__(self, hidden: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self.weight = self.empty(1, hidden, device=ctx.device, dtype=ctx.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[T, H]` to `[T, 1]`."""
+        return F.linear(x, self.weight).sigmoid()
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, experts, and where the model has them shared ones, which every token goes through.
+
+    Args:
+        config: The model's.
+        ctx: Device, dtype, rank and path.
+        routing: How experts are chosen.
+        inner: Width between of an expert.
+        shared_inner: That of the shared experts together; 0: there are none.
+        has_shared_gate: Whether each token weighs the shared expert.
+        experts: What `ctx.experts` takes beyond that: `bias`, `weigh`, `act`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ctx: BuildContext,
+        routing: Routing,
+        inner: int,
+        *,
+        shared_inner: int = 0,
+        has_shared_gate: bool = False,
+        **experts: Any,
+    ) -> None:
+        super().__init__()
+        hidden, act = config.hidden_size, experts.pop("act", None) or GATES[config.hidden_act]
+        self.router = Router(routing, hidden, ctx)
+        self.experts = ctx.experts("experts", routing.num, routing.top_k, hidden, inner, act=act, **experts)
+        self.shared = GatedMLP(config, ctx.at("shared"), inner=shared_inner) if shared_inner else None
+        self.shared_gate = SharedGate(hidden, ctx) if has_shared_gate else None
+
+    def forward(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
+    ) -> Tensor | Stream:
+        """Map `[T, H]` to `[T, H]`; `norm`, `add` and `scale` as for a `Linear`."""
+        x = x.total() if isinstance(x, Stream) else x
+        x = x if norm is None else norm(x)
+        ids, shares = self.router(x)
+        shares = (shares * scale).to(x.dtype)
+        if self.shared is None:
+            return self.experts(x, ids, shares, add=add)
+        if add is not None and self.shared_gate is None:
+            added: Stream = self.shared(x, add=self.experts(x, ids, shares, add=add), scale=scale)
+            return added
+        shared = self.shared(x, scale=scale)
+        shared = shared if self.shared_gate is None else shared * self.shared_gate(x)
+        if add is not None:
+            return self.experts(x, ids, shares, add=add).plus(shared)
+        found: Tensor = self.experts(x, ids, shares) + shared
+        return found

@@ -1,0 +1,86 @@
+"""Experts and routers: the quick way equals the plain one, and choices are as they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext, Parallel, Stream
+from dovetail.layers.experts import GatedExperts
+from dovetail.layers.moe import Router, Routing
+from dovetail.layers.plain import PLAIN
+
+CONTEXT = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
+
+
+def filled(module: Any) -> Any:
+    """Random weights."""
+    generator = torch.Generator().manual_seed(0)
+    for param in (*module.parameters(), *module.buffers()):
+        param.data.normal_(generator=generator)
+    return module
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("weigh", ["input", "output"])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 70])
+def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_tokens: int) -> None:
+    """For few tokens and many, experts that nobody chose among them."""
+    experts = filled(
+        GatedExperts(CONTEXT, "x", 7, 3, 20, 12, act="silu_and_mul", bias=bias, weigh=weigh, shard="inner")
+    )
+    x = torch.randn(num_tokens, 20)
+    ids = torch.stack([torch.randperm(6)[:3] for _ in range(num_tokens)]) if num_tokens else torch.zeros(0, 3).long()
+    weights = torch.rand(num_tokens, 3)
+    torch.testing.assert_close(experts._grouped(x, ids, weights), experts._each(x, ids, weights))
+    added: Stream = experts(x, ids, weights, add=Stream(x.clone()))
+    torch.testing.assert_close(added.total(), x + experts._each(x, ids, weights))
+
+
+def test_ranks_that_divide_experts_add_up_to_one() -> None:
+    """Each has some of them, whole."""
+    ways = {"act": "silu_and_mul", "bias": True, "weigh": "output"}
+    whole = filled(GatedExperts(CONTEXT, "x", 6, 2, 20, 12, shard="expert", **ways))
+    x, ids, weights = torch.randn(5, 20), torch.stack([torch.randperm(6)[:2] for _ in range(5)]), torch.rand(5, 2)
+    shares = []
+    for rank in range(3):
+        parallel = Parallel(rank=rank, size=3, all_reduce=lambda share: share)
+        ctx = BuildContext(device=CONTEXT.device, dtype=torch.float32, factory=PLAIN, parallel=parallel)
+        mine: Any = GatedExperts(ctx, "x", 6, 2, 20, 12, shard="expert", **ways)
+        for name, param in mine.named_parameters():
+            param.data.copy_(whole.get_parameter(name)[2 * rank : 2 * rank + 2])
+        shares.append(mine(x, ids, weights))
+    torch.testing.assert_close(sum(shares), whole(x, ids, weights))
+
+
+def chosen(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> dict[int, float]:
+    """Experts and shares of one token whose logits are these."""
+    router: Any = Router(routing, len(logits), CONTEXT)
+    router.weight.data.copy_(torch.diag(logits))
+    if router.bias is not None:
+        router.bias.data.zero_()
+    if router.correction is not None:
+        router.correction.data.copy_(correction)
+    ids, shares = router(torch.ones(1, len(logits)))
+    return {int(i): round(float(share), 4) for i, share in zip(ids[0], shares[0], strict=True)}
+
+
+def test_routers_choose_as_they_say() -> None:
+    """Softmax over all and over the chosen, sigmoid, a correction that chooses and does not weigh, groups."""
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0, 0.5])
+    all_of, best_two = logits.softmax(-1), torch.tensor([2.0, 3.0]).softmax(-1)
+    plain = {2: round(float(all_of[2]), 4), 3: round(float(all_of[3]), 4)}
+    halves = {2: round(float(best_two[0]), 4), 3: round(float(best_two[1]), 4)}
+    assert chosen(Routing(num=6, top_k=2, normalise=False), logits) == plain
+    assert chosen(Routing(num=6, top_k=2), logits) == halves
+    assert chosen(Routing(num=6, top_k=2, score="chosen", bias=True), logits) == halves
+    sigmoid = Routing(num=6, top_k=2, score="sigmoid", normalise=False, scale=2.5, correction=True, is_wide=True)
+    lift = torch.tensor([9.0, 0, 0, 0, 0, 0])
+    assert chosen(sigmoid, logits, lift) == {0: 1.25, 3: round(2.5 * float(torch.tensor(3.0).sigmoid()), 4)}
+    by_best = Routing(num=6, top_k=2, groups=3, top_groups=1, group_score="best", normalise=False)
+    assert set(chosen(by_best, torch.tensor([2.0, 2.0, 0.0, 3.0, 1.0, 1.0]))) == {2, 3}
+    by_two = Routing(num=6, top_k=2, groups=3, top_groups=1, normalise=False)
+    assert set(chosen(by_two, torch.tensor([2.5, 2.5, -9.0, 3.0, 1.0, 1.0]))) == {0, 1}
