@@ -42,6 +42,7 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 
 
 OWN = {
+    "mixtral": "MixtralForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 

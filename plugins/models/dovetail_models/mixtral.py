@@ -1,0 +1,27 @@
+"""Mixtral: Mistral with experts in every layer, the best two of eight by softmax.
+
+Source: arXiv:2401.04088.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers.moe import Routing
+from dovetail.runtime.hf_config import dense_config
+from dovetail_models.experts import ExpertModel, num_experts, with_experts
+
+
+class Mixtral(ExpertModel):
+    """Serves `MixtralForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("MixtralForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = dense_config(hf)
+        return with_experts(
+            config, Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"])), config.intermediate_size
+        )
