@@ -43,6 +43,7 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 
 OWN = {
     "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 
