@@ -44,6 +44,7 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 OWN = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 
