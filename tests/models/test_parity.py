@@ -45,6 +45,7 @@ OWN = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 
