@@ -46,6 +46,7 @@ OWN = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 

@@ -1,0 +1,31 @@
+"""MiniMax-M2: OLMoE with a part of each head rotated, and shares by sigmoid, chosen with a bias of each expert.
+
+Weights: as `MiniMaxM2ForCausalLM` of transformers writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers.moe import Routing
+from dovetail.runtime.hf_config import dense_config
+from dovetail_models.experts import num_experts, with_experts
+from dovetail_models.olmoe import Olmoe
+
+
+class MiniMaxM2(Olmoe):
+    """Serves `MiniMaxM2ForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("MiniMaxM2ForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        config = dense_config(hf, bias=False)
+        if hf.get("rotary_dim") is not None:
+            share = int(hf["rotary_dim"]) / config.layers[0].qk_dim
+            config = replace(config, rope=replace(config.rope, partial=share))
+        routing = Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"]), score="sigmoid", correction=True)
+        return with_experts(config, routing, config.intermediate_size)
