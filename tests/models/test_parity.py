@@ -47,6 +47,7 @@ OWN = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 

@@ -1,0 +1,48 @@
+"""GLM-4.5 to 4.7: Llama with a part of each head rotated, and experts as in DeepSeek-V3 behind dense first layers.
+
+Weights: as `Glm4MoeForCausalLM` of transformers writes them. Source: arXiv:2508.06471.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers.moe import Routing
+from dovetail.runtime.hf_config import dense_config
+from dovetail_models.experts import ExpertModel, num_experts, with_experts
+
+
+def sigmoid_routing(hf: Mapping[str, Any]) -> Routing:
+    """DeepSeek-V3's: sigmoid in float32, a bias for the choice, groups chosen by their best two."""
+    return Routing(
+        num=num_experts(hf),
+        top_k=int(hf["num_experts_per_tok"]),
+        score="sigmoid",
+        normalise=bool(hf.get("norm_topk_prob", True)),
+        scale=float(hf.get("routed_scaling_factor", 1.0)),
+        correction=True,
+        groups=int(hf.get("n_group") or 1),
+        top_groups=int(hf.get("topk_group") or 1),
+        is_wide=True,
+    )
+
+
+class Glm4Moe(ExpertModel):
+    """Serves `Glm4MoeForCausalLM`."""
+
+    architectures: ClassVar[Sequence[str]] = ("Glm4MoeForCausalLM",)
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        qk_norm = bool(hf.get("use_qk_norm", False))
+        config = dense_config(hf, qkv_bias=bool(hf.get("attention_bias", False)), qk_norm=qk_norm)
+        first, inner = int(hf.get("first_k_dense_replace", 0)), int(hf["moe_intermediate_size"])
+        return with_experts(
+            config,
+            sigmoid_routing(hf),
+            inner,
+            shared_inner=inner * int(hf.get("n_shared_experts") or 0),
+            sparse=[index >= first for index in range(config.num_layers)],
+        )
