@@ -42,6 +42,7 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 
 
 OWN = {
+    "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
