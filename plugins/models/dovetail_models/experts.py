@@ -49,6 +49,17 @@ def num_experts(hf: Mapping[str, Any]) -> int:
     return next(iter(given.values()))
 
 
+def needed(hf: Mapping[str, Any], key: str) -> int:
+    """Return a whole number that must be there.
+
+    Raises:
+        ModelError: It is not.
+    """
+    if hf.get(key) is None:
+        raise ModelError(f"config.json: the key {key!r} is missing")
+    return int(hf[key])
+
+
 def with_experts(
     config: ModelConfig,
     routing: Routing,

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers.moe import Routing
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import ExpertModel, num_experts, with_experts
+from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
 
 
 def sigmoid_routing(hf: Mapping[str, Any]) -> Routing:
     """DeepSeek-V3's: sigmoid in float32, a bias for the choice, groups chosen by their best two."""
     return Routing(
         num=num_experts(hf),
-        top_k=int(hf["num_experts_per_tok"]),
+        top_k=needed(hf, "num_experts_per_tok"),
         score="sigmoid",
         normalise=bool(hf.get("norm_topk_prob", True)),
         scale=float(hf.get("routed_scaling_factor", 1.0)),
@@ -38,7 +38,7 @@ class Glm4Moe(ExpertModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         qk_norm = bool(hf.get("use_qk_norm", False))
         config = dense_config(hf, qkv_bias=bool(hf.get("attention_bias", False)), qk_norm=qk_norm)
-        first, inner = int(hf.get("first_k_dense_replace", 0)), int(hf["moe_intermediate_size"])
+        first, inner = int(hf.get("first_k_dense_replace", 0)), needed(hf, "moe_intermediate_size")
         return with_experts(
             config,
             sigmoid_routing(hf),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers.moe import Routing
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import num_experts, with_experts
+from dovetail_models.experts import needed, num_experts, with_experts
 from dovetail_models.olmoe import Olmoe
 
 
@@ -27,5 +27,7 @@ class MiniMaxM2(Olmoe):
         if hf.get("rotary_dim") is not None:
             share = int(hf["rotary_dim"]) / config.layers[0].qk_dim
             config = replace(config, rope=replace(config.rope, partial=share))
-        routing = Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"]), score="sigmoid", correction=True)
+        routing = Routing(
+            num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), score="sigmoid", correction=True
+        )
         return with_experts(config, routing, config.intermediate_size)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers.moe import Routing
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import ExpertModel, num_experts, with_experts
+from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
 
 
 class Mixtral(ExpertModel):
@@ -23,5 +23,5 @@ class Mixtral(ExpertModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config = dense_config(hf)
         return with_experts(
-            config, Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"])), config.intermediate_size
+            config, Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok")), config.intermediate_size
         )

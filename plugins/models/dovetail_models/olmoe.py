@@ -23,7 +23,7 @@ from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rope import head_order
 from dovetail.layers.transformer import SelfAttention
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import ExpertDecoder, ExpertModel, num_experts, with_experts
+from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 
 WHOLE_NORM = WeightRule(LAYER + r"self_attn\.([qk])_norm", r"layers.\1.attention.\2_norm")
@@ -80,7 +80,7 @@ class Olmoe(ExpertModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config = dense_config(hf, bias=bool(hf.get("attention_bias", False)))
         normalise = bool(hf.get("norm_topk_prob", False))
-        routing = Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"]), normalise=normalise)
+        routing = Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), normalise=normalise)
         return with_experts(config, routing, config.intermediate_size)
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers.moe import Routing
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import ExpertModel, num_experts, sparse_layers, with_experts
+from dovetail_models.experts import ExpertModel, needed, num_experts, sparse_layers, with_experts
 
 
 class Qwen2Moe(ExpertModel):
@@ -26,9 +26,9 @@ class Qwen2Moe(ExpertModel):
         normalise = bool(hf.get("norm_topk_prob", False))
         return with_experts(
             config,
-            Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"]), normalise=normalise),
-            int(hf["moe_intermediate_size"]),
-            shared_inner=int(hf["shared_expert_intermediate_size"]),
+            Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), normalise=normalise),
+            needed(hf, "moe_intermediate_size"),
+            shared_inner=needed(hf, "shared_expert_intermediate_size"),
             has_shared_gate=True,
             sparse=sparse_layers(hf),
         )

@@ -13,7 +13,7 @@ from dovetail.contracts.cache import FULL, Window
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers.moe import Routing
 from dovetail.runtime.hf_config import dense_config
-from dovetail_models.experts import ExpertModel, num_experts, sparse_layers, with_experts
+from dovetail_models.experts import ExpertModel, needed, num_experts, sparse_layers, with_experts
 
 
 class Qwen3Moe(ExpertModel):
@@ -30,7 +30,7 @@ class Qwen3Moe(ExpertModel):
         reach = FULL if windowed is None else Window(int(windowed))
         return with_experts(
             replace(config, layers=tuple(replace(spec, reach=reach) for spec in config.layers)),
-            Routing(num=num_experts(hf), top_k=int(hf["num_experts_per_tok"]), normalise=normalise),
-            int(hf["moe_intermediate_size"]),
+            Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), normalise=normalise),
+            needed(hf, "moe_intermediate_size"),
             sparse=sparse_layers(hf),
         )
