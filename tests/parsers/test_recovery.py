@@ -181,6 +181,7 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
     ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
     ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>007</arg_value></tool_call>", None, [("f", {"days": 7})]),
+    ("glm45", '<tool_call>f<arg_key>list</arg_key><arg_value>[{\\"a\\": \\"1\\"}]</arg_value></tool_call>', None, [("f", {"list": [{"a": "1"}]})]),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip

@@ -91,8 +91,8 @@ def value_text(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):
         if types and types <= NUMBERS and _PADDED.fullmatch(stripped):
             return str(int(stripped))
-        python = literal_json(stripped) if stripped[:1] in "[{(" and types & CONTAINERS else None
-        return python if python is not None else quoted(text)
+        found = _container_text(stripped) if stripped[:1] in "[{(" and types & CONTAINERS else None
+        return found if found is not None else quoted(text)
     kind = type_name(value)
     if types:
         allowed = kind in types or (kind == "integer" and "number" in types)
@@ -101,6 +101,17 @@ def value_text(text: str, types: frozenset[str]) -> str:
             return stripped
         return quoted(text)
     return quoted(text) if kind == "string" else stripped
+
+
+def _container_text(text: str) -> str | None:
+    """Return JSON text for a list or an object that is Python, or is escaped as if it stood in a string."""
+    if (python := literal_json(text)) is not None:
+        return python
+    try:
+        inner = str(json.loads(f'"{text}"', strict=False))
+        return inner if isinstance(json.loads(inner), list | dict) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def cut_text(text: str, types: frozenset[str]) -> str:
