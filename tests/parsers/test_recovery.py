@@ -176,11 +176,10 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("dots", '<dots_function_call>{"name": "f", "arguments": {"city": "x"}}</dots_function_call>', None, ONE),
     ("gemma4", '<|tool_call>:f{city:<|"|>x<|"|>}<tool_call|>', None, ONE),
     ("gemma4", '<|tool_call>callback{}<tool_call|>', None, [("callback", {})]),
+    ("xlam", '[{"name": "f", "arguments": {"city": "x"}}]', None, ONE),
     ("xlam", 'So:\n```json\n[{"name": "f", "arguments": {"city": "x"}}]\n```', "So:\n", ONE),
-    ("xlam", 'So:[TOOL_CALLS][{"name": "f", "arguments": {"city": "x"}}]', "So:", ONE),
     ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
     ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
-    ("glm45", "<tool_call>f<arg_key>days</arg_key><arg_value>007</arg_value></tool_call>", None, [("f", {"days": 7})]),
     ("glm45", '<tool_call>f<arg_key>list</arg_key><arg_value>[{\\"a\\": \\"1\\"}]</arg_value></tool_call>', None, [("f", {"list": [{"a": "1"}]})]),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,8 +13,6 @@ from dovetail.text.python_literals import literal_json
 
 STRING = frozenset(["string"])
 CONTAINERS = frozenset(["array", "object"])
-NUMBERS = frozenset(["integer", "number"])
-_PADDED = re.compile(r"-?0\d{1,20}")
 _MAX_DEPTH = 8
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -89,8 +86,6 @@ def value_text(text: str, types: frozenset[str]) -> str:
     try:
         value = json.loads(stripped, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        if types and types <= NUMBERS and _PADDED.fullmatch(stripped):
-            return str(int(stripped))
         found = _container_text(stripped) if stripped[:1] in "[{(" and types & CONTAINERS else None
         return found if found is not None else quoted(text)
     kind = type_name(value)
