@@ -14,6 +14,7 @@ from families import DECODERS, make_checkpoint
 from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
+from dovetail.plugins import Registry
 
 FULL = bool(os.environ.get("DOVETAIL_FULL"))
 only_full = pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it")
@@ -84,6 +85,13 @@ def test_what_cannot_be_served_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[kind]) as caught:
         check_schedules(tmp_path, model, model_impl="transformers")
     assert type(model).__name__ in str(caught.value)
+
+
+def test_the_page_names_every_plugin() -> None:
+    """`docs/models.md` lists the built-in architectures."""
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
+    builtin = {record.name for record in Registry.scan().of_kind("model") if record.builtin}
+    assert [name for name in builtin if f"`{name}`" not in page and name != "transformers"] == []
 
 
 def test_most_are_served() -> None:
