@@ -36,6 +36,11 @@ FILTERS = [
     sampling(temperature=1.3, min_p=0.0717),
     sampling(temperature=1.7, top_k=40, top_p=0.8113, min_p=0.0211),
     sampling(temperature=1.7, top_k=40, top_p=0.3113),
+    sampling(temperature=1.2, top_k=64, top_p=0.9),
+    sampling(temperature=1.2, top_k=65, top_p=0.9),
+    sampling(temperature=0.6, top_k=20, top_p=0.9337, min_p=0.05),
+    sampling(temperature=1.9, top_k=64),
+    sampling(temperature=1.9, top_k=65),
 ]
 
 
@@ -87,8 +92,18 @@ def test_the_kernel_draws_as_a_sort_would(shape: str, vocab: int) -> None:
     assert draw_triton.draw(logits, p, race=64, block=128).tolist() == by_sorting(logits, p).tolist()
 
 
+def test_many_rows_draw_as_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows fill the device by themselves, one program settles each: it draws the same tokens."""
+    logits = torch.randn(len(FILTERS), 200, generator=torch.Generator().manual_seed(4)).to(DEVICE) * 2
+    p = params(FILTERS, seed=5)
+    want = draw_triton.draw(logits, p, race=64, block=128)
+    monkeypatch.setattr(draw_triton, "FEW_ROWS", 0)
+    monkeypatch.setattr(draw_triton, "FEW_LISTED", 0)
+    assert draw_triton.draw(logits, p, race=64, block=128).tolist() == want.tolist()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("row", [FILTERS[4], FILTERS[5], FILTERS[8], FILTERS[9]], ids=str)
+@pytest.mark.parametrize("row", [FILTERS[i] for i in (4, 5, 8, 9, 13)], ids=str)
 def test_the_kernel_draws_by_the_probabilities(row: SamplingParams) -> None:
     """20,000 draws from 12 tokens: nothing outside the filters, and a chi-square below its 0.01% quantile."""
     num = 20_000

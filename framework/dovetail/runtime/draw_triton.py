@@ -1,12 +1,15 @@
-"""Draws tokens on CUDA in two kernels, without sorting and without a list of candidates.
+"""Draws tokens on CUDA in a few kernels, without sorting and without a list of candidates.
 
 The filters keep the first tokens of one order: by logit, then by id. The first kernel runs the race of a draw among all
 tokens of a row, in blocks. Whoever wins it has won among those that are kept, too, if it is one of them; and that takes
 one pass over the row: how many stand before it, and with what mass. If it is not, the race is between those before it.
-So a row takes two or three passes, where seeking the place at which the order is cut would take twenty.
+So a row takes two or three passes, where seeking the place at which the order is cut would take twenty. The first
+`ROUNDS` of these passes are made in blocks as well, a kernel each; what is still open then, one program of the last
+kernel settles. With top-p 0.9 that is one draw in a hundred.
 
-Where top-k and top-p are both given, the mass of what top-k leaves has to be known first: then that place is found, by
-bisection between values that occur.
+Where top-k is at most `LISTED`, each block lists so many of its tokens in that order instead, and the last kernel
+merges the lists: of few tokens, everything is known. Where top-k is larger and top-p is given, too, the mass of what
+top-k leaves has to be known first: then that place is found, by bisection between values that occur.
 
 Sums are taken in a fixed order, so a row's token does not depend on its batch. `draw.draw_filtered` over the whole
 vocabulary is the reference. V vocabulary size.
@@ -23,6 +26,11 @@ from dovetail.runtime.draw import DrawParams
 
 RACE = 4096
 BLOCK = 8192
+ROUNDS, FEW_ROWS = 2, 64
+"""Passes that are made in blocks, for up to so many rows: more of them fill the device by themselves. A launch that has
+nothing left to do takes a few microseconds."""
+LISTED, FEW_LISTED = 64, 48
+"""Largest top-k for which the blocks list their best tokens, and for up to how many rows: each list costs the same."""
 
 
 @triton.jit
@@ -95,6 +103,51 @@ def _limits(logits, top, rate, top_p, top_k, V, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _list(values, at, V, k, list_of_block):
+    """Write the `k` best tokens of a block, best first: a rank that orders as logits do, over the id turned round."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
+    ranks = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    keys = tl.where(at < V, (ranks << 32) | (0x7FFFFFFF - at).to(tl.int64), -0x7FFFFFFFFFFFFFFF)
+    for i in range(0, k):
+        best = tl.max(keys, 0)
+        tl.store(list_of_block + i, best)
+        keys = tl.where(keys == best, -0x7FFFFFFFFFFFFFFF, keys)
+
+
+@triton.jit
+def _among_listed(
+    lists, first, num_blocks, top, rate, temperature, top_p, min_p, k, key_a, key_b, V,
+    BLOCKS: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Who wins the race among the `k` best tokens of a row, of which top-p and min-p keep the first."""
+    block, lane = tl.arange(0, BLOCKS), tl.arange(0, LISTED)
+    lists += (first + block) * LISTED
+    heads = tl.load(lists, mask=block < num_blocks, other=-0x7FFFFFFFFFFFFFFF)
+    taken = tl.zeros([BLOCKS], tl.int32)
+    order = tl.full([LISTED], -0x7FFFFFFFFFFFFFFF, tl.int64)
+    for i in range(0, k):
+        best = tl.max(heads, 0)
+        order = tl.where(lane == i, best, order)
+        mine = heads == best
+        taken += mine.to(tl.int32)
+        following = tl.load(lists + taken, mask=mine & (taken < k), other=-0x7FFFFFFFFFFFFFFF)
+        heads = tl.where(mine, following, heads)
+    ranks = (order >> 32).to(tl.int32)
+    values = tl.where(ranks < 0, ranks ^ 0x7FFFFFFF, ranks).to(tl.float32, bitcast=True)
+    at = 0x7FFFFFFF - (order & 0x7FFFFFFF).to(tl.int32)
+    is_there = (lane < k) & (at < V)
+    found = tl.div_rn(values - top, temperature)
+    masses = tl.where(is_there, tl.exp2((values - top) * rate), 0.0)
+    before = tl.cumsum(masses, 0) - masses
+    target = tl.where(top_p < 1.0, top_p * tl.sum(masses, 0), float("inf"))
+    kept = is_there & ((lane == 0) | (before < target))
+    kept = kept & ((found == 0.0) | (tl.exp(found) >= min_p))
+    scores = _race(tl.where(kept, found, float("-inf")), at, key_a, key_b)
+    scores = tl.where(kept, scores, float("-inf"))
+    return tl.min(tl.where(kept & (scores == tl.max(scores, 0)), at, V), 0)
+
+
+@triton.jit
 def _keys(seeds, positions, row):
     """As `seeds.row_key`, in 64-bit integers that wrap around."""
     one = tl.arange(0, 1)
@@ -119,19 +172,24 @@ def _race(scores, at, key_a, key_b):
     do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
 )
 def _race_kernel(
-    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, stride, V,
-    num_blocks, BLOCK: tl.constexpr,
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, lists, stride, V,
+    num_blocks, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The race within a block of logits: best score and its token, and the mass of the block."""
+    """The race within a block of logits: best score and its token, and the mass of the block; or its best tokens."""
     row, block = tl.program_id(0), tl.program_id(1)
     out = row * num_blocks + block
     logits += row.to(tl.int64) * stride
     top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
+    temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
+    is_drawn = temperature > 0
+    if LISTED > 0:  # noqa: SIM102 - decided when the kernel is compiled
+        if is_drawn & (top_k > 0) & (top_k < V) & (top_k <= LISTED):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            _list(_load(logits, block * BLOCK, V, BLOCK), at, V, top_k.to(tl.int32), lists + out.to(tl.int64) * LISTED)
+            return
     if (top_p < 1.0) & (top_k > 0) & (top_k < V):
         return  # this row's race begins once it is known where the order is cut
     top = tl.load(logits + tl.load(greedy + row)).to(tl.float32)
-    temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
-    is_drawn = temperature > 0
     temperature = tl.where(is_drawn, temperature, 1.0)
     values = _load(logits, block * BLOCK, V, BLOCK)
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -204,12 +262,112 @@ def _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, ke
     return tl.min(tl.where(best == record, chosen, V), 0)
 
 
+@triton.jit
+def _winner(scores, places, first, num_blocks, V, BLOCKS: tl.constexpr):
+    """The token of the best score among some blocks', the lowest id among equals; V if there is none."""
+    at = tl.arange(0, BLOCKS)
+    found = tl.load(scores + first + at, mask=at < num_blocks, other=float("-inf"))
+    tokens = tl.load(places + first + at, mask=at < num_blocks, other=V)
+    return tl.min(tl.where(found == tl.max(found, 0), tokens, V), 0)
+
+
+@triton.jit
+def _sum(values, first, num_blocks, BLOCKS: tl.constexpr):
+    at = tl.arange(0, BLOCKS)
+    return tl.sum(tl.load(values + first + at, mask=at < num_blocks, other=0), 0)
+
+
+@triton.jit
+def _is_kept(num, mass, wanted, target):
+    """Whether a token is, before which `num` stand with this mass."""
+    return (num == 0) | ((num < wanted) & (mass < target))
+
+
+@triton.jit
+def _verdict(place, counts, masses_before, bests, others, first, num_blocks, wanted, target, V, BLOCKS: tl.constexpr):
+    """What a pass in blocks says of a place.
+
+    Returns:
+        The place if it is kept, else who wins among those before it; and whether it is still open if that one is kept.
+    """
+    num, mass = _sum(counts, first, num_blocks, BLOCKS), _sum(masses_before, first, num_blocks, BLOCKS)
+    is_kept = _is_kept(num, mass, wanted, target)
+    following = _winner(bests, others, first, num_blocks, V, BLOCKS)
+    return tl.where(is_kept, place, following), tl.where(is_kept | (following >= V), 0, 1)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
+)
+def _round_kernel(
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, passes, tested,
+    stride, V, num_blocks, num_rows,
+    ROUND: tl.constexpr, LISTED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A pass over a block of a row: of the tokens before the place that is tested, number, mass and the race's winner.
+
+    `passes` `[ROUNDS, 4, R, num_blocks]` takes these, the latter as score and token; `tested` `[ROUNDS, 2, R]` the
+    place, and whether it is open.
+    """
+    row, block = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
+    by_p, by_k = top_p < 1.0, (top_k > 0) & (top_k < V)
+    if (temperature <= 0) | (by_p == by_k) | (by_k & (top_k <= LISTED)):
+        return  # nothing is filtered, or the best tokens are listed, or the place of the cut is sought
+    first, size = row * num_blocks, num_rows * num_blocks
+    wanted = tl.where(by_k, top_k, V).to(tl.int32)
+    target = float("inf")
+    if by_p:
+        target = top_p * _sum(masses, first, num_blocks, BLOCKS)
+    mine = tested + ROUND * 2 * num_rows + row
+    if ROUND == 0:
+        place = _winner(scores, places, first, num_blocks, V, BLOCKS)
+        is_open = (place < V).to(tl.int32)
+    else:
+        place, is_open = tl.load(mine - 2 * num_rows), tl.load(mine - num_rows)
+        before = passes + (ROUND - 1) * 4 * size
+        if is_open > 0:
+            place, is_open = _verdict(
+                place, before, before.to(tl.pointer_type(tl.float32)) + size,
+                before.to(tl.pointer_type(tl.float32)) + 2 * size, before + 3 * size,
+                first, num_blocks, wanted, target, V, BLOCKS,
+            )  # fmt: skip
+    if block == 0:
+        tl.store(mine, place)
+        tl.store(mine + num_rows, is_open)
+    if is_open > 0:
+        logits += row.to(tl.int64) * stride
+        top = tl.load(logits + tl.load(greedy + row)).to(tl.float32)
+        limit = tl.load(logits + place).to(tl.float32)
+        rate = tl.minimum(tl.div_rn(1.4426950408889634, temperature), 1e37)
+        values = _load(logits, block * BLOCK, V, BLOCK)
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        inside = (values > limit) | ((values == limit) & (at < place))
+        num = tl.sum(inside.to(tl.int32), 0)
+        mass, best, chosen = 0.0, float("-inf"), V
+        if num > 0:
+            mass = tl.sum(tl.where(inside, tl.exp2((values - top) * rate), 0.0), 0)
+            found = tl.div_rn(values - top, temperature)
+            found = tl.where(inside & ((found == 0.0) | (tl.exp(found) >= tl.load(min_ps + row))), found, float("-inf"))
+            key_a, key_b = _keys(seeds, positions, row)
+            found = _race(found, at, key_a, key_b)
+            best = tl.max(found, 0)
+            chosen = tl.min(tl.where((found == best) & (found > float("-inf")), at, V), 0)
+        out = passes + ROUND * 4 * size + first + block
+        tl.store(out, num)
+        tl.store(out.to(tl.pointer_type(tl.float32)) + size, mass)
+        tl.store(out.to(tl.pointer_type(tl.float32)) + 2 * size, best)
+        tl.store(out + 3 * size, chosen)
+
+
 @triton.jit(
     do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
 )
 def _settle_kernel(
-    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, out, stride, V,
-    num_blocks, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, passes, tested,
+    lists, out, stride, V, num_blocks, num_rows,
+    ROUNDS: tl.constexpr, LISTED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The winner of a row's race, if the filters keep it; else the best of those before it, and so on."""
     row = tl.program_id(0)
@@ -224,26 +382,43 @@ def _settle_kernel(
     rate = tl.minimum(tl.div_rn(1.4426950408889634, temperature), 1e37)
     key_a, key_b = _keys(seeds, positions, row)
     place = best
-    if by_p & by_k:
+    first, size = row * num_blocks, num_rows * num_blocks
+    is_listed = is_drawn & by_k & (top_k <= LISTED)
+    if is_listed:
+        if LISTED > 0:
+            place = _among_listed(
+                lists, first.to(tl.int64), num_blocks, top, rate, temperature, top_p, min_p, top_k.to(tl.int32),
+                key_a, key_b, V, BLOCKS, LISTED,
+            )  # fmt: skip
+    elif by_p & by_k:
         if is_drawn:
             cut, allowed, ties = _limits(logits, top, rate, top_p, top_k, V, BLOCK)
             place = _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, key_b, V, BLOCK)
-    else:
-        blocks = row * num_blocks + tl.arange(0, BLOCKS)
-        inside = tl.arange(0, BLOCKS) < num_blocks
-        found = tl.load(scores + blocks, mask=inside, other=float("-inf"))
-        tokens = tl.load(places + blocks, mask=inside, other=V)
-        place = tl.min(tl.where(found == tl.max(found, 0), tokens, V), 0)
+    elif is_drawn & (by_p | by_k):
         target = float("inf")
         if by_p:
-            target = top_p * tl.sum(tl.load(masses + blocks, mask=inside, other=0.0), 0)
+            target = top_p * _sum(masses, first, num_blocks, BLOCKS)
         wanted = tl.where(by_k, top_k, V).to(tl.int32)
-        searching = (is_drawn & (by_p | by_k) & (place < V)).to(tl.int32)
+        if ROUNDS == 0:
+            place = _winner(scores, places, first, num_blocks, V, BLOCKS)
+            searching = (place < V).to(tl.int32)
+        else:
+            last = tested + (ROUNDS - 1) * 2 * num_rows + row
+            place, searching = tl.load(last), tl.load(last + num_rows)
+            before = passes + (ROUNDS - 1) * 4 * size
+            if searching > 0:
+                place, searching = _verdict(
+                    place, before, before.to(tl.pointer_type(tl.float32)) + size,
+                    before.to(tl.pointer_type(tl.float32)) + 2 * size, before + 3 * size,
+                    first, num_blocks, wanted, target, V, BLOCKS,
+                )  # fmt: skip
         while searching > 0:
             num, mass, following = _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK)
-            is_kept = (num == 0) | ((num < wanted) & (mass < target))
+            is_kept = _is_kept(num, mass, wanted, target)
             searching = tl.where(is_kept | (following >= V), 0, 1)
             place = tl.where(is_kept, place, following)
+    else:
+        place = _winner(scores, places, first, num_blocks, V, BLOCKS)
     tl.store(out + row, tl.where(place < V, place, 0).to(tl.int64))
 
 
@@ -265,7 +440,7 @@ def draw(
         p: Parameters by row; rows whose temperature is 0 take the best token.
         greedy: `[R]` int64, the best token of each row, where it is known.
         race: Logits of one program of the first kernel.
-        block: Logits that the second works on at once.
+        block: Logits that the last works on at once.
 
     Of a row without any finite logit, token 0 comes back.
     """
@@ -274,15 +449,23 @@ def draw(
     num_blocks = triton.cdiv(vocab, race)
     masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
+    rounds, listed = ROUNDS if rows <= FEW_ROWS else 0, LISTED if rows <= FEW_LISTED else 0
+    passes = torch.empty(rounds, 4, rows, num_blocks, dtype=torch.int32, device=logits.device)
+    tested = torch.empty(rounds, 2, rows, dtype=torch.int32, device=logits.device)
+    lists = torch.empty(rows, num_blocks, listed, dtype=torch.int64, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    stride = logits.stride(0)
+    of_row = (logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places)
+    stride, blocks, warps = logits.stride(0), triton.next_power_of_2(num_blocks), max(1, min(8, race // 256))
     _race_kernel[(rows, num_blocks)](
-        logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places, stride,
-        vocab, num_blocks, BLOCK=race, num_warps=max(1, min(8, race // 256)),
-    )  # fmt: skip
+        *of_row, lists, stride, vocab, num_blocks, LISTED=listed, BLOCK=race, num_warps=warps
+    )
+    for num in range(rounds):
+        _round_kernel[(rows, num_blocks)](
+            *of_row, passes, tested, stride, vocab, num_blocks, rows,
+            ROUND=num, LISTED=listed, BLOCKS=blocks, BLOCK=race, num_warps=warps,
+        )  # fmt: skip
     _settle_kernel[(rows,)](
-        logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places, out,
-        stride, vocab, num_blocks, BLOCKS=triton.next_power_of_2(num_blocks), BLOCK=block,
-        num_warps=max(1, min(16, block // 256)),
+        *of_row, passes, tested, lists, out, stride, vocab, num_blocks, rows,
+        ROUNDS=rounds, LISTED=listed, BLOCKS=blocks, BLOCK=block, num_warps=max(1, min(16, block // 256)),
     )  # fmt: skip
     return out

@@ -177,7 +177,9 @@ class DecodeGraphs:
         Returns:
             `[B]` int64; the tokens are the next inputs of their rows at once.
         """
-        captured, state = done.draw or self._capture_draw(done), self._state
+        captured, state = done.draw, self._state
+        if captured is None:
+            raise ValueError("a bucket's draw is captured with its step")
         version = state.params.version
         if captured.current is None or captured.current[1] != version or not _is_same(rows, captured.current[0]):
             captured.params.copy_from(state.params.draw_params(done.rows, captured.params.positions))
@@ -186,12 +188,11 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.ids
 
-    def _capture_draw(self, done: Captured) -> CapturedDraw:
+    def _capture_draw(self, done: Captured) -> None:
         params = DrawParams.empty(done.rows.shape[0], self._state.device)
         lens = torch.zeros_like(params.positions)
         graph, ids = self._pool.capture(lambda: self._draw(done, params, lens))
         done.draw = CapturedDraw(graph, params, lens, ids)
-        return done.draw
 
     def _draw(self, done: Captured, params: DrawParams, prompt_lens: Tensor) -> Tensor:
         """Draw for every row of a bucket; rows with temperature 0 get their best token again.
@@ -204,13 +205,12 @@ class DecodeGraphs:
         return ids
 
     def _capture(self, key: DecodeGraph) -> Captured:
-        device, bucket = self._state.device, key.rows
-        rows, starts, last = self._inputs(bucket)
+        rows, starts, last = self._inputs(key.rows)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
-        # Loads the kernels of the draw, which is captured later. Nothing may read the graph's ids: it has not run yet.
-        draw.draw(logits, DrawParams.empty(bucket, device))
-        self._captured[key] = Captured(graph, rows, logits, ids, broken)
-        return self._captured[key]
+        self._captured[key] = captured = Captured(graph, rows, logits, ids, broken)
+        ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
+        self._capture_draw(captured)
+        return captured
 
     def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, starts and last tokens of a step, all of it padding."""
