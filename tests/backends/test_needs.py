@@ -248,7 +248,7 @@ def test_an_unmet_need_ends_the_start_before_a_weight_is_read(
     monkeypatch.setattr(Llama, "config_from_hf", lambda hf: changed(plain(hf), **change))
     monkeypatch.setattr(TorchNativeBackend, "caps", Boastful.caps)
     monkeypatch.setattr(TorchNativeBackend, "why_not", Boastful.why_not)
-    monkeypatch.setattr("dovetail.runtime.runner.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=message):
         generate(folder, [[1]], SamplingParams(max_tokens=1))
 
