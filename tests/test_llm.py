@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dovetail import LLM, SamplingParams
@@ -58,6 +60,25 @@ def test_generate_takes_text_and_ids(llm: LLM) -> None:
     assert by_text.token_ids == by_ids.token_ids
     assert "Paris" in by_text.text
     assert len(llm.generate([text, text], GREEDY)) == 2
+
+
+def test_prompts_may_be_mappings(llm: LLM) -> None:
+    """Text and ids as vLLM's clients give them, one or many; what is neither is named with its place."""
+    params = SamplingParams(max_tokens=4, temperature=0)
+    ids = llm.tokenizer.encode("Paris is", add_special_tokens=True)
+    want = llm.generate("Paris is", params)[0].text
+    given: list[Any] = [
+        {"prompt": "Paris is"},
+        {"prompt_token_ids": ids},
+        {"prompt": "x", "prompt_token_ids": tuple(ids)},
+    ]
+    assert [reply.text for reply in llm.generate([*given, np.array(ids)], params)] == [want] * 4
+    assert llm.generate(given[0], params)[0].text == want
+    for wrong, part in (({}, "is empty"), ({"prompt": "a", "multi_modal_data": 1}, "multi_modal_data"), (1.5, "float"),
+                        (["a"], "list"), ([1.0], "list"), (None, "NoneType")):  # fmt: skip
+        with pytest.raises(RequestError, match=part) as error:
+            llm.generate(["fine", wrong], params)
+        assert "prompt 1" in str(error.value)
 
 
 def test_a_stop_expression_ends_the_reply_and_is_cut(llm: LLM) -> None:

@@ -38,6 +38,7 @@ from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import Route
 from dovetail.grammar.thinking import Use, thinking_of
+from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_types import Embedding, Reply, SamplingParams, as_tuple, engine_params
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load
@@ -57,7 +58,6 @@ from dovetail.text.tokenizer import Tokenizer
 logger = logging.getLogger("dovetail")
 T = TypeVar("T")
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
 CANCEL_S = 5.0
 """How long an interrupted call waits for its requests to be aborted."""
 RETRY_S = 0.1
@@ -189,7 +189,7 @@ class LLM(OutlinesModel):
         the result is the reply's text, as Outlines returns it.
 
         Args:
-            prompts: Text or token ids, one or many.
+            prompts: Text, token ids, or mappings with `prompt` or `prompt_token_ids`, one or many.
             params: One for all, or one per prompt; the model's own defaults if not given.
             use_tqdm: Show a progress bar.
             typed: Beside an output type.
@@ -203,11 +203,10 @@ class LLM(OutlinesModel):
         """
         if typed or not _are_params(params):
             return self._typed(prompts, params, typed)
-        many = _as_prompts(prompts)
-        ids = [self.tokenizer.encode(p, add_special_tokens=True) if isinstance(p, str) else list(p) for p in many]
+        ids = prompt_ids(prompts, self.tokenizer)
         jobs = [
             job
-            for index, (prompt, one) in enumerate(zip(ids, self._each(params, len(many)), strict=True))
+            for index, (prompt, one) in enumerate(zip(ids, self._each(params, len(ids)), strict=True))
             for job in self._jobs(index, prompt, one)
         ]
         return self._call(self._run(jobs, use_tqdm=use_tqdm))
@@ -223,7 +222,7 @@ class LLM(OutlinesModel):
         """Give the embedding of each prompt: its final hidden states, pooled as the checkpoint says.
 
         Args:
-            prompts: Text or token ids, one or many.
+            prompts: Text, token ids, or mappings with `prompt` or `prompt_token_ids`, one or many.
             dimensions: Keep so many numbers; for models that were trained for it.
             normalize: Scale vectors to length 1; as the checkpoint says if not given.
             use_tqdm: Show a progress bar.
@@ -232,7 +231,7 @@ class LLM(OutlinesModel):
             RequestError: A prompt is empty or longer than the context, or the checkpoint does not allow it.
         """
         self._embedder.check(dimensions, self.info.hidden_size)
-        many = [self._pooling(index, prompt) for index, prompt in enumerate(_as_prompts(prompts))]
+        many = [self._pooling(index, ids) for index, ids in enumerate(prompt_ids(prompts, self.tokenizer))]
 
         async def one(submit: messages.Submit) -> Embedding:
             async with aclosing(self._client.submit(submit)) as stream:
@@ -246,9 +245,8 @@ class LLM(OutlinesModel):
 
         return self._call(_together([one(submit) for submit in many], "Embedding", use_tqdm=use_tqdm))
 
-    def _pooling(self, index: int, prompt: Prompt) -> messages.Submit:
+    def _pooling(self, index: int, ids: list[int]) -> messages.Submit:
         """The engine's request for one prompt's hidden states."""
-        ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(index, ids, self.info.context_len)
         params = messages.SamplingParams(max_tokens=1, seed=0)
         return messages.Submit(rid=f"llm-{next(self._ids)}", prompt_ids=ids, params=params, pool=self._embedder.pool)
@@ -579,12 +577,3 @@ def _are_params(params: Any) -> bool:
     """Whether `params` are sampling parameters, and no output type of Outlines'."""
     many = params if isinstance(params, (list, tuple)) else [params]
     return all(each is None or isinstance(each, SamplingParams) for each in many)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of ints is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
