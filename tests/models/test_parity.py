@@ -50,7 +50,6 @@ OWN = {
     "olmoe": "OlmoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
 }
 """Families with a plugin of their own, besides those of the other tests."""
 

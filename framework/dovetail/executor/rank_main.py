@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_watch, args=(pipe,), name="dovetail-rank-watch", daemon=True).start()
     try:
         start = next_command(pipe)
-        assert isinstance(start, StartRank)  # noqa: S101 - it comes from our own parent
+        if not isinstance(start, StartRank):
+            raise TypeError(f"the first command is to start, not {type(start).__name__}")
         log.setup(logging.getLevelName(start.log_level).lower())
         serve(pipe, start)
     except (EOFError, OSError):

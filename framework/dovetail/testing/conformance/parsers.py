@@ -203,7 +203,7 @@ class ParserConformance(Conformance):
                 full = self._parse(way, [whole], sample.prompt_tail)
                 for length in range(len(whole)):
                     written = whole[:length] if way.tokenizer is None else _decoded(way.tokenizer, whole[:length])
-                    got = self._parse(way, [whole[:length]], sample.prompt_tail)
+                    got = self._parse(way, [whole[:length]], sample.prompt_tail, "length")
                     check_truncated(spec, written, got, full)
 
     def test_never_raises(self) -> None:
@@ -248,8 +248,8 @@ class ParserConformance(Conformance):
 
     # Helpers.
 
-    def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None) -> Reply:
-        return parsing.parse(self.output_parser, way, chunks, tail)
+    def _parse(self, way: Way, chunks: parsing.Chunks, tail: str | None, reason: str = "stop") -> Reply:
+        return parsing.parse(self.output_parser, way, chunks, tail, reason)
 
     def _cases(self, num_soup: int, seed: int) -> list[tuple[Way, Sample]]:
         texts = [*self._texts(), *self._soup(num_soup, seed)]

@@ -118,10 +118,10 @@ def reply_of(parser: OutputParser, events: Sequence[Event]) -> Reply:
     )
 
 
-def parse(make: MakeParser, way: Way, chunks: Chunks, tail: str | None = None) -> Reply:
-    """Parse an output that arrives in these pieces with a fresh parser."""
+def parse(make: MakeParser, way: Way, chunks: Chunks, tail: str | None = None, reason: str = "stop") -> Reply:
+    """Parse an output that arrives in these pieces, and ends for a reason, with a fresh parser."""
     parser = primed(make, way, tail)
-    return reply_of(parser, events_of(parser, chunks))
+    return reply_of(parser, events_of(parser, chunks, reason))
 
 
 def primed(make: MakeParser, way: Way, tail: str | None) -> OutputParser:

@@ -87,9 +87,21 @@ class ElementCalls(ToolBody):
             if self._call is not None or (is_cut and not self._raw):
                 rest = _without_half_a_mark(rest)
             self._piece(rest)
+            if is_cut and self._wants_no_text():
+                value = self._stack[-1]
+                if value.text.endswith("]") and value.text.count("]") > value.text.count("["):
+                    value.text = value.text[:-1]
         self._end_call()
         self._out += self._noise()
         return self._take_out()
+
+    def _wants_no_text(self) -> bool:
+        """Whether the schema says that what was opened last is no text: then a bracket too many begins a mark."""
+        names = [element.name for element in self._stack[1:]]
+        if self._call is None or len(names) != 1:
+            return False
+        types = types_of(properties_of(self._schema).get(names[0]), self._schema)
+        return bool(types) and "string" not in types
 
     def _begins_tag(self, rest: str, *, is_cut: bool) -> bool:
         """Whether what ends the section is half a closing tag, or half of any where the output was cut there."""
