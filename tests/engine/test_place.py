@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,25 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for temporary files of our own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for temporary files of our own, of a short name."""
+    with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.setenv("TMPDIR", name)
+        yield Path(name)
+
+
+def test_a_long_name_of_the_directory_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path has some hundred bytes at most; there are directories for temporary files that are longer."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    place = SocketPlace()
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place.path))
+    finally:
+        place.close()
 
 
 def holder() -> tuple[subprocess.Popen[str], Path]:

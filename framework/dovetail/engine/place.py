@@ -16,6 +16,8 @@ from pathlib import Path
 PREFIX = "dovetail-engine-"
 SOCKET = "engine.sock"
 TRIES = 10
+MAX_PATH = 104
+"""Bytes of a socket's path, its end included, that every system takes."""
 
 
 class SocketPlace:
@@ -32,12 +34,12 @@ class SocketPlace:
             OSError: There is no room for it.
         """
         for _ in range(TRIES):
-            directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+            directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parent()))  # mode 0700
             held = _lock(directory)
             if held is not None:
                 self._directory, self._held, self.path = directory, held, directory / SOCKET
                 return
-        raise OSError(f"directories of sockets cannot be locked in {tempfile.gettempdir()}")
+        raise OSError(f"directories of sockets cannot be locked in {_parent()}")
 
     def close(self) -> None:
         """Remove it."""
@@ -47,7 +49,7 @@ class SocketPlace:
 
 def remove_stale() -> None:
     """Remove the directories of servers that were killed."""
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and _is_own(entry):
                 directory = Path(entry.path)
@@ -55,6 +57,13 @@ def remove_stale() -> None:
                 if held is not None:
                     _remove(directory)
                     os.close(held)
+
+
+def _parent() -> str:
+    """The directory for temporary files; /tmp where a socket's path would be too long in it."""
+    found = tempfile.gettempdir()
+    longest = os.path.join(found, f"{PREFIX}12345678", SOCKET)
+    return found if len(os.fsencode(longest)) < MAX_PATH else "/tmp"
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:
