@@ -41,7 +41,7 @@ from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_types import Embedding, Reply, SamplingParams, as_tuple, engine_params
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
-from dovetail.plugins import load
+from dovetail.plugins import LoadedPlugins, load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.classes import classes_of
 from dovetail.processing.embeddings import Embedder
@@ -137,13 +137,7 @@ class LLM(OutlinesModel):
         self.tokenizer = Tokenizer.load(Path(offline.tokenizer_path) if offline.tokenizer_path else folder)
         self.template = ChatTemplate.load(self.tokenizer, offline.chat_template)
         self._tools_name = offline.tool_call_parser or ""
-        self._reasoning: ReasoningParser | None = None
-        self._tools: ToolParser | None = None
-        for planned in plan.of_kind("reasoning_parser"):
-            self._reasoning = bound_reasoning(loaded.get("reasoning_parser", planned.name)(), self.template)
-            self.template.begin_thinking = thinking_behind(self._reasoning, self.tokenizer, self.template)
-        for planned in plan.of_kind("tool_parser"):
-            self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
+        self._bind_parsers(loaded)
         self._embedder = Embedder.of_checkpoint(folder)
         self._processors = LogitsRequests.load(loaded)
         self._ids = itertools.count(1)
@@ -162,6 +156,16 @@ class LLM(OutlinesModel):
         except BaseException:
             self._stop(wait=False)  # a model that is still loading cannot be interrupted
             raise
+
+    def _bind_parsers(self, loaded: LoadedPlugins) -> None:
+        """Make the planned parsers, for this template."""
+        self._reasoning: ReasoningParser | None = None
+        self._tools: ToolParser | None = None
+        for planned in loaded.plan.of_kind("reasoning_parser"):
+            self._reasoning = bound_reasoning(loaded.get("reasoning_parser", planned.name)(), self.template)
+            self.template.begin_thinking = thinking_behind(self._reasoning, self.tokenizer, self.template)
+        for planned in loaded.plan.of_kind("tool_parser"):
+            self._tools = bound_tools(loaded.get("tool_parser", planned.name)(), self.template)
 
     @overload
     def generate(

@@ -284,15 +284,16 @@ def _is_kept(num, mass, wanted, target):
 
 
 @triton.jit
-def _verdict(place, counts, masses_before, bests, others, first, num_blocks, wanted, target, V, BLOCKS: tl.constexpr):
-    """What a pass in blocks says of a place.
+def _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS: tl.constexpr):
+    """What a pass in blocks, `taken` `[4, R, num_blocks]` with `size` numbers of each kind, says of a place.
 
     Returns:
         The place if it is kept, else who wins among those before it; and whether it is still open if that one is kept.
     """
-    num, mass = _sum(counts, first, num_blocks, BLOCKS), _sum(masses_before, first, num_blocks, BLOCKS)
+    floats = taken.to(tl.pointer_type(tl.float32))
+    num, mass = _sum(taken, first, num_blocks, BLOCKS), _sum(floats + size, first, num_blocks, BLOCKS)
     is_kept = _is_kept(num, mass, wanted, target)
-    following = _winner(bests, others, first, num_blocks, V, BLOCKS)
+    following = _winner(floats + 2 * size, taken + 3 * size, first, num_blocks, V, BLOCKS)
     return tl.where(is_kept, place, following), tl.where(is_kept | (following >= V), 0, 1)
 
 
@@ -326,13 +327,9 @@ def _round_kernel(
         is_open = (place < V).to(tl.int32)
     else:
         place, is_open = tl.load(mine - 2 * num_rows), tl.load(mine - num_rows)
-        before = passes + (ROUND - 1) * 4 * size
         if is_open > 0:
-            place, is_open = _verdict(
-                place, before, before.to(tl.pointer_type(tl.float32)) + size,
-                before.to(tl.pointer_type(tl.float32)) + 2 * size, before + 3 * size,
-                first, num_blocks, wanted, target, V, BLOCKS,
-            )  # fmt: skip
+            taken = passes + (ROUND - 1) * 4 * size
+            place, is_open = _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
     if block == 0:
         tl.store(mine, place)
         tl.store(mine + num_rows, is_open)
@@ -405,13 +402,9 @@ def _settle_kernel(
         else:
             last = tested + (ROUNDS - 1) * 2 * num_rows + row
             place, searching = tl.load(last), tl.load(last + num_rows)
-            before = passes + (ROUNDS - 1) * 4 * size
             if searching > 0:
-                place, searching = _verdict(
-                    place, before, before.to(tl.pointer_type(tl.float32)) + size,
-                    before.to(tl.pointer_type(tl.float32)) + 2 * size, before + 3 * size,
-                    first, num_blocks, wanted, target, V, BLOCKS,
-                )  # fmt: skip
+                taken = passes + (ROUNDS - 1) * 4 * size
+                place, searching = _verdict(place, taken, size, first, num_blocks, wanted, target, V, BLOCKS)
         while searching > 0:
             num, mass, following = _before(logits, top, rate, temperature, min_p, place, key_a, key_b, V, BLOCK)
             is_kept = _is_kept(num, mass, wanted, target)
