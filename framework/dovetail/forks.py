@@ -138,6 +138,11 @@ class ForkTemplate:
         server = self._server
         return None if server is None else server.pid
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has started; it may have died since, which nobody has met yet."""
+        return self._server is not None
+
     def ready(self) -> Future[ForkServer]:
         """Return what becomes the process, or a `ForkStartError`. Not to be cancelled: others wait for it, too."""
         with self._lock:

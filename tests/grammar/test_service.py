@@ -12,8 +12,9 @@ import pytest
 from grammar_demo import Demo, json_step
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
+from dovetail.forks import ForkServer, ForkTemplate
 from dovetail.grammar.cache import Enforced, GrammarCache, Refused
-from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.validate import FinalValidator
 from dovetail.grammar.vocabulary import pack, unpack
@@ -160,6 +161,26 @@ def test_a_killed_compile_process_costs_one_request(make_service: Callable[[floa
     assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
 
 
+def test_a_start_takes_nothing_of_a_grammars_time(
+    make_service: Callable[[float], GrammarService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes while the first process still starts is compiled when that is there; later ones have less."""
+    make = ForkTemplate._make
+
+    def slow(template: ForkTemplate) -> ForkServer:
+        time.sleep(3)
+        return make(template)
+
+    monkeypatch.setattr(ForkTemplate, "_make", slow)
+    service = make_service(2.0)
+    tickets = [service.request((outlines_step(f"[gh]{{{num}}}"),)) for num in range(1, 5)]
+    assert all(isinstance(settle(service, ticket), Enforced) for ticket in tickets)
+    began = time.monotonic()
+    refused = settle(service, service.request((outlines_step(ENDLESS),)))
+    assert isinstance(refused, Refused)
+    assert time.monotonic() - began < START_S
+
+
 def test_a_killed_template_costs_nothing(make_service: Callable[[float], GrammarService]) -> None:
     """What was forked from it goes on, and the next grammar is compiled by another."""
     service = make_service(600)
@@ -188,9 +209,6 @@ def working(service: GrammarService) -> int:
 def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) -> None:
     """Through the engine: the request whose compilation dies gets an error, its neighbour and the next are served."""
     demo = make_demo(grammar_compile_timeout=3.0)
-    deadline = time.monotonic() + 60
-    while demo.generate(outlines_step("[ab]{2}")).finish.code == "grammar_busy":  # its first process is starting
-        assert time.monotonic() < deadline
     results = demo.together([demo.one(outlines_step(HARD), max_tokens=5), demo.one(json_step({"enum": [7]}))])
     assert results[0].finish is not None
     assert (results[0].finish.reason, results[0].finish.code) == ("abort", "grammar_too_complex")

@@ -78,6 +78,11 @@ class Compiler:
         """Id of the process that those are forked from; None while there is none."""
         return self._pool.template_pid if self._pool is not None else None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `outside` begins at once, and does not start the process that others are forked from."""
+        return self._pool is not None and self._pool.is_ready
+
     def vocabulary(self) -> Vocabulary:
         """The model's vocabulary, made at the first call.
 

@@ -11,6 +11,9 @@ import msgspec
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process, receive, send
 from dovetail.grammar.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, time_left
 
+START_S = 20.0
+"""What jobs wait for the first process, at most, beside the time that is theirs: on a busy machine it takes seconds."""
+
 GRACE_S = 1.0
 """After a job's time limit, which its process keeps itself; a process that is still there then is killed."""
 
@@ -41,6 +44,11 @@ class ChildPool:
     def template_pid(self) -> int | None:
         """Id of the process that forks the others; None while there is none."""
         return self._template.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job begins as soon as it comes."""
+        return self._template.is_ready
 
     @property
     def pids(self) -> list[int]:

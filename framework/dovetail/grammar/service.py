@@ -22,7 +22,7 @@ from dovetail.grammar.cache import Enforced, GrammarCache, Refused
 from dovetail.grammar.compiling import Compiled, Compiler
 from dovetail.grammar.constraint import TokenSets
 from dovetail.grammar.memory import Trimmer
-from dovetail.grammar.pool import ChildDiedError, ChildStartError, ChildTimeoutError
+from dovetail.grammar.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
 from dovetail.grammar.queue import Workers
 from dovetail.grammar.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.unique.matcher import UniqueGrammar
@@ -90,7 +90,8 @@ class Job:
         ticket: To be filled.
         owner: Who asked first.
         asked: When.
-        deadline: When the ticket is filled at the latest.
+        deadline: When the ticket is filled at the latest; before the first process was there, some seconds later.
+        patience_s: What it has from then on.
         began: When a compilation began; None while it waits for its first.
         index: The way that is tried next.
         refused: Why the first way that was tried failed.
@@ -102,6 +103,7 @@ class Job:
     owner: str
     asked: float
     deadline: float
+    patience_s: float
     began: float | None = None
     index: int = 0
     refused: Refused | None = None
@@ -217,7 +219,8 @@ class GrammarService:
                 ticket.num_claims += 1
                 return ticket
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
-            job = Job(steps=steps, ticket=Ticket(), owner=owner, asked=now, deadline=now + patience_s)
+            deadline = now + patience_s + (0 if self._compiler.is_ready else START_S)
+            job = Job(steps=steps, ticket=Ticket(), owner=owner, asked=now, deadline=deadline, patience_s=patience_s)
             refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
                 return Ticket(refused)
@@ -355,6 +358,7 @@ class GrammarService:
         job.began = job.began or now
         self._compiler.wait_ready(job.deadline)  # what a way may take does not pass while the first process starts
         now = time.monotonic()
+        job.deadline = min(job.deadline, now + job.patience_s)
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
 
     def _is_inline(self, step: GrammarStep) -> bool:

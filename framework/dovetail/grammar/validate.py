@@ -8,12 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from dovetail.grammar.pool import ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.wire import ChildCheck, ChildStart
 
 TIMEOUT_S = 2.0
-START_S = 20.0
-"""What the first text waits for the process, at most."""
 
 
 class FinalValidator:
