@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 import requests
 from grammar_demo import json_step
@@ -264,6 +265,55 @@ def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
     refused = settle(service, ticket)
     assert isinstance(refused, Refused)
     assert isinstance(settle(service, service.request(steps)), Enforced)
+
+
+def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one that waited for a grammar has left, and another asks for it in the moment that this is seen."""
+    service = make_service(600.0)
+    steps, joined = (json_step({"const": 1}),), []
+    finish = service._finish
+
+    def late(*args: Any) -> None:
+        if not joined:
+            joined.append(service.request(steps))
+        finish(*args)
+
+    held = threading.Event()
+    for _ in range(2):
+        service._inline.put("", lambda: held.wait(60))
+    service.release(service.request(steps))
+    monkeypatch.setattr(service, "_finish", late)
+    held.set()
+    while service.num_waiting:
+        service.wait(0.05)
+    monkeypatch.undo()
+    assert isinstance(settle(service, (joined or [service.request(steps)])[0]), Enforced)
+
+
+def test_a_backend_that_raises_anywhere_fills_the_ticket(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose ticket is never filled would wait without end, and so would all others without a thread."""
+    service = make_service(1.0)
+    settle(service, service.request((json_step({"type": "null"}),)))
+    start_process(service)
+    good, backend = service._compiler.backend("llguidance"), service._compiler.backend
+
+    class Broken:
+        def inline(self, spec: GrammarSpec) -> bool:
+            raise RuntimeError("a fault of a plugin")
+
+    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+        time.sleep(1.1)
+        raise ChildTimeoutError
+
+    monkeypatch.setattr(service._compiler, "outside", outside)
+    monkeypatch.setattr(service._compiler, "backend", lambda name: Broken() if name == "broken" else backend(name))
+    slow = json_step({"type": "integer", "multipleOf": 5_000_011})
+    last = GrammarStep(backend="broken", kind="json", source="{}")
+    for at in range(3):  # more than there are threads
+        refused = settle(service, service.request((slow, msgspec.structs.replace(last, source=f'{{"const":{at}}}'))))
+        assert isinstance(refused, Refused)
+    assert good.inline(spec({"type": "integer"}))
+    assert isinstance(settle(service, service.request((json_step({"type": "integer"}),))), Enforced)
 
 
 def test_owners_take_turns() -> None:

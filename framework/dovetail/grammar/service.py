@@ -308,10 +308,19 @@ class GrammarService:
             logger.exception("preparing structured outputs failed")
 
     def _work(self, job: Job, *, outside: bool) -> None:
+        """Bring a job on, whatever its backends do: a ticket that is never filled is waited for without end."""
+        try:
+            self._try_ways(job, outside=outside)
+        except Exception as error:
+            self._finish(job, _refusal(error), 0)
+
+    def _try_ways(self, job: Job, *, outside: bool) -> None:
         """Try the ways that are left; not `outside`, up to the first that needs a process."""
         while job.index < len(job.steps):
             now = time.monotonic()
-            if job.ticket.num_claims <= 0 or (now >= job.deadline and not self._has_grace(job)):
+            if self._was_left(job):
+                return
+            if now >= job.deadline and not self._has_grace(job):
                 break
             step = job.steps[job.index]
             if job.index < len(job.steps) - 1 and (
@@ -361,6 +370,16 @@ class GrammarService:
         job.deadline = min(job.deadline, now + job.patience_s)
         return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
 
+    def _was_left(self, job: Job) -> bool:
+        """Take a job out that nobody waits for any more: who comes from now on is served by another."""
+        with self._lock:
+            if job.ticket.num_claims > 0:
+                return False
+            del self._pending[job.steps]
+            self._waiting.add(job, -1)
+            job.ticket.fill(Refused("nobody waits for it any more", BUSY))
+            return True
+
     def _is_inline(self, step: GrammarStep) -> bool:
         return self._compiler.backend(step.backend).inline(spec_of(step))
 
@@ -373,8 +392,6 @@ class GrammarService:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
         waited = (job.began or job.deadline) - job.asked
         timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
-        if job.ticket.num_claims <= 0:
-            return Refused("nobody waits for it any more", BUSY)
         if timed_out and time.monotonic() >= job.deadline and waited > (job.deadline - job.asked) / 2:
             return Refused("the server is busy compiling other grammars; try again later", BUSY)
         return job.refused or Refused("no way to enforce the grammar was given", None)
