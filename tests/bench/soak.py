@@ -96,7 +96,7 @@ class Soak:
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments = arguments
-        self.log = folder / "server.log"
+        self.log: Path = arguments.log or folder / "server.log"
         flags = ["--max-total-tokens", str(arguments.kv_tokens), "--grammar-cache-bytes", str(GRAMMAR_KIB << 10)]
         self.server = Server(folder / "storage", arguments.port, *flags, log=self.log)
         self.server.wait()
@@ -165,7 +165,8 @@ class Soak:
         found = [problem for visit in visits for problem in visit.problems]
         done = sum((visit.done for visit in visits), Counter[str]())
         for name, count in done.most_common():
-            print(f"  {count:>7,} {name}")
+            longest = max(visit.longest.get(name, 0.0) for visit in visits)
+            print(f"  {count:>7,} {name}, {longest:.1f} s at most")
         waited = sum(visit.told_to_wait for visit in visits)
         print(f"  {waited:>7,} times told to try again")
         print(f"  {self.num_kills:>7,} kills of the engine")
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=180.0, help="seconds between kills of the engine; 0: none")
     parser.add_argument("--kv-tokens", type=int, default=16_384)
     parser.add_argument("--port", type=int, default=30931)
+    parser.add_argument("--log", type=Path, help="where the server's log stays; without it the last lines are shown")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(arguments, Path(folder))

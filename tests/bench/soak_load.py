@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import requests
@@ -15,7 +15,9 @@ from batches import start_batch
 from disconnects import Client
 
 MODEL = "dovetail-demo"
-WAIT_S = 300
+WAIT_S = 1200
+"""What an answer may take at most. On a seventh of a processor, beside prompts that fill whole steps, 96 tokens that
+are not streamed took more than 300 s."""
 NUM_LINES = 20
 """Of a batch: few, because beside interactive requests only one runs at a time."""
 NUM_SCHEMAS = 40
@@ -56,8 +58,13 @@ class Visit:
         self.http = requests.Session()
         self.problems: list[str] = []
         self.done: Counter[str] = Counter()
+        self.longest: dict[str, float] = {}
         self.told_to_wait = 0
         self.probe_text: str | None = None
+
+    def wrong(self, text: str) -> None:
+        """Note what should not have happened, with the time, by which it is found in the server's log."""
+        self.problems.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     def send(self, path: str, body: object, *, stream: bool = False) -> requests.Response | None:
         """Send a good request; None where it is to be tried later."""
@@ -67,7 +74,7 @@ class Visit:
             time.sleep(0.1)
             return None
         if reply.status_code != 200:
-            self.problems.append(f"{path}: {reply.status_code} {reply.text[:200]}")
+            self.wrong(f"{path}: {reply.status_code} {reply.text[:200]}")
             return None
         return reply
 
@@ -87,9 +94,9 @@ class Visit:
         last = None
         for last in self.events(path, body):
             if '"error":{' in last:
-                self.problems.append(f"{path}: {last[:200]}")
+                self.wrong(f"{path}: {last[:200]}")
         if last is not None and end not in last:
-            self.problems.append(f"{path}: a stream ended with {last[:200]}")
+            self.wrong(f"{path}: a stream ended with {last[:200]}")
 
     def stream(self) -> None:
         self.follow("/v1/chat/completions", self.chat(stream=True, n=self.chance.choice([1, 1, 2])), "[DONE]")
@@ -115,7 +122,7 @@ class Visit:
         if reply is not None:
             path = f"{self.base}/v1/responses/{reply.json()['id']}"
             if self.http.delete(path, timeout=WAIT_S).status_code not in {200, *GONE}:
-                self.problems.append("a stored response could not be deleted")
+                self.wrong("a stored response could not be deleted")
 
     def message(self) -> None:
         body = {"model": MODEL, "max_tokens": 24, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
@@ -126,11 +133,11 @@ class Visit:
         files = {"file": ("a.bin", data)}
         reply = self.http.post(self.base + "/v1/files", files=files, data={"purpose": "user_data"}, timeout=WAIT_S)
         if reply.status_code != 200:
-            self.problems.append(f"upload: {reply.status_code} {reply.text[:200]}")
+            self.wrong(f"upload: {reply.status_code} {reply.text[:200]}")
             return
         path = f"{self.base}/v1/files/{reply.json()['id']}"
         if self.http.get(path + "/content", timeout=WAIT_S).content != data:
-            self.problems.append("an upload came back changed")
+            self.wrong("an upload came back changed")
         self.http.delete(path, timeout=WAIT_S)
 
     def hostile(self) -> None:
@@ -138,7 +145,7 @@ class Visit:
         kind = {"content-type": "application/json"}
         reply = self.http.post(self.base + path, data=body, headers=kind, timeout=WAIT_S)
         if not 400 <= reply.status_code < 500 and reply.status_code != 503:
-            self.problems.append(f"hostile {path}: {reply.status_code} {reply.text[:200]}")
+            self.wrong(f"hostile {path}: {reply.status_code} {reply.text[:200]}")
 
     def leave(self) -> None:
         """Go away at a random stage, with an identifier that others use at the same time."""
@@ -165,7 +172,7 @@ class Visit:
         if reply is not None:
             text = reply.json()["choices"][0]["text"]
             if self.probe_text not in (None, text):
-                self.problems.append(f"a greedy request said {text!r}, before {self.probe_text!r}")
+                self.wrong(f"a greedy request said {text!r}, before {self.probe_text!r}")
             self.probe_text = text
 
     def fill(self, num_tokens: int) -> None:
@@ -188,6 +195,7 @@ class Visit:
             helper.http.close()
             self.problems += helper.problems
             self.done += helper.done
+            self.took(helper.longest)
             self.told_to_wait += helper.told_to_wait
 
     def insist(self, ids: list[int]) -> None:
@@ -205,7 +213,7 @@ class Visit:
             *("validating", "in_progress", "finalizing"),
         ):
             if time.monotonic() > deadline:
-                self.problems.append(f"a batch did not end: {found}")
+                self.wrong(f"a batch did not end: {found}")
                 return
             time.sleep(0.5)
         seen: Counter[str] = Counter()
@@ -213,7 +221,7 @@ class Visit:
             text = self.http.get(f"{self.base}/v1/files/{file_id}/content", timeout=WAIT_S).text
             seen.update(json.loads(line)["custom_id"] for line in text.splitlines())
         if found["status"] != "completed" or seen != Counter(f"t{i}" for i in range(NUM_LINES)):
-            self.problems.append(f"a batch ended as {found['status']} with {len(seen)} ids, {found['request_counts']}")
+            self.wrong(f"a batch ended as {found['status']} with {len(seen)} ids, {found['request_counts']}")
         for file_id in filter(None, (found.get("output_file_id"), found.get("error_file_id"), found["input_file_id"])):
             self.http.delete(f"{self.base}/v1/files/{file_id}", timeout=WAIT_S)
 
@@ -246,10 +254,17 @@ class Visit:
         while time.monotonic() < end:
             self._one(f"batch of {NUM_LINES}", self.batch)
 
+    def took(self, seconds: Mapping[str, float]) -> None:
+        """Note what visits took, by name."""
+        for name, longest in seconds.items():
+            self.longest[name] = max(longest, self.longest.get(name, 0.0))
+
     def _one(self, name: str, visit: Callable[[], None]) -> None:
+        began = time.monotonic()
         try:
             visit()
         except (requests.RequestException, OSError, KeyError, ValueError) as error:
-            self.problems.append(f"{name}: {type(error).__name__}: {error}"[:300])
+            self.wrong(f"{name}: {type(error).__name__}: {error}"[:300])
             time.sleep(0.2)
         self.done[name] += 1
+        self.took({name: time.monotonic() - began})
