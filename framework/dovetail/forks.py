@@ -19,7 +19,7 @@ from concurrent.futures import Future
 
 import msgspec
 
-from dovetail.engine.wire import HEADER, MAX_FRAME
+from dovetail.messages.frames import HEADER, MAX_FRAME
 
 START_TIMEOUT_S = 60.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")

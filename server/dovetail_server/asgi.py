@@ -19,6 +19,7 @@ from dovetail.contracts.observers import HttpEnd
 from dovetail.errors import RequestError
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.observers import Observers
+from dovetail_server.serving.sse import DIRECT
 from dovetail_server.state import ServerState
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -28,7 +29,6 @@ WHOLE_BODY = 10
 """A body that is held in memory has come within so many times `--body-timeout`."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 26
-DIRECT = "dovetail.send"
 """In the scope: `send` past our layers, which look at the ends of a reply and would be five calls for each token."""
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 

@@ -1,7 +1,7 @@
 """JSON routes whose bodies and replies stand in the OpenAPI document, though FastAPI parses neither.
 
 FastAPI would decode bodies leniently and serialise replies slowly; `json_route` registers the schemas and leaves the
-work to `body.py` and msgspec.
+work to `bodies/` and msgspec.
 """
 
 from __future__ import annotations

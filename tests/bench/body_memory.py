@@ -17,10 +17,10 @@ import sys
 
 from dovetail.demo import MODEL_DIR
 from dovetail.grammar.memory import most_own_bytes, return_large_blocks
-from dovetail_server.bodies.wire import Answer, Job, TextSetup, WorkerStart
+from dovetail_server.bodies.wire import Job
 from dovetail_server.bodies.work import do
-from dovetail_server.serving.params import Limits
-from dovetail_server.serving.text import TextTools
+from dovetail_server.responses.references import Answer
+from dovetail_server.serving.text import Limits, TextSetup, TextTools, WorkerStart
 
 NAME = "demo"
 WORDS = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so. "

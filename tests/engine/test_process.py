@@ -16,9 +16,9 @@ import pytest
 
 from dovetail.engine.life import LOT_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.engine.wire import FrameReader, frame
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.messages import SamplingParams, Submit, Tick, TokenDelta
+from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.testing.engine import collect, tokens

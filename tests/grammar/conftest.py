@@ -15,8 +15,8 @@ from grammar_demo import Demo, Jump
 from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
+from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import Request
-from dovetail.grammar import jump
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.testing.vocabularies import byte_level
 

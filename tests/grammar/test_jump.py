@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_step
 
+from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import NewTokenRatio
-from dovetail.grammar import jump
 from dovetail.messages import Finish, GrammarStep, SamplingParams, Submit
 
 LETTER = (

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Jump, Result, json_step
 
-from dovetail.grammar import jump
+from dovetail.engine import jump_forward as jump
 from dovetail.messages import GrammarStep
 
 SHORT = {"type": "string", "maxLength": 6}

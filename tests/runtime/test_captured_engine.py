@@ -86,7 +86,7 @@ class Thirds:
 
 
 class Desk:
-    """In place of the engine's grammar desk: each grammar is ready after so many questions."""
+    """In place of the engine's grammar manager: each grammar is ready after so many questions."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
@@ -94,11 +94,11 @@ class Desk:
 
     @property
     def is_waiting(self) -> bool:
-        """As the desk's."""
+        """As the manager's."""
         return bool(self.open)
 
     def take(self, request: Request, message: Submit) -> None:
-        """As the desk's."""
+        """As the manager's."""
         if message.grammar:
             request.undecided = self.patience > 0
             if self.patience:
@@ -107,7 +107,7 @@ class Desk:
                 request.constraint = Thirds()  # type: ignore[assignment]
 
     def decide(self) -> list[tuple[Request, Finish]]:
-        """As the desk's."""
+        """As the manager's."""
         for entry in self.open:
             entry[1] -= 1
             if entry[1] == 0:
@@ -117,14 +117,14 @@ class Desk:
         return []
 
     def forget(self, request: Request) -> None:
-        """As the desk's."""
+        """As the manager's."""
         self.open = [entry for entry in self.open if entry[0] is not request]
 
     def wait(self, timeout_s: float) -> None:
-        """As the desk's."""
+        """As the manager's."""
 
     def close(self) -> None:
-        """As the desk's."""
+        """As the manager's."""
 
 
 Load = tuple[list[int], SamplingParams, bool]

@@ -21,9 +21,10 @@ from typing import Any
 from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
-from dovetail_server.bodies.wire import Answer, Job, Outcome
+from dovetail_server.bodies.wire import Job, Outcome
 from dovetail_server.bodies.work import do
 from dovetail_server.examples import BODIES, fill
+from dovetail_server.responses.references import Answer
 
 KIB, MIB = 1 << 10, 1 << 20
 

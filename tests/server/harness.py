@@ -21,10 +21,9 @@ from dovetail.plugins.plan import as_planned
 from dovetail.text.chat import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
-from dovetail_server.bodies.wire import TextSetup
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.lifecycle import HttpServer
-from dovetail_server.serving.text import TextTools
+from dovetail_server.serving.text import TextSetup, TextTools
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from dovetail.errors import RequestError
 from dovetail_server import app  # noqa: F401 - registers all routes
-from dovetail_server.body import PLAIN_OBJECTS
+from dovetail_server.bodies.request import PLAIN_OBJECTS
 from dovetail_server.density import FREE_OBJECTS, MAX_VALUES, check_density
 from dovetail_server.examples import BODIES, fill
 from dovetail_server.openai.chat import ChatRequest

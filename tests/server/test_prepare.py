@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from dovetail_server.serving import chat, completions, messages
+from dovetail_server.anthropic import messages
+from dovetail_server.serving import chat, completions
 
 HI = [{"role": "user", "content": "hi"}]
 LONG = "many words " * 300

@@ -13,8 +13,10 @@ import numpy as np
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.first_requests import serve_first
+from dovetail.engine.grammar_manager import make_grammar_manager
 from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.integrity import SHARED_PAGE, PageWatch
+from dovetail.engine.jump_forward import forced_tokens, jump
 from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import make_policy
 from dovetail.engine.recovery import Recovery, finish_of
@@ -24,8 +26,6 @@ from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.engine.speculation import make_speculation
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.grammar.bitmask import FREE, fill_masks
-from dovetail.grammar.desk import make_desk
-from dovetail.grammar.jump import forced_tokens, jump
 from dovetail.grammar.words import WordRules
 from dovetail.messages import (
     Abort,
@@ -92,7 +92,7 @@ class EngineCore:
         self._prepared(info.prepared)
         self.watch = PageWatch(self.pages)
         self.report = Report(settings.decode_log_interval)
-        self.grammars = make_desk(settings, plugins, info.vocab_size, info.eos_ids)
+        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
         self.step_count = 0
         self.tell: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""

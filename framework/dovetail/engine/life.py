@@ -14,8 +14,9 @@ import msgspec
 
 from dovetail.engine.place import SocketPlace, remove_stale
 from dovetail.engine.repeats import Writer
-from dovetail.engine.wire import FrameReader, Start, frame
+from dovetail.engine.wire import Start
 from dovetail.messages import Failed, FromEngine, ToEngine
+from dovetail.messages.frames import FrameReader, frame
 
 LAST_WORDS_S = 5.0
 """Time for what a dead engine had said to arrive."""

@@ -5,14 +5,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dovetail.cache.node import Node, Pages
 from dovetail.grammar.constraint import Constraint
-from dovetail.messages import Finish, Pool, SamplingParams, Submit, TokenLogprob
+from dovetail.messages import Finish, GrammarStep, Pool, SamplingParams, Submit, Thinking, TokenLogprob
 
-if TYPE_CHECKING:
-    from dovetail.grammar.desk import Wish
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """What a request wants enforced, kept with it.
+
+    Attributes:
+        steps: All ways to enforce its grammar, best first.
+        owner: Whose it is.
+        thinking: What is known of its thinking.
+    """
+
+    steps: tuple[GrammarStep, ...]
+    owner: str
+    thinking: Thinking | None
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +59,7 @@ class Request:
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
         grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
-        wish: What it wants enforced.
+        grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.
         memo: What a speculator keeps of it.
     """
@@ -88,7 +99,7 @@ class Request:
     undecided: bool = False
     grammar_step: int | None = None
     grammar_ignored: tuple[str, ...] = ()
-    wish: Wish | None = None
+    grammar: GrammarRequest | None = None
     most_drafts: int = 0
     memo: object = None
 

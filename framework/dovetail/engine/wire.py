@@ -1,4 +1,4 @@
-"""Frames on the Unix socket between client and engine: a 4-byte big-endian length, then msgpack."""
+"""The engine's side of the Unix socket to its client: what starts it, what travels, and whether either end is gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ import msgspec
 from dovetail.engine.loop import ClosedError
 from dovetail.engine.repeats import Reader
 from dovetail.messages import FromEngine, Starting, ToEngine
+from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import PluginPlan
 
-HEADER = struct.Struct(">I")
-MAX_FRAME = 1 << 30
 SIGN_S = 2.0
 LEAVE_S = 3.0
 """Time for the engine to end in order when its client is gone."""
@@ -34,38 +32,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     log_level: str
     hang_s: float
     """After so long without a step a busy engine is ended."""
-
-
-def frame(payload: bytes) -> bytes:
-    """Put the length in front."""
-    return HEADER.pack(len(payload)) + payload
-
-
-class FrameReader:
-    """Cuts a byte stream into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the frames that are complete.
-
-        Raises:
-            ValueError: A frame is longer than 1 GiB.
-        """
-        self._buffer += data
-        frames, at = [], 0
-        while len(self._buffer) - at >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._buffer, at)
-            if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME} are allowed")
-            end = at + HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[at + HEADER.size : end]))
-            at = end
-        del self._buffer[:at]
-        return frames
 
 
 class StartSigns:

@@ -21,9 +21,9 @@ from dovetail.grammar.limits import check_schema, check_spec
 from dovetail.grammar.normal import normalize
 from dovetail.grammar.route import Route, Router, ToolSchema, Way, Weakened, not_strict, weakened
 from dovetail.grammar.schema import escape
-from dovetail.grammar.tools import answer_message, arguments_schema, chosen, other_messages
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail.grammar.wire import step_of
+from dovetail.text.reply_grammar import answer_message, arguments_schema, chosen, other_messages
 from dovetail.text.schema_types import STRING, types_of
 
 Tool = Mapping[str, Any]

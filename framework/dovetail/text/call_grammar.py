@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.grammar.tools import arguments_schema, chosen
+from dovetail.text.reply_grammar import arguments_schema, chosen
 from dovetail.text.schema_types import STRING, types_of
 from dovetail.text.tagged_calls import Tags
 

@@ -19,7 +19,7 @@ from dovetail_server.storage.disk import PASSING
 
 if TYPE_CHECKING:
     from dovetail_server.batches.runner import Runner
-    from dovetail_server.state import ServerState
+    from dovetail_server.bodies.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
 MAX_AT_ONCE = 4
@@ -30,7 +30,7 @@ MAX_READS = 10
 class Care:
     """One per process, looked at by its runner."""
 
-    def __init__(self, state: ServerState, store: BatchStore, settler: Settler, runner: Runner) -> None:
+    def __init__(self, state: ReadingContext, store: BatchStore, settler: Settler, runner: Runner) -> None:
         """Begin with nothing under way."""
         self.state = state
         self.store = store

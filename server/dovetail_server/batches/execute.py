@@ -3,122 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from dovetail.errors import RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server import errors
+from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import MessagesRequest
 from dovetail_server.auth import CALLER
+from dovetail_server.batches.result import Result, decode_head, refusal, result_line
+from dovetail_server.bodies import responses as response_bodies
+from dovetail_server.bodies import tasks
 from dovetail_server.bodies.work import read_line
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
-from dovetail_server.openai.errors import ErrorBody
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.reading import parse
-from dovetail_server.serving import chat, chat_reply, completions, embeddings, messages
+from dovetail_server.responses.job import reply as reply_of
+from dovetail_server.serving import chat, chat_reply, completions, embeddings
 
 if TYPE_CHECKING:
+    from dovetail_server.bodies.context import ReadingContext
     from dovetail_server.serving.generation import Generation
     from dovetail_server.serving.prompts import Prompts
-    from dovetail_server.state import ServerState
 
 Counter = Callable[[int], None]
 Reply = Callable[[], Awaitable[bytes]]
 
 
-class Cached(msgspec.Struct):
-    """Part of `usage`."""
-
-    cached_tokens: int = 0
-
-
-class Reasoned(msgspec.Struct):
-    """Part of `usage`."""
-
-    reasoning_tokens: int = 0
-    thinking_tokens: int = 0
-
-
-class ReplyUsage(msgspec.Struct):
-    """The part of a reply's `usage` that batches sum up; responses and messages have other names for it."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    prompt_tokens_details: Cached | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: Cached | None = None
-    output_tokens_details: Reasoned | None = None
-    cache_read_input_tokens: int | None = None
-
-    def as_chat(self) -> ReplyUsage:
-        """Return it under the names of chat replies."""
-        cached = self.cache_read_input_tokens
-        if cached is not None:
-            thinking = 0 if self.output_tokens_details is None else self.output_tokens_details.thinking_tokens
-            return ReplyUsage(self.input_tokens + cached, self.output_tokens, thinking, Cached(cached))
-        if self.input_tokens_details is None or self.output_tokens_details is None:
-            return self
-        reasoning = self.output_tokens_details.reasoning_tokens
-        return ReplyUsage(self.input_tokens, self.output_tokens, reasoning, self.input_tokens_details)
-
-
-class ReplyHead(msgspec.Struct):
-    """The part of a reply that is read back."""
-
-    usage: ReplyUsage
-
-
-decode_head = msgspec.json.Decoder(ReplyHead).decode
-encode = msgspec.json.encode
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A line's result as it is written, and what it adds to the batch."""
-
-    text: bytes
-    is_error: bool
-    usage: ReplyUsage | None = None
-
-
-def new_request_id() -> str:
-    """Return the identifier of an output line."""
-    return f"batch_req_{uuid.uuid4().hex}"
-
-
-def result_line(custom_id: str, status: int, body: bytes) -> bytes:
-    """Write an output line around a reply's body."""
-    head = b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":' % (
-        encode(new_request_id()),
-        encode(custom_id),
-        status,
-        encode(f"req_{uuid.uuid4().hex}"),
-    )
-    return head + body + b'},"error":null}\n'
-
-
-def lost_line(custom_id: str, code: str, message: str) -> bytes:
-    """Write the line of a request that got no reply."""
-    error = {"code": code, "message": message}
-    return encode({"id": new_request_id(), "custom_id": custom_id, "response": None, "error": error}) + b"\n"
-
-
-def refusal(custom_id: str, error: Exception) -> Result:
-    """Return the result of a line that was refused or that failed."""
-    status, detail, _ = errors.describe(error)
-    return Result(result_line(custom_id, status, encode(ErrorBody(detail))), True)
-
-
-async def run_line(state: ServerState, endpoint: str, custom_id: str, raw: bytes, count: Counter) -> Result:
+async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes, count: Counter) -> Result:
     """Run one line.
 
     Args:
@@ -150,15 +65,13 @@ async def run_line(state: ServerState, endpoint: str, custom_id: str, raw: bytes
     return Result(result_line(custom_id, 200, body), False, decode_head(body).usage.as_chat())
 
 
-async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
+async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
     """Check a line as its HTTP request would be, and return the generation and what makes its reply.
 
     Raises:
         RequestError: The request cannot be served as it is.
         ServiceError: What it refers to cannot be read now, or the process that read the line died.
     """
-    from dovetail_server.bodies import tasks
-
     if endpoint == "/v1/responses":
         return await prepare_response(state, raw)
     known: dict[str, tasks.Task[Any]] = {
@@ -174,10 +87,8 @@ async def prepare(state: ServerState, endpoint: str, raw: bytes) -> tuple[Genera
     return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
 
 
-async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, Reply]:
+async def prepare_response(state: ReadingContext, raw: bytes) -> tuple[Generation, Reply]:
     """As `prepare`, for a response. It is stored only where the line says so: the output file has it anyway."""
-    from dovetail_server.responses.entry import begin
-    from dovetail_server.serving import responses
 
     def adjusted(asked: ResponsesRequest) -> ResponsesRequest:
         refuse_stream(asked.stream)
@@ -185,12 +96,12 @@ async def prepare_response(state: ServerState, raw: bytes) -> tuple[Generation, 
             raise errors.unsupported("background", "a batch runs in the background anyway; leave it out")
         return asked.model_copy(update={"priority": BACKGROUND, "store": asked.store is True})
 
-    job = await begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
-    return job.chat.generation, lambda: responses.reply(job)
+    job = await response_bodies.begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
+    return job.chat.generation, lambda: reply_of(job)
 
 
 def job_of(
-    state: ServerState,
+    state: ReadingContext,
     asked: ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
     prompts: Prompts | None,
 ) -> tuple[Generation, Reply]:

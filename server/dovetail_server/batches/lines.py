@@ -15,10 +15,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail_server.batches.execute import Result
-from dovetail_server.batches.owners import Owner
 from dovetail_server.batches.processes import Processes
+from dovetail_server.batches.result import Result
 from dovetail_server.storage.database import Database
+from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import batch_lines as lines
 from dovetail_server.storage.tables import batches
 
@@ -68,7 +68,7 @@ def at_once(attempt: int, most: int) -> int:
 class LineStore:
     """The table `batch_lines`, as one process uses it."""
 
-    def __init__(self, database: Database, owner: Owner, processes: Processes) -> None:
+    def __init__(self, database: Database, owner: ProcessLease, processes: Processes) -> None:
         """Wrap an open database; `owner` is this process."""
         self.database = database
         self.owner = owner

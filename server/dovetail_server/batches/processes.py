@@ -15,8 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from dovetail.errors import DovetailError
-from dovetail_server.batches.owners import Owner
 from dovetail_server.storage.database import Database
+from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import batch_lines, batches, processes, responses
 
 BEAT_S = 5.0
@@ -30,7 +30,7 @@ class LeaseLostError(DovetailError):
 class Processes:
     """The table `processes`, and what the processes in it hold, as one of them sees it."""
 
-    def __init__(self, database: Database, owner: Owner) -> None:
+    def __init__(self, database: Database, owner: ProcessLease) -> None:
         """Wrap an open database."""
         self.database = database
         self.owner = owner

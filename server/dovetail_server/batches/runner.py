@@ -7,16 +7,18 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import EngineDeadError
 from dovetail_server.auth import work_for
-from dovetail_server.batches.execute import Result, lost_line, refusal, run_line
+from dovetail_server.batches.execute import run_line
 from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError
 from dovetail_server.batches.processes import LeaseLostError
+from dovetail_server.batches.result import Result, lost_line, refusal
 from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
@@ -26,9 +28,9 @@ from dovetail_server.storage.disk import PASSING, free_bytes, read_at
 from dovetail_server.storage.paths import Layout
 
 if TYPE_CHECKING:
-    from dovetail_server.batches.care import Care
-    from dovetail_server.state import ServerState
+    from dovetail_server.bodies.context import ReadingContext
 
+Advance = Callable[[Sequence[RowMapping]], Awaitable[None]]
 logger = logging.getLogger("dovetail.server")
 POLL_S = 1.0
 SHORT_POLL_S = 0.05
@@ -50,15 +52,17 @@ LOST_S = 10.0
 class Runner:
     """One per process. The database says what is to do; `wake` says that there is something new."""
 
-    def __init__(self, state: ServerState, store: BatchStore, lines: LineStore, writer: Writer, layout: Layout) -> None:
+    def __init__(
+        self, state: ReadingContext, store: BatchStore, lines: LineStore, writer: Writer, layout: Layout
+    ) -> None:
         """Prepare; `run` does the work."""
         self.state = state
         self.store = store
         self.lines = lines
         self.writer = writer
         self.layout = layout
-        self.care: Care | None = None
-        """Moves batches on; set by whoever makes both."""
+        self.advance: Advance | None = None
+        """Moves the batches on that are open; set by whoever does."""
         self.is_closing = False
         self.num_engine = 0
         """Engine requests of batches that run now."""
@@ -117,8 +121,8 @@ class Runner:
             await self.lines.free_lost({*self._running, *self._ready.keys()})
         rows = await self.store.open()
         await self._stop_ended()
-        if self.care is not None:
-            await self.care.look(rows)
+        if self.advance is not None:
+            await self.advance(rows)
         if not self._may_run():
             return
         free = await asyncio.to_thread(free_bytes, self.layout.folder)

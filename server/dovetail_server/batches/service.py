@@ -14,7 +14,6 @@ from dovetail_server.batches import processes
 from dovetail_server.batches.care import Care
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
-from dovetail_server.batches.owners import Owner
 from dovetail_server.batches.processes import Processes
 from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.settle import Settler
@@ -28,10 +27,11 @@ from dovetail_server.storage.completions import CompletionStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
 from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import Layout, storage_folder
+from dovetail_server.storage.process_lease import ProcessLease
 
 if TYPE_CHECKING:
     from dovetail.supervisor import Service
-    from dovetail_server.state import ServerState
+    from dovetail_server.bodies.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
 SWEEP_S = 60.0
@@ -42,12 +42,12 @@ AGAIN_S = 1.0
 class BatchService:
     """One per server process. Used from its event loop, but for `prepare`."""
 
-    def __init__(self, state: ServerState, layout: Layout, database: Database) -> None:
+    def __init__(self, state: ReadingContext, layout: Layout, database: Database) -> None:
         """Put the parts together; `start` sets them going."""
         settings = state.settings
         self.layout = layout
         self.database = database
-        self.owner = Owner(layout)
+        self.owner = ProcessLease(layout)
         self.files = FileStore(settings, layout, database)
         self.processes = Processes(database, self.owner)
         self.batches = BatchStore(database, self.processes, state.served_names)
@@ -57,7 +57,8 @@ class BatchService:
             self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
-        self.care = self.runner.care = Care(state, self.batches, self.settler, self.runner)
+        self.care = Care(state, self.batches, self.settler, self.runner)
+        self.runner.advance = self.care.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks)
         self.completions = CompletionStore(settings, database)
         self.background = Background(state.tasks)
@@ -66,7 +67,7 @@ class BatchService:
         self._problems: dict[str, str] = {}
 
     @classmethod
-    def prepare(cls, state: ServerState) -> BatchService:
+    def prepare(cls, state: ReadingContext) -> BatchService:
         """Create the folder, bring the database up to date and connect; in a worker thread.
 
         Raises:
@@ -173,7 +174,7 @@ class BatchService:
         found = await self.processes.others()
         silent = set(self.processes.silent(found))
         for other, beat in found.items():
-            lock = await asyncio.to_thread(self.owner.bury, other)
+            lock = await asyncio.to_thread(self.owner.acquire_dead_lock, other)
             with contextlib.closing(lock) if lock is not None else contextlib.nullcontext():
                 if lock is None and other not in silent:
                     continue

@@ -12,9 +12,9 @@ from typing import IO, Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail_server.batches.execute import lost_line
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.processes import LeaseLostError
+from dovetail_server.batches.result import lost_line
 from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.batches.validate import Found, Validator
 from dovetail_server.openai.batches import BatchError

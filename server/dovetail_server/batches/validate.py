@@ -9,9 +9,8 @@ from typing import IO, Any
 
 import msgspec
 
-from dovetail_server.batches.line import decode_line
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
-from dovetail_server.openai.batches import BatchError
+from dovetail_server.openai.batches import BatchError, decode_line
 from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.storage.disk import open_to_read
 

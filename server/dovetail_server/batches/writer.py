@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail_server.batches.execute import Result
 from dovetail_server.batches.lines import Leased, LineStore, Written
+from dovetail_server.batches.result import Result
 from dovetail_server.errors import ServiceError
 from dovetail_server.storage.disk import append, exists, free_bytes, make_folder
 from dovetail_server.storage.paths import Layout

@@ -20,10 +20,11 @@ import msgspec
 from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.memory import address_space, most_own_bytes, return_large_blocks
-from dovetail_server.bodies.wire import Answer, Begun, Job, Outcome, Question, WorkerStart, too_costly
+from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, too_costly
 from dovetail_server.bodies.work import do
+from dovetail_server.responses.references import Answer
 from dovetail_server.serving.parsing import installed
-from dovetail_server.serving.text import TextTools
+from dovetail_server.serving.text import TextTools, WorkerStart
 
 NICE = 5
 """Large bodies yield to the engine: they must not delay anybody's tokens."""

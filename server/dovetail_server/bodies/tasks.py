@@ -10,8 +10,8 @@ import msgspec
 from pydantic import BaseModel
 
 from dovetail.errors import RequestError
+from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import CountTokensRequest, MessagesRequest
-from dovetail_server.bodies.wire import Answer
 from dovetail_server.native.generate import GenerateRequest
 from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.native.score import ScoreRequest
@@ -21,7 +21,9 @@ from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction
-from dovetail_server.serving import chat, completions, embeddings, generate, messages, parsing, responses, score, tokens
+from dovetail_server.responses import job as responses
+from dovetail_server.responses.references import Answer, references_of
+from dovetail_server.serving import chat, completions, embeddings, generate, parsing, score, tokens
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.text import TextTools
 
@@ -89,12 +91,12 @@ def no_answer(references: list[tuple[str, int]]) -> Answer:
 
 
 def _respond(call: Call[ResponsesRequest]) -> Prompts:
-    references = responses.references_of(call.request)
+    references = references_of(call.request)
     return responses.read_prompt(call.text, call.request, call.context, call.ask(references))
 
 
 def _count_response(call: Call[InputTokensRequest]) -> bytes:
-    references = responses.references_of(call.request)
+    references = references_of(call.request)
     return responses.count(call.text, call.request, call.context, call.ask(references))
 
 
@@ -133,7 +135,7 @@ COMPACT = Task(
     name="compact",
     model=CompactRequest,
     run=lambda call: compaction.read_prompt(
-        call.text, call.request, call.context, call.ask(responses.references_of(call.request))
+        call.text, call.request, call.context, call.ask(references_of(call.request))
     ),
     prompt_fields={"input": DROPPED},
 )

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import array
-from typing import Any
 
 import msgspec
 
-from dovetail.plugins import PluginPlan
 from dovetail.text.cuts import shared
-from dovetail_server.serving.params import Limits
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 ID = "i"
 """Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
-
-
-class TextSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Where tokenizer, template and parsers come from.
-
-    Attributes:
-        folder: The tokenizer's.
-        chat_template: As `--chat-template`.
-        plan: The parsers of the plugin plan.
-    """
-
-    folder: str
-    chat_template: str | None = None
-    plan: PluginPlan = PluginPlan()
-
-
-class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """First message to a template process: what a prompt depends on beside its request."""
-
-    setup: TextSetup
-    limits: Limits
-    template_defaults: dict[str, Any]
-    served: list[str]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,23 +62,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     light: bytes
     references: list[tuple[str, int]]
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a response refers to, as JSON.
-
-    Attributes:
-        turns: Input items and reply of each response that it continues.
-        items: Stored items by their identifiers.
-    """
-
-    turns: list[tuple[bytes, bytes]] = []
-    items: dict[str, bytes] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        return sum(len(own) + len(body) for own, body in self.turns) + sum(map(len, self.items.values()))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail_server.batches.line import decode_line
 from dovetail_server.bodies.tasks import TASKS, Call
-from dovetail_server.bodies.wire import Answer, Job, Outcome, Question, Refusal, too_costly
+from dovetail_server.bodies.wire import Job, Outcome, Question, Refusal, too_costly
+from dovetail_server.openai.batches import decode_line
 from dovetail_server.reading import check_name, decoded, validated
+from dovetail_server.responses.references import Answer
 from dovetail_server.serving.text import TextTools
 
 Asking = Callable[[Question], Answer]

@@ -110,6 +110,6 @@ def run(wish: Wish, settings: ServeSettings) -> int:
     settings = preflight.with_model(settings)
     architecture = preflight.check_model(settings)
     settings, _, plan = plan_plugins(settings, architecture)
-    from dovetail_server.batches.offline import run_file
+    from dovetail_server.offline_batch import run_file
 
     return asyncio.run(run_file(settings, plan, wish.source, wish.target, wish.shows_progress))

@@ -105,3 +105,15 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class Line(msgspec.Struct):
+    """A line of an input file; `body` stays as it is written."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+decode_line = msgspec.json.Decoder(Line).decode

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.serving.responses import ResponsesJob, failing, guarded, kept, opening, written
+from dovetail_server.responses.job import ResponsesJob, failing, guarded, kept, opening, written
 
 LOG_S = 300.0
 MAX_LOGS = 256

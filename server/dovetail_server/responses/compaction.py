@@ -21,16 +21,17 @@ from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.responses import CompactRequest
 from dovetail_server.responses import translate
 from dovetail_server.responses.items import Item, decode_items, encode_reasoning, item_id, messages_of
+from dovetail_server.responses.job import joined
+from dovetail_server.responses.references import items_before, items_of
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, response_usage
 from dovetail_server.serving.prompts import Prompts
-from dovetail_server.serving.responses import items_before, items_of, joined
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.wire import Answer
+    from dovetail_server.responses.references import Answer
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 T = TypeVar("T")
 encode = msgspec.json.encode
@@ -75,7 +76,7 @@ def read_prompt(text: TextTools, request: CompactRequest, compacted_id: str, fou
     return Prompts(prompts=made.prompts, tail=made.tail, items=joined(kept))
 
 
-async def compact(state: ServerState, prompts: Prompts, model: str, compacted_id: str) -> ro.CompactedResponse:
+async def compact(state: ServingContext, prompts: Prompts, model: str, compacted_id: str) -> ro.CompactedResponse:
     """Return what is left of a conversation.
 
     Raises:
@@ -90,7 +91,7 @@ async def compact(state: ServerState, prompts: Prompts, model: str, compacted_id
     return ro.CompactedResponse(id=compacted_id, created_at=int(time.time()), output=output, usage=usage)
 
 
-async def summarize(state: ServerState, prompts: Prompts, model: str, rid: str) -> tuple[str, ro.ResponseUsage]:
+async def summarize(state: ServingContext, prompts: Prompts, model: str, rid: str) -> tuple[str, ro.ResponseUsage]:
     """Have the model write the summary; returns it with what it took."""
 
     def prepare() -> chat.ChatJob:

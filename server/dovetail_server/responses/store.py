@@ -16,12 +16,12 @@ from sqlalchemy.engine import RowMapping
 from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
-from dovetail_server.batches.owners import Owner
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.responses.items import Item, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import responses as table
 
 MAX_TURNS = 10_000
@@ -50,7 +50,7 @@ class Held:
 class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
-    def __init__(self, settings: ServeSettings, database: Database, owner: Owner, tasks: Supervisor) -> None:
+    def __init__(self, settings: ServeSettings, database: Database, owner: ProcessLease, tasks: Supervisor) -> None:
         """Wrap an open database; `owner` is this process."""
         self.database = database
         self.process = owner

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server.auth import CALLER, admin_only
-from dovetail_server.body import json_body
+from dovetail_server.bodies.request import json_body
 from dovetail_server.openai.common import RequestModel, Rid
 from dovetail_server.openapi import FAILURES, json_route
 from dovetail_server.state import ServerState, get_ready_state

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail_server.bodies.request import prompt_body, take_prompts
 from dovetail_server.bodies.tasks import CHAT
-from dovetail_server.body import prompt_body, take_prompts
 from dovetail_server.openai.chat import ChatCompletion, ChatRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.routes.files import owner_of
@@ -37,13 +37,13 @@ async def chat_completions(
     model = state.check_model(body.model)
     job = await prepared(request, body, lambda: chat.prepare(state, body, model, take_prompts(request)))
     if body.store and state.settings.max_stored_responses:
-        job.keeper = await keeper_of(request, job)
+        job.keeper = await keeper_of(request, state, job)
     if body.stream:
         return await start(request, chat_reply.stream(job))
     return Response(await while_connected(request, chat_reply.reply(job)), media_type="application/json")
 
 
-async def keeper_of(request: Request, job: ChatJob) -> CompletionKeeper:
+async def keeper_of(request: Request, state: ServerState, job: ChatJob) -> CompletionKeeper:
     """Return what keeps the reply of a job; the database is there before it begins.
 
     Raises:
@@ -51,7 +51,7 @@ async def keeper_of(request: Request, job: ChatJob) -> CompletionKeeper:
     """
     from dovetail_server.storage.completions import CompletionKeeper, messages_of
 
-    service = await job.generation.state.storage.get()
+    service = await state.storage.get()
     body = job.request
     is_named = body.rid is not None or body.request_id is not None
     return CompletionKeeper(

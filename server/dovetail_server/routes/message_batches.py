@@ -23,7 +23,7 @@ from dovetail_server.anthropic.batches import (
     MessageBatchRequest,
 )
 from dovetail_server.anthropic.schema import AnthropicError
-from dovetail_server.body import raw_body
+from dovetail_server.bodies.request import raw_body
 from dovetail_server.openai.batches import BatchRequest
 from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.openapi import failures, json_route

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import (
     AnthropicError,
     CountTokensRequest,
@@ -15,10 +16,9 @@ from dovetail_server.anthropic.schema import (
     MessagesRequest,
     TokenCount,
 )
+from dovetail_server.bodies.request import finished, prompt_body, take_prompts
 from dovetail_server.bodies.tasks import COUNT_TOKENS, MESSAGES
-from dovetail_server.body import finished, prompt_body, take_prompts
 from dovetail_server.openapi import json_route
-from dovetail_server.serving import messages
 from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail_server.bodies.request import finished
 from dovetail_server.bodies.tasks import PARSE_CALLS, SEPARATE_REASONING
-from dovetail_server.body import finished
 from dovetail_server.native.parsing import (
     ParsedCalls,
     ParseFunctionCallRequest,

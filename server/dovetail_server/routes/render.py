@@ -10,17 +10,18 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.schema import AnthropicError, MessagesRequest
+from dovetail_server.bodies.request import prompt_body, raw_body, take_prompts
+from dovetail_server.bodies.responses import begin
 from dovetail_server.bodies.tasks import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.body import prompt_body, raw_body, take_prompts
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.render import Rendered
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.openapi import json_route
-from dovetail_server.responses.entry import begin
 from dovetail_server.routes.files import owner_of
-from dovetail_server.serving import chat, completions, messages
+from dovetail_server.serving import chat, completions
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prepare import prepared
 from dovetail_server.serving.sse import while_connected

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.errors import RequestError
-from dovetail_server.body import raw_body
+from dovetail_server.bodies.request import raw_body
+from dovetail_server.bodies.responses import begin, compact, count, not_background
 from dovetail_server.openai.response_objects import (
     CompactedResponse,
     InputTokens,
@@ -20,12 +21,11 @@ from dovetail_server.openai.response_objects import (
 from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
-from dovetail_server.responses.entry import begin, compact, count, not_background
 from dovetail_server.responses.items import decode_items, turn_items
+from dovetail_server.responses.job import last_words, reply
+from dovetail_server.responses.job import stream as events_of
 from dovetail_server.responses.store import OPEN, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
-from dovetail_server.serving.responses import last_words, reply
-from dovetail_server.serving.responses import stream as events_of
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail_server.bodies.request import prompt_body, take_prompts
 from dovetail_server.bodies.tasks import SCORE
-from dovetail_server.body import prompt_body, take_prompts
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import score

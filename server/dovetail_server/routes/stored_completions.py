@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.body import json_body
+from dovetail_server.bodies.request import json_body
 from dovetail_server.openai.chat import (
     ChatCompletion,
     CompletionDeleted,

@@ -30,8 +30,8 @@ from dovetail_server.serving.params import (
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
     from dovetail_server.storage.completions import CompletionKeeper
 
 
@@ -109,7 +109,7 @@ def max_tokens(request: ChatRequest, num_prompt: int, text: TextTools) -> int:
     return fit_output(num_prompt, 1 if wanted == 0 else wanted, None, text.limits, names)
 
 
-def prepare(state: ServerState, request: ChatRequest, model: str, prompts: Prompts | None = None) -> ChatJob:
+def prepare(state: ServingContext, request: ChatRequest, model: str, prompts: Prompts | None = None) -> ChatJob:
     """Check, render and tokenize; CPU work, see `serving/prepare.py`.
 
     Args:

@@ -20,7 +20,7 @@ from dovetail_server.serving.grammar import NONE, Constraints
 from dovetail_server.serving.params import same_field, seed_of_choice
 
 if TYPE_CHECKING:
-    from dovetail_server.state import ServerState
+    from dovetail_server.serving.context import ServingContext
 
 
 def new_id(prefix: str) -> str:
@@ -28,7 +28,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def reply_head(state: ServerState, request_id: str, model: str) -> dict[str, Any]:
+def reply_head(state: ServingContext, request_id: str, model: str) -> dict[str, Any]:
     """Return the fields that a reply and all its chunks carry."""
     return {"id": request_id, "created": int(time.time()), "model": model, "system_fingerprint": state.fingerprint}
 
@@ -71,7 +71,7 @@ def submit_of(
     )
 
 
-def usage_wishes(state: ServerState, request: ServiceFields) -> tuple[bool, bool]:
+def usage_wishes(state: ServingContext, request: ServiceFields) -> tuple[bool, bool]:
     """Return whether a stream ends with its usage, and whether every chunk carries it."""
     options = request.stream_options
     wants = None if options is None else options.include_usage

@@ -50,8 +50,8 @@ from dovetail_server.serving.prompts import Prompt, Prompts, read_each
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 16
@@ -69,7 +69,7 @@ class CompletionJob:
     """Choices generated for each prompt: `best_of`, or else `n`."""
 
     @property
-    def state(self) -> ServerState:
+    def state(self) -> ServingContext:
         """The server's."""
         return self.generation.state
 
@@ -105,7 +105,9 @@ def max_tokens(request: CompletionRequest, num_prompt: int, text: TextTools) -> 
     return fit_output(num_prompt, wanted, DEFAULT_MAX_TOKENS, text.limits, ("prompt", "max_tokens"))
 
 
-def prepare(state: ServerState, request: CompletionRequest, model: str, made: Prompts | None = None) -> CompletionJob:
+def prepare(
+    state: ServingContext, request: CompletionRequest, model: str, made: Prompts | None = None
+) -> CompletionJob:
     """Check and tokenize; CPU work, see `serving/prepare.py`.
 
     Args:

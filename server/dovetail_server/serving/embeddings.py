@@ -21,8 +21,8 @@ from dovetail_server.serving.params import same_field
 from dovetail_server.serving.prompts import Prompt, Prompts, read_each
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 """What the engine's message must have; nothing is drawn."""
@@ -61,7 +61,7 @@ def cut(prompt: Prompt, request: EmbeddingRequest, context_len: int) -> Prompt:
     return Prompt(prompt.ids[:most] if request.truncation_side == "right" else prompt.ids[-most:])
 
 
-def prepare(state: ServerState, request: EmbeddingRequest, model: str, made: Prompts | None = None) -> EmbeddingJob:
+def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: Prompts | None = None) -> EmbeddingJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:

@@ -30,8 +30,8 @@ from dovetail_server.serving.prompts import Prompt, Prompts, read_one
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 128
@@ -86,7 +86,7 @@ def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
     return Prompts(prompts=prompts, is_batch=not is_one)
 
 
-def prepare(state: ServerState, request: GenerateRequest, made: Prompts | None = None) -> GenerateJob:
+def prepare(state: ServingContext, request: GenerateRequest, made: Prompts | None = None) -> GenerateJob:
     """Check and tokenize; CPU work, see `serving/prepare.py`.
 
     Args:

@@ -27,7 +27,7 @@ from dovetail_server import errors
 from dovetail_server.pace import Pace
 
 if TYPE_CHECKING:
-    from dovetail_server.state import Live, ServerState
+    from dovetail_server.serving.context import Live, ServingContext
 
 logger = logging.getLogger("dovetail.server")
 WHOLE_EVERY = 64
@@ -169,7 +169,7 @@ class Choice:
 class Generation:
     """All choices of one HTTP request."""
 
-    state: ServerState
+    state: ServingContext
     request_id: str
     choices: Sequence[Choice]
     began: float = field(default_factory=time.perf_counter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from dovetail.errors import RequestError
@@ -15,23 +14,11 @@ from dovetail_server.openai.common import PromptFields, SamplingFields, ServiceF
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail_server.serving.text import TextTools
+    from dovetail_server.serving.text import Limits, TextTools
 
 MAX_BIAS = 100.0
 SEED_MASK = (1 << 63) - 1
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the model and server allow. `defaults` are the model's own sampling values."""
-
-    vocab_size: int
-    context_len: int
-    max_prompt_bytes: int
-    max_logprobs: int = 20
-    """Most likely tokens that a request may ask for; -1: all."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StopRules(TypedDict):

@@ -22,8 +22,8 @@ from dovetail_server.serving.params import check_token_ids
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 Part = str | Sequence[int]
 MAX_IDS = 1 << 24
@@ -67,7 +67,7 @@ def check(request: ScoreRequest) -> None:
         raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
 
 
-def prepare(state: ServerState, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
+def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:

@@ -22,15 +22,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dovetail_server.asgi import DIRECT
 from dovetail_server.errors import ClientGoneError, describe
 from dovetail_server.openai.errors import ErrorBody
 
 if TYPE_CHECKING:
-    from dovetail_server.state import ServerState
+    from dovetail_server.serving.context import ServingContext
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
+DIRECT = "dovetail.send"
+"""The key in a connection's scope of its own `send`, around which nothing stands."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 Chunks = AsyncGenerator[bytes, None]
@@ -73,7 +74,7 @@ async def start(request: Request, chunks: Chunks, ends: Callable[[Exception], by
         ClientGoneError: The client left first.
         Exception: What `chunks` raised before its first chunk.
     """
-    state: ServerState = request.app.state.server
+    state: ServingContext = request.app.state.server
     first = asyncio.ensure_future(_next(chunks))
     try:
         await _first_of(first, request.receive, state.settings.stream_keep_alive or None)
@@ -134,7 +135,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: Chunks, state: ServerState) -> None:
+    def __init__(self, chunks: Chunks, state: ServingContext) -> None:
         """Take over `chunks`, which raise nothing."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer import Tokenizer, check_text
 from dovetail_server import errors
-from dovetail_server.bodies.wire import TextSetup, WorkerStart
-from dovetail_server.serving.params import Limits
 
 if TYPE_CHECKING:
     from dovetail_server.settings import ServeSettings
@@ -34,6 +33,41 @@ SAMPLED = 1 << 17
 SAMPLES, MAX_SAMPLE = 16, 1 << 14
 MORE_TOKENS = 1 << 16
 """By so many tokens more than twice the context is what parts of a text say of the whole believed to be too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the model and server allow. `defaults` are the model's own sampling values."""
+
+    vocab_size: int
+    context_len: int
+    max_prompt_bytes: int
+    max_logprobs: int = 20
+    """Most likely tokens that a request may ask for; -1: all."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TextSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Where tokenizer, template and parsers come from.
+
+    Attributes:
+        folder: The tokenizer's.
+        chat_template: As `--chat-template`.
+        plan: The parsers of the plugin plan.
+    """
+
+    folder: str
+    chat_template: str | None = None
+    plan: PluginPlan = PluginPlan()
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """First message to a template process: what a prompt depends on beside its request."""
+
+    setup: TextSetup
+    limits: Limits
+    template_defaults: dict[str, Any]
+    served: list[str]
 
 
 class TextTools:

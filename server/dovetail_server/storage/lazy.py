@@ -6,26 +6,48 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
+from dovetail.supervisor import Supervisor
+from dovetail_server import errors
+from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.paths import Layout, storage_folder
-
-if TYPE_CHECKING:
-    from dovetail_server.batches.service import BatchService
-    from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 RETRY_S = 5.0
 CLOSE_S = 15.0
 
 
-class LazyStorage:
+class Opened(Protocol):
+    """What is opened: started once, and closed, or abandoned where closing takes too long."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used now, or None."""
+
+    async def start(self) -> None:
+        """Begin."""
+
+    async def close(self) -> None:
+        """End in order."""
+
+    async def abandon(self) -> None:
+        """Close what is open, at once."""
+
+
+S = TypeVar("S", bound=Opened)
+
+
+class LazyStorage(Generic[S]):
     """One per server."""
 
-    def __init__(self, state: ServerState) -> None:
-        """Open nothing yet."""
-        self._state = state
-        self._service: BatchService | None = None
+    def __init__(self, settings: ServeSettings, tasks: Supervisor, prepare: Callable[[], S]) -> None:
+        """Open nothing yet; `prepare` imports, creates and migrates, and is called in a worker thread."""
+        self._settings = settings
+        self._tasks = tasks
+        self._prepare = prepare
+        self._service: S | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
         self._open_problem: str | None = None
@@ -38,10 +60,10 @@ class LazyStorage:
 
     def is_in_use(self) -> bool:
         """Tell whether an earlier run may have left work."""
-        settings = self._state.settings
+        settings = self._settings
         return settings.database_url is not None or Layout(storage_folder(settings)).database.exists()
 
-    async def get(self) -> BatchService:
+    async def get(self) -> S:
         """Return the open service.
 
         Raises:
@@ -59,9 +81,7 @@ class LazyStorage:
                 self._open_problem = None
             return self._service
 
-    async def _open(self) -> BatchService:
-        from dovetail_server import errors
-
+    async def _open(self) -> S:
         if self._is_closed:
             raise errors.draining()
         service = await asyncio.to_thread(self._prepare)
@@ -71,12 +91,6 @@ class LazyStorage:
             await service.abandon()
             raise
         return service
-
-    def _prepare(self) -> BatchService:
-        """Import, create and migrate; in a worker thread."""
-        from dovetail_server.batches.service import BatchService
-
-        return BatchService.prepare(self._state)
 
     async def resume(self) -> None:
         """Go on with what an earlier run left, once requests can be served; tries until it can."""
@@ -92,7 +106,7 @@ class LazyStorage:
         is_due = time.monotonic() - self._tried >= RETRY_S
         if self._open_problem is not None and self._service is None and is_due and not self._is_closed:
             self._tried = time.monotonic()
-            self._state.tasks.start("storage retry", self._try())
+            self._tasks.start("storage retry", self._try())
 
     async def _try(self) -> None:
         with contextlib.suppress(Exception):  # the new problem is kept, as `problem`
@@ -101,13 +115,13 @@ class LazyStorage:
     async def close(self) -> None:
         """Stop batches and close the database; what is running is given back, as far as that goes within a limit."""
         self._is_closed = True
-        closing = self._state.tasks.start("storage end", self._close())
+        closing = self._tasks.start("storage end", self._close())
         _, late = await asyncio.wait({closing}, timeout=CLOSE_S)
         if late:
             logger.error("Files and batches could not be closed within %g s; the next server takes over.", CLOSE_S)
-            await self._state.tasks.stop([closing])
+            await self._tasks.stop([closing])
             if self._service is not None:
-                await asyncio.wait({self._state.tasks.start("storage end", self._service.abandon())}, timeout=CLOSE_S)
+                await asyncio.wait({self._tasks.start("storage end", self._service.abandon())}, timeout=CLOSE_S)
 
     async def _close(self) -> None:
         async with self._lock:

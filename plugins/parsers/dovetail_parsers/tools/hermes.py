@@ -26,8 +26,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
-from dovetail.grammar.tools import json_calls_grammar
 from dovetail.text.json_calls import JsonCalls
+from dovetail.text.reply_grammar import json_calls_grammar
 
 
 class Hermes(ToolParser):

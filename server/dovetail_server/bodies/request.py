@@ -25,7 +25,7 @@ from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.sse import while_connected
 
 if TYPE_CHECKING:
-    from dovetail_server.state import ServerState
+    from dovetail_server.bodies.context import ReadingContext
 
 M = TypeVar("M", bound=BaseModel)
 IN_THREAD = 1 << 15
@@ -86,7 +86,7 @@ def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
 
     async def read_prompts(request: Request) -> M:
         raw = await raw_body(request)
-        state: ServerState = request.app.state.server
+        state: ReadingContext = request.app.state.server
         if not state.bodies.takes(len(raw)):
             return await read(raw, task.model)
         state.check_ready()
@@ -106,7 +106,7 @@ def take_prompts(request: Request) -> Prompts | None:
     return found
 
 
-async def finished(request: Request, state: ServerState, task: Task[Any]) -> Response:
+async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> Response:
     """Do what a route does with its body, and return the reply."""
     raw = await raw_body(request)
     if state.bodies.takes(len(raw)):

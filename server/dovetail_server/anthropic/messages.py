@@ -34,8 +34,8 @@ from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_nam
 from dovetail_server.storage.paths import new_id
 
 if TYPE_CHECKING:
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 T = TypeVar("T")
 U = TypeVar("U", bound=DeltaUsage)
@@ -116,7 +116,7 @@ def _clamped(
         return attempt(fills_context=True), True
 
 
-def prepare(state: ServerState, request: MessagesRequest, model: str, prompts: Prompts | None = None) -> MessagesJob:
+def prepare(state: ServingContext, request: MessagesRequest, model: str, prompts: Prompts | None = None) -> MessagesJob:
     """Check, translate, render and tokenize; CPU work, see `serving/prepare.py`.
 
     Args:

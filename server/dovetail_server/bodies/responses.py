@@ -11,27 +11,28 @@ import msgspec
 
 from dovetail.errors import RequestError
 from dovetail_server import errors
+from dovetail_server.bodies.request import read
 from dovetail_server.bodies.tasks import COMPACT, INPUT_TOKENS, RESPONSES
-from dovetail_server.bodies.wire import Answer, Question
-from dovetail_server.body import read
+from dovetail_server.bodies.wire import Question
 from dovetail_server.openai.response_objects import CompactedResponse
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction, translate
+from dovetail_server.responses import job as responses
 from dovetail_server.responses.items import new_response_id
 from dovetail_server.responses.keeper import Keeper
+from dovetail_server.responses.references import Answer, references_of
 from dovetail_server.responses.store import ResponseStore
-from dovetail_server.serving import responses
 
 if TYPE_CHECKING:
+    from dovetail_server.bodies.context import ReadingContext
     from dovetail_server.serving.prompts import Prompts
-    from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 Adjust = Callable[[ResponsesRequest], ResponsesRequest]
 
 
 async def begin(
-    state: ServerState,
+    state: ReadingContext,
     raw: bytes,
     owner: str,
     adjust: Adjust = lambda request: request,
@@ -55,7 +56,7 @@ async def begin(
     found: Answer | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, ResponsesRequest, is_line=is_line)
-        found = await entry.open(request, responses.references_of(request))
+        found = await entry.open(request, references_of(request))
         if not state.bodies.takes(found.num_bytes):
             return await asyncio.to_thread(entry.job_of, found)
     outcome = await state.bodies.run(
@@ -69,7 +70,7 @@ async def begin(
     return await asyncio.to_thread(lambda: entry.job(outcome.read_prompts()))
 
 
-async def count(state: ServerState, raw: bytes, owner: str) -> bytes:
+async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
     """Count the tokens of a response's prompt, nothing left out, and return the reply.
 
     Raises:
@@ -80,7 +81,7 @@ async def count(state: ServerState, raw: bytes, owner: str) -> bytes:
     found: Answer | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, InputTokensRequest)
-        found = await entry.open(responses.as_response(request), responses.references_of(request))
+        found = await entry.open(responses.as_response(request), references_of(request))
         if not state.bodies.takes(found.num_bytes):
             return await asyncio.to_thread(responses.count, state.text, request, entry.response_id, found)
     outcome = await state.bodies.run(
@@ -93,7 +94,7 @@ async def count(state: ServerState, raw: bytes, owner: str) -> bytes:
     return outcome.reply or b""
 
 
-async def compact(state: ServerState, raw: bytes, owner: str) -> CompactedResponse:
+async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedResponse:
     """Make a conversation shorter.
 
     Raises:
@@ -104,7 +105,7 @@ async def compact(state: ServerState, raw: bytes, owner: str) -> CompactedRespon
     found: Answer | None = None
     if not state.bodies.takes(len(raw)):
         request = await read(raw, CompactRequest)
-        found = await entry.open(responses.as_response(request), responses.references_of(request))
+        found = await entry.open(responses.as_response(request), references_of(request))
     if found is not None and not state.bodies.takes(found.num_bytes):
         prompts = await asyncio.to_thread(compaction.read_prompt, state.text, request, entry.response_id, found)
     else:
@@ -133,7 +134,7 @@ def given(found: Answer) -> Callable[[Question], asyncio.Future[Answer]]:
 class Entry:
     """One request on its way in."""
 
-    def __init__(self, state: ServerState, owner: str, adjust: Adjust = lambda request: request) -> None:
+    def __init__(self, state: ReadingContext, owner: str, adjust: Adjust = lambda request: request) -> None:
         """Begin; see `begin`."""
         self.state = state
         self.owner = owner
@@ -199,7 +200,7 @@ class Entry:
         )
 
 
-async def open_store(state: ServerState, request: ResponsesRequest, *, refers: bool) -> ResponseStore | None:
+async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers: bool) -> ResponseStore | None:
     """Return the store where the request needs it, or wants it.
 
     Args:
@@ -219,7 +220,7 @@ async def open_store(state: ServerState, request: ResponsesRequest, *, refers: b
     if not needs and (is_off or request.store is False):
         return None
     try:
-        return (await state.storage.get()).responses
+        return await state.stored_responses()
     except errors.ServiceError as error:
         if needs:
             raise

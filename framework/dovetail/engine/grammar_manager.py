@@ -1,4 +1,4 @@
-"""`GrammarDesk`: the engine's counter for structured outputs. Takes requests in, follows their tokens.
+"""`GrammarManager`: structured outputs in the engine. Takes requests in, follows their tokens.
 
 A request with a grammar may prefill while it is compiled; nothing is sampled for it while it is `Request.undecided`.
 """
@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dovetail.contracts.grammar import Vocabulary
+from dovetail.engine.request import GrammarRequest, Request
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.constraint import Constraint
 from dovetail.grammar.gate import make_gate
@@ -23,25 +23,7 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from dovetail.engine.request import Request
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request wants enforced, kept with it.
-
-    Attributes:
-        steps: All ways to enforce its grammar, best first.
-        owner: Whose it is.
-        thinking: What is known of its thinking.
-    """
-
-    steps: tuple[GrammarStep, ...]
-    owner: str
-    thinking: Thinking | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +43,7 @@ class Undecided:
     why: str = ""
 
 
-class GrammarDesk:
+class GrammarManager:
     """One per engine, in its thread."""
 
     def __init__(
@@ -99,7 +81,7 @@ class GrammarDesk:
         if not (message.grammar or has_budget or WordRules.are_in(message.params)):
             return
         request.undecided = True
-        request.wish = Wish(message.grammar, message.owner, message.thinking)
+        request.grammar = GrammarRequest(message.grammar, message.owner, message.thinking)
         self._undecided.append(Undecided(request, *self._ticket(message)))
 
     def _ticket(self, message: Submit) -> tuple[Ticket, int]:
@@ -119,17 +101,17 @@ class GrammarDesk:
 
         The request is undecided from now on. What it has said must fit the next way, too.
         """
-        constraint, wish = request.constraint, request.wish
-        if constraint is None or constraint.error is None or wish is None or request.grammar_step is None:
+        constraint, wanted = request.constraint, request.grammar
+        if constraint is None or constraint.error is None or wanted is None or request.grammar_step is None:
             return False
-        failed = wish.steps[request.grammar_step]
-        others = (i for i in range(request.grammar_step + 1, len(wish.steps)) if _differs(wish.steps[i], failed))
+        failed = wanted.steps[request.grammar_step]
+        others = (i for i in range(request.grammar_step + 1, len(wanted.steps)) if _differs(wanted.steps[i], failed))
         first = next(others, None)
         if first is None:
             return False
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
         request.undecided = True
-        ticket = self.service.request(wish.steps[first:], wish.owner)
+        ticket = self.service.request(wanted.steps[first:], wanted.owner)
         self._undecided.append(Undecided(request, ticket, first, constraint.error))
         request.constraint = None
         return True
@@ -160,7 +142,7 @@ class GrammarDesk:
             if item.why:
                 return Finish("abort", None, item.why, "grammar_failed")
             return Finish("abort", None, outcome.message, outcome.code)
-        thinking = None if request.wish is None else request.wish.thinking
+        thinking = None if request.grammar is None else request.grammar.thinking
         constraint = self._constraint(request, outcome, thinking)
         error = _follow(constraint, request.ids[request.num_prompt :])
         if error is not None:
@@ -204,10 +186,10 @@ def _differs(step: GrammarStep, other: GrammarStep) -> bool:
     return (step.backend, step.source) != (other.backend, other.source)
 
 
-def make_desk(
+def make_grammar_manager(
     settings: EngineSettings, plugins: LoadedPlugins, vocab_size: int, eos_ids: tuple[int, ...]
-) -> GrammarDesk | None:
-    """Return a desk, or None where the plan has no grammar backend."""
+) -> GrammarManager | None:
+    """Return the manager, or None where the plan has no grammar backend."""
     if not plugins.plan.of_kind("grammar_backend"):
         return None
-    return GrammarDesk(settings, plugins, vocab_size, eos_ids)
+    return GrammarManager(settings, plugins, vocab_size, eos_ids)

@@ -19,13 +19,12 @@ from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.responses import (
     CompactRequest,
     InputTokensRequest,
-    ResponsePrompt,
     ResponsesRequest,
-    item_kind,
 )
 from dovetail_server.responses import translate
 from dovetail_server.responses.builder import OutputBuilder
-from dovetail_server.responses.items import Item, decode_item, input_items, messages_of, turn_items
+from dovetail_server.responses.items import Item, messages_of
+from dovetail_server.responses.references import Answer, items_before, items_of
 from dovetail_server.serving import chat
 from dovetail_server.serving.common import check_not_aborted, report_field, response_usage
 from dovetail_server.serving.generation import Choice
@@ -34,16 +33,13 @@ from dovetail_server.serving.sse import Chunks
 from dovetail_server.serving.translate import OVERFLOW, fields_named, prompt_tokens
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.wire import Answer
     from dovetail_server.responses.keeper import Keeper
+    from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-    from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
 encoder = msgspec.json.Encoder()
 encode = encoder.encode
-MAX_REFERENCES = 1024
-"""Each is looked up in the database."""
 Events = AsyncGenerator[Sequence[ro.StreamEvent], None]
 ENDS: dict[str, type[ro.LifeEvent]] = {
     "completed": ro.Completed,
@@ -85,33 +81,6 @@ class ResponsesJob:
             encrypts=translate.ENCRYPTED in (self.request.include or ()),
             num_top=self.chat.num_top if translate.wants_logprobs(self.request) else None,
         )
-
-
-def references_of(request: ResponsePrompt | CompactRequest) -> list[tuple[str, int]]:
-    """Return the identifiers of stored items that a request's input refers to, each with its place.
-
-    Raises:
-        RequestError: They are too many to look up.
-    """
-    given = request.input
-    items = given if isinstance(given, list) else []
-    found = [(str(item["id"]), at) for at, item in enumerate(items) if item_kind(item) == "item_reference"]
-    if len(found) > MAX_REFERENCES:
-        text = f"input holds more than {MAX_REFERENCES} item references; use previous_response_id, or send the items"
-        raise RequestError(text, param="input", code="invalid_value")
-    return found
-
-
-def items_of(given: str | list[dict[str, Any]] | None, response_id: str, found: Answer) -> Iterator[Item]:
-    """Yield the items of a request's input, references resolved."""
-    for item in () if given is None else input_items(given, response_id):
-        yield decode_item(found.items[item["id"]]) if item["type"] == "item_reference" else item
-
-
-def items_before(found: Answer) -> Iterator[Item]:
-    """Yield the items of what a request continues."""
-    for turn in found.turns:
-        yield from turn_items(*turn)
 
 
 def written_down(items: Iterable[Item], rows: bytearray) -> Iterator[Item]:
@@ -183,7 +152,7 @@ def as_response(request: InputTokensRequest | CompactRequest) -> ResponsesReques
 
 
 def prepare(
-    state: ServerState,
+    state: ServingContext,
     request: ResponsesRequest,
     model: str,
     *,

@@ -25,7 +25,7 @@ def machine() -> str:
         return f"unknown{os.getpid()}"
 
 
-class Owner:
+class ProcessLease:
     """This process, as leases name it. Whoever holds something notes the name under which it was taken."""
 
     def __init__(self, layout: Layout) -> None:
@@ -50,7 +50,7 @@ class Owner:
     def _path(self, name: str) -> Path:
         return self.layout.owners / f"{name}.lock"
 
-    def bury(self, other: str) -> IO[bytes] | None:
+    def acquire_dead_lock(self, other: str) -> IO[bytes] | None:
         """Return the lock of another process of this machine if it is gone, else None."""
         if other == self.name or not other.startswith(f"{self.machine}-") or "/" in other:
             return None

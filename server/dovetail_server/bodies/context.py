@@ -1,0 +1,46 @@
+"""What reading requests needs of its server: what serving needs, and the processes that read large bodies."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from dovetail.engine.client import EngineClient
+from dovetail.supervisor import Supervisor
+from dovetail_server.bodies.pool import BodyPool
+from dovetail_server.hooks import ApiHooks
+from dovetail_server.serving.context import ServingContext
+from dovetail_server.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from dovetail_server.responses.store import ResponseStore
+    from dovetail_server.serving.text import TextTools
+
+
+class ReadingContext(ServingContext):
+    """One per server. Used from its event loop only."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engine: EngineClient,
+        hooks: ApiHooks | None = None,
+        tasks: Supervisor | None = None,
+    ) -> None:
+        """Start without processes: all bodies are read here until `ready_with` is called."""
+        super().__init__(settings, engine, hooks, tasks)
+        self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
+        """Reads large bodies."""
+
+    def ready_with(self, text: TextTools) -> None:
+        """Take requests from now on; the engine has started."""
+        super().ready_with(text)
+        self.bodies.ready_with(text.worker_start(self.served_names))
+
+    @abstractmethod
+    async def stored_responses(self) -> ResponseStore:
+        """Return where responses are kept.
+
+        Raises:
+            ServiceError: The database or the folder cannot be used.
+        """

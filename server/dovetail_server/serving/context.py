@@ -1,0 +1,201 @@
+"""What serving a request needs of its server: settings, engine, text tools, and who may still come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from dovetail.engine.client import EngineClient, TokenStream
+from dovetail.errors import EngineDeadError, RequestError
+from dovetail.messages import EngineInfo
+from dovetail.supervisor import Supervisor
+from dovetail_server import errors
+from dovetail_server.auth import CALLER
+from dovetail_server.hooks import ApiHooks
+from dovetail_server.served import served_name
+from dovetail_server.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from dovetail_server.serving.text import TextTools
+
+POOLS_QUEUED = 8
+"""Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache."""
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An engine request that has not finished: whose it is, what it is called, and the prompt tokens it counts for."""
+
+    owner: str
+    rid: str
+    num_tokens: int
+    is_aborted: bool = False
+    _stream: TokenStream | None = None
+
+    def runs_as(self, stream: TokenStream) -> TokenStream:
+        """Note the stream of its tokens, and return it."""
+        self._stream = stream
+        if self.is_aborted:
+            stream.abort()
+        return stream
+
+    def abort(self) -> None:
+        """Abort it: its stream ends with a delta that says so."""
+        self.is_aborted = True
+        if self._stream is not None:
+            self._stream.abort()
+
+
+class ServingContext:
+    """One per server. Used from its event loop only. What reads bodies and what keeps files add to it."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engine: EngineClient,
+        hooks: ApiHooks | None = None,
+        tasks: Supervisor | None = None,
+    ) -> None:
+        """Start without text tools: requests are refused until `ready_with` is called."""
+        self.settings = settings
+        self.engine = engine
+        self.hooks = hooks or ApiHooks()
+        self.tasks = tasks or Supervisor()
+        """All background work of this process."""
+        self.is_leaving = False
+        """A signal has come; new requests are still served for a while."""
+        self.is_draining = False
+        self.num_live = 0
+        """Engine requests submitted and not yet finished."""
+        self.num_live_tokens = 0
+        """Prompt tokens of these."""
+        self.live: dict[tuple[str, str], Live] = {}
+        """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
+        self.cut_off: Callable[[Scope], None] = lambda scope: None
+        """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
+        self._text: TextTools | None = None
+
+    def ready_with(self, text: TextTools) -> None:
+        """Take requests from now on; the engine has started."""
+        self._text = text
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the started engine."""
+        return self.engine.info
+
+    @property
+    def text(self) -> TextTools:
+        """Tokenizer, template and parsers."""
+        if self._text is None:
+            raise errors.starting()
+        return self._text
+
+    @property
+    def has_started(self) -> bool:
+        """Whether start-up is over."""
+        return self._text is not None
+
+    @property
+    def served_names(self) -> list[str]:
+        """Names that requests may ask for, the first of which replies carry."""
+        return self.settings.served_model_name or [self.settings.model_path or "model"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when replies to one seed may change."""
+        from dovetail import __version__
+
+        return f"fp_dovetail_{__version__.replace('.', '_')}_{self.info.dtype}"
+
+    @property
+    def max_live(self) -> int:
+        """Most engine requests held at once, running and waiting."""
+        return self.settings.max_running_requests + self.settings.max_queued_requests
+
+    @property
+    def max_live_tokens(self) -> int:
+        """Most prompt tokens held at once."""
+        return self.settings.max_queued_tokens or POOLS_QUEUED * self.info.max_total_tokens
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name a reply carries, or raise a 404 that lists the served names.
+
+        One model is served: a request that names none, or SGLang's `default`, means it.
+        """
+        return served_name(name, self.served_names)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal to stop has come: whoever asks is sent elsewhere."""
+        return self.is_leaving or self.is_draining
+
+    def check_ready(self) -> None:
+        """Raise unless a new request can be served.
+
+        Raises:
+            ServiceError: Starting or draining.
+            EngineDeadError: The engine is gone for good. While it is started again, requests wait.
+        """
+        if not self.has_started:
+            raise errors.starting()
+        if self.is_draining:
+            raise errors.draining()
+        if self.engine.dead is not None:
+            raise EngineDeadError(self.engine.dead)
+
+    def check_choices(self, num_choices: int, param: str = "n", what: str = "prompts times n") -> None:
+        """Refuse what would not fit if it were alone, before anything is made of it.
+
+        Raises:
+            RequestError: So many choices of one request can never be generated here.
+        """
+        if num_choices > self.max_live:
+            text = f"{what} is {num_choices}; at most {self.max_live} fit into this server's queue"
+            raise RequestError(text, param=param, code="invalid_value")
+
+    def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
+        """Raise where so much more does not fit. A request that is alone always fits.
+
+        Raises:
+            ServiceError: 429, the queue is full.
+        """
+        if self.num_live + num_requests > self.max_live:
+            raise errors.queue_full(self.max_live)
+        if self.num_live and self.num_live_tokens + num_tokens > self.max_live_tokens:
+            raise errors.queue_full_tokens(self.max_live_tokens)
+
+    def admit(self, rids: Sequence[str], num_tokens: int = 0) -> list[Live]:
+        """Count new engine requests of the present caller; each must be given back with `release`.
+
+        Args:
+            rids: Their identifiers, all different.
+            num_tokens: Prompt tokens of all of them.
+
+        Raises:
+            ServiceError: 429, the queue is full.
+            RequestError: The caller uses an identifier already; what others use is their own affair.
+        """
+        self.check_room(len(rids), num_tokens)
+        owner = CALLER.get().owner
+        taken = next((rid for rid in rids if (owner, rid) in self.live), None)
+        if taken is not None:
+            text = f"rid {taken!r} belongs to a running request of yours; choose another or leave it out"
+            raise RequestError(text, param="rid", code="duplicate_rid", status=409)
+        self.num_live += len(rids)
+        self.num_live_tokens += num_tokens
+        admitted = [Live(owner, rid, 0) for rid in rids]
+        for live in admitted[:1]:
+            live.num_tokens = num_tokens  # counted once, with the first
+        self.live.update(((owner, live.rid), live) for live in admitted)
+        return admitted
+
+    def release(self, admitted: Sequence[Live]) -> None:
+        """Undo `admit`."""
+        self.num_live -= len(admitted)
+        for live in admitted:
+            self.num_live_tokens -= live.num_tokens
+            del self.live[live.owner, live.rid]
