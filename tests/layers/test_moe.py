@@ -35,9 +35,11 @@ def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_to
     x = torch.randn(num_tokens, 20)
     ids = torch.stack([torch.randperm(6)[:3] for _ in range(num_tokens)]) if num_tokens else torch.zeros(0, 3).long()
     weights = torch.rand(num_tokens, 3)
-    torch.testing.assert_close(experts._grouped(x, ids, weights), experts._each(x, ids, weights))
+    each = experts._each(x, ids, weights)
+    near = {"rtol": 1e-5, "atol": 1e-6 * float(each.abs().max()) if num_tokens else 0.0}  # sums of other orders
+    torch.testing.assert_close(experts._grouped(x, ids, weights), each, **near)
     added: Stream = experts(x, ids, weights, add=Stream(x.clone()))
-    torch.testing.assert_close(added.total(), x + experts._each(x, ids, weights))
+    torch.testing.assert_close(added.total(), x + each, **near)
 
 
 def test_ranks_that_divide_experts_add_up_to_one() -> None:
