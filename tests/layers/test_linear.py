@@ -19,10 +19,11 @@ from dovetail.contracts.cache import cache_groups
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
 from dovetail.errors import ModelError
 from dovetail.layers.base import Slot
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.linear import can_prepack
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
-from dovetail.layers.transformer import DecoderLayer, GatedMLP
+from dovetail.layers.transformer import GatedMLP
 from dovetail.runtime.hf_config import dense_config, read_config
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.conformance.model_runtime import ReferenceAttention, TinyEngine

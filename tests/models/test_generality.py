@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.layers import BuildContext, Norm, Stream
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
+from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 from dovetail.testing import check_class, conformance_class
 from dovetail_models.llama import RULES, Llama

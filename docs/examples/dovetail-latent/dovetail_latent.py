@@ -30,11 +30,12 @@ from dovetail.contracts import (
 from dovetail.errors import ModelError
 from dovetail.layers import ops
 from dovetail.layers.attention import attend
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rotary
-from dovetail.layers.transformer import DecoderLayer, GatedMLP
+from dovetail.layers.transformer import GatedMLP
 from dovetail.runtime.hf_config import dense_config
 
 KEYS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -30,12 +30,13 @@ from dovetail.contracts import (
     WeightRule,
 )
 from dovetail.errors import ModelError
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.recurrent import State, recur
 from dovetail.layers.rotary import Rotary
-from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
+from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 
 LAYER = r"model\.layers\.(\d+)\."

@@ -23,10 +23,11 @@ from dovetail.contracts import (
     Stream,
     WeightRule,
 )
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
+from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 
 LAYER = r"model\.layers\.(\d+)\."

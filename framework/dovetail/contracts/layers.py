@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
-"""Activation of the first of two parts, times the second: `silu_and_mul` is `silu(gate) * up`."""
+Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul"]
+"""Activation of the first of two parts, times the second: `silu_and_mul` is `silu(gate) * up`.
+
+`clamped_silu_and_mul` is gpt-oss's: `gate * sigmoid(1.702 gate) * (up + 1)`, gate at most 7 and up within 7 of zero.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class RopeConfig:
 
     Attributes:
         theta: Base of the frequencies.
-        kind: `default`, `linear`, `dynamic`, `yarn`, `longrope`, `llama3` or `proportional`.
+        kind: `default`, `linear`, `dynamic`, `yarn`, `longrope`, `llama3` or `proportional`; `none` rotates nothing.
         params: The kind's own numbers under the names of transformers (`factor`, `low_freq_factor`,
             `original_max_position_embeddings`, …).
         partial: Share of each head that is rotated, from its beginning on.
@@ -234,7 +234,7 @@ class ModelConfig:
         return self.layer_ropes[index] if self.layer_ropes else self.rope
 
 
-Step = Literal["transpose", "deinterleave"]
+Step = Literal["transpose", "deinterleave", "flatten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,8 @@ class WeightRule:
             groups.
         expert: Number of the expert, usually a group; None: no experts, or all of them in one tensor.
         steps: What is done to a tensor before it is placed. `transpose`: it is stored as `[in, out]`. `deinterleave`:
-            its parts take turns row by row. A tensor of all experts whose shape fits only transposed needs no step.
+            its parts take turns row by row. `flatten`: its axes become one. A tensor of all experts whose shape fits
+            only transposed needs no step; where both fit, the step says which.
     """
 
     module_pattern: str

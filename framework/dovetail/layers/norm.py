@@ -1,16 +1,19 @@
-"""Root-mean-square norms."""
+"""Norms over the last axis."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
 from dovetail.layers.matrix import Matrix
+from dovetail.layers.ops import reference
 
 
 class RMSNorm(Layer):
@@ -42,6 +45,39 @@ class RMSNorm(Layer):
         return normed
 
 
+class ZeroCenteredRMSNorm(RMSNorm):
+    """RMS norm times `1 + weight`, all in float32 (Gemma, Qwen3-Next); `weight` is kept with the one added."""
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__(size, eps, replace(ctx, dtype=torch.float32))
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor:
+        return self.weight.copy_(tensor.float() + 1)
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`."""
+        x = x.total() if isinstance(x, Stream) else x
+        return reference.rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
+
+
+class LayerNorm(Layer):
+    """Layer norm over `[T, size]`: mean and variance in float32, weight, and unless it has none, bias.
+
+    Source: arXiv:1607.06450.
+    """
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.bias = self.empty(size, device=ctx.device, dtype=ctx.dtype) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `x`."""
+        x = x.total() if isinstance(x, Stream) else x
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
 class ShardedRMSNorm(Matrix):
     """RMS norm over all heads' numbers `[T, size]`, of which every rank has some.
 
@@ -51,12 +87,21 @@ class ShardedRMSNorm(Matrix):
         ctx: Device, dtype, rank and path.
         unit: Numbers that stay together: a head's.
         repeat: Ranks that have the same head, where there are fewer heads than ranks.
+        order: Of a head's numbers: see `Part`.
     """
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, ctx: BuildContext, unit: int, repeat: int = 1) -> None:
-        super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat),), "out")
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        ctx: BuildContext,
+        unit: int,
+        repeat: int = 1,
+        order: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat, order),), "out")
         self.store("weight", ctx.dtype, granule=None)
         self.eps, self._num = eps, size * repeat
 
@@ -72,7 +117,8 @@ class ShardedRMSNorm(Matrix):
 class QKNorm(Layer):
     """RMS norm of each query and key head, one weight `[D]` for all queries and one for all keys.
 
-    `order` is that of the projection's rows: see `Part`.
+    `order` is that of the projection's rows: see `Part`. `offset` is added to the weights (1 where they are centred
+    around zero).
     """
 
     def __init__(
@@ -83,9 +129,11 @@ class QKNorm(Layer):
         eps: float,
         ctx: BuildContext,
         order: tuple[int, ...] | None = None,
+        *,
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
-        self._order = None if order is None else list(order)
+        self._order, self._offset = None if order is None else list(order), offset
         heads = {"q": (0, num_qo_heads), "k": (num_qo_heads, num_kv_heads)}
         self._heads = {part: place for part, place in heads.items() if place[1]}
         self.weight = self.empty(num_qo_heads + num_kv_heads, head_dim, device=ctx.device, dtype=ctx.dtype)
@@ -96,6 +144,7 @@ class QKNorm(Layer):
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor:
         mine = tensor if self._order is None else tensor[self._order]
+        mine = mine.float() + self._offset if self._offset else mine
         return self.weight.narrow(0, *self._heads[slot.part]).copy_(mine)  # one weight for all of its heads
 
     def forward(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

@@ -28,11 +28,13 @@ def frequencies(rope: RopeConfig, dim: int, max_position: int, context_len: int 
             it grows past the limit; with a cache of keys one choice holds for all.
 
     Returns:
-        `[R / 2]` in float32, `[D / 2]` for `proportional`, whose last ones are zero.
+        `[R / 2]` in float32, `[D / 2]` for `proportional`, whose last ones are zero, and `none`, whose all are.
 
     Raises:
         ModelError: Numbers that do not fit.
     """
+    if rope.kind == "none":
+        return torch.zeros(dim // 2), 1.0
     rotated = rotated_dims(rope, dim)
     base = _base(rope.theta, rotated)
     length = context_len or max_position
@@ -59,7 +61,7 @@ def rotated_dims(rope: RopeConfig, dim: int) -> int:
     Raises:
         ModelError: It is no even number up to D.
     """
-    if rope.kind == "proportional":
+    if rope.kind in ("proportional", "none"):
         return dim
     rotated = int(dim * rope.partial)
     if not 0 < rotated <= dim or rotated % 2 or dim % 2:
@@ -70,7 +72,7 @@ def rotated_dims(rope: RopeConfig, dim: int) -> int:
 def head_order(rope: RopeConfig, dim: int) -> tuple[int, ...] | None:
     """Return which dimension of the checkpoint stands at each place of a head, None if they stand as they are."""
     rotated = rotated_dims(rope, dim)
-    if rope.interleaved:
+    if rope.interleaved and rope.kind != "none":
         first, second = range(0, rotated, 2), range(1, rotated, 2)
     else:
         first, second = range(rotated // 2), range(rotated // 2, rotated)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
 from dovetail.layers import ops
 from dovetail.layers.ops import reference
 from dovetail.layers.rope import frequencies, rotated_dims
@@ -36,12 +36,17 @@ class Rotary(nn.Module):
         return ops.rotations(positions, self._freqs, self._factor, self._dtype)
 
 
+def rotated_width(spec: LayerSpec) -> int:
+    """Return the width of what is rotated: a head, or of a latent row what is not its value."""
+    return spec.qk_dim - spec.v_dim if spec.mixer == "latent" else spec.qk_dim
+
+
 class Rotaries(nn.Module):
     """Cosine and sine for each layer of a model, computed once a step for those that share an embedding and a width."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        ropes = [(config.rope_of(spec.index), spec.qk_dim) for spec in config.layers]
+        ropes = [(config.rope_of(spec.index), rotated_width(spec)) for spec in config.layers]
         distinct: list[tuple[RopeConfig, int]] = []
         for rope in ropes:
             if rope not in distinct:

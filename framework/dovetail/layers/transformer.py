@@ -1,15 +1,21 @@
-"""The two halves of a dense decoder layer, as most architectures have them: grouped-head attention and a gated MLP."""
+"""The two halves of a dense decoder layer, as most architectures have them: grouped-head attention and an MLP."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.layers.attention import Sinks, attend_qkv
-from dovetail.layers.norm import QKNorm, RMSNorm
+from dovetail.layers import ops
+from dovetail.layers.attention import Sinks, attend, attend_qkv
+from dovetail.layers.norm import QKNorm, ShardedRMSNorm
 from dovetail.layers.rope import head_order
 
 GATES: dict[str, Act] = {
@@ -19,6 +25,15 @@ GATES: dict[str, Act] = {
     "gelu_pytorch_tanh": "gelu_tanh_and_mul",
 }
 """Activation of a gated MLP by `hidden_act`."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+"""That of an MLP without a gate."""
 
 
 class SelfAttention(nn.Module):
@@ -33,6 +48,7 @@ class SelfAttention(nn.Module):
         qkv_bias: Bias on the query, key and value projections.
         out_bias: Bias on the output projection.
         qk_norm: RMS norm on each query and key head before rotation.
+        qk_norm_offset: Added to that norm's weights.
     """
 
     def __init__(
@@ -44,6 +60,7 @@ class SelfAttention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm: bool = False,
+        qk_norm_offset: float = 0.0,
     ) -> None:
         super().__init__()
         spec, ranks = config.layer(index), ctx.parallel.size
@@ -57,7 +74,9 @@ class SelfAttention(nn.Module):
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d
         num_keys = self.hk if self.has_cache else 0
-        self.qk_norm = QKNorm(self.hq, num_keys, d, config.norm_eps, ctx, order) if qk_norm else None
+        self.qk_norm = (
+            QKNorm(self.hq, num_keys, d, config.norm_eps, ctx, order, offset=qk_norm_offset) if qk_norm else None
+        )
         self.sinks = Sinks(ctx.at("sinks"), hq) if spec.sinks else None
         self.layer = AttentionLayer.of(spec, ranks, None if self.sinks is None else self.sinks.weight)
 
@@ -81,6 +100,25 @@ class SelfAttention(nn.Module):
         return attend_qkv(self.layer, heads, norm, rope, batch).view(-1, self.hq * self.d)
 
 
+class WholeNormAttention(SelfAttention):
+    """Self-attention whose queries, and whose keys, are normalised across all heads before rotation (OLMo 2)."""
+
+    def __init__(self, config: ModelConfig, index: int, ctx: BuildContext, **bias: bool) -> None:
+        super().__init__(config, index, ctx, **bias)
+        spec, ranks, order = config.layer(index), ctx.parallel.size, head_order(config.rope_of(index), self.d)
+        copies, size, eps = max(1, ranks // spec.num_kv_heads), spec.num_kv_heads * self.d, config.norm_eps
+        self.q_norm = ShardedRMSNorm(spec.num_qo_heads * self.d, eps, ctx.at("q_norm"), self.d, order=order)
+        self.k_norm = ShardedRMSNorm(size, eps, ctx.at("k_norm"), self.d, copies, order)
+
+    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """See `SelfAttention.attend`."""
+        hq, hk, d = self.hq, self.hk, self.d
+        q, k, v = torch.split(qkv, [hq * d, hk * d, hk * d], dim=-1)
+        qk = torch.cat((self.q_norm(q.contiguous()), self.k_norm(k.contiguous())), dim=-1)
+        qk = ops.norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
+        return attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch).view(-1, hq * d)
+
+
 class GatedMLP(nn.Module):
     """`down(act(gate(x)) * up(x))`, gate and up fused; `inner` is `config.intermediate_size` unless given."""
 
@@ -102,22 +140,20 @@ class GatedMLP(nn.Module):
         return self.down(self.gate_up(x, norm=norm), add=add, scale=scale)
 
 
-class DecoderLayer(nn.Module):
-    """Pre-norm decoder layer: attention and MLP each add to the residual stream what they make of its norm.
+class MLP(nn.Module):
+    """`down(act(up(x)))`, without a gate; `inner` is `config.intermediate_size` unless given."""
 
-    Built from parts, so that an architecture chooses its own attention and MLP. Each is told its norm and where its
-    result belongs: one that has no kernels for that calls `norm(x.total())` itself and returns `add.plus(result)`.
-    """
-
-    def __init__(self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, ctx: BuildContext, *, bias: bool = False, inner: int | None = None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
-        self.attention = attention
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
-        self.mlp = mlp
+        if config.hidden_act not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ModelError(f"config.json: hidden_act {config.hidden_act!r} is not supported; possible: {known}")
+        self._act, inner = ACTIVATIONS[config.hidden_act], config.intermediate_size if inner is None else inner
+        self.up = ctx.linear("up", config.hidden_size, inner, bias=bias, shard="out")
+        self.down = ctx.linear("down", inner, config.hidden_size, bias=bias, shard="in")
 
-    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
-        """Return the residual stream with this layer's part added."""
-        stream = self.attention(stream, rope, batch, norm=self.attention_norm, add=stream)
-        added: Stream = self.mlp(stream, norm=self.mlp_norm, add=stream)
-        return added
+    def forward(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
+    ) -> Tensor | Stream:
+        """Map `[T, H]` to `[T, H]`; `norm`, `add` and `scale` as for a `Linear`."""
+        return self.down(self._act(self.up(x, norm=norm)), add=add, scale=scale)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dovetail.contracts.cache import Window
-from dovetail.contracts.model import LayerSpec, ModelConfig, dense_layers
+from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.errors import ModelError
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
@@ -120,6 +121,7 @@ def dense_config(
     soft_cap: float | None = None,
     sinks: bool = False,
     has_windows: bool | None = None,
+    norm_eps: str = "rms_norm_eps",
     **extra: Any,
 ) -> ModelConfig:
     """Translate the config of a dense decoder (Llama and its relatives).
@@ -130,6 +132,7 @@ def dense_config(
         soft_cap: Of attention scores.
         sinks: Whether attention has sinks.
         has_windows: Whether `sliding_window` means anything; None: it does unless `use_sliding_window` says otherwise.
+        norm_eps: The key of the norms' epsilon.
         extra: What the architecture's layers need to know beyond the common fields.
 
     Raises:
@@ -150,7 +153,7 @@ def dense_config(
             intermediate_size=int(hf["intermediate_size"]),
             num_layers=num,
             layers=tuple(_reaching(spec, window) for spec, window in zip(plain, windows, strict=True)),
-            norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+            norm_eps=float(hf.get(norm_eps, 1e-5 if norm_eps != "rms_norm_eps" else 1e-6)),
             hidden_act=either(hf, "hidden_act", "hidden_activation", "silu"),
             max_position_embeddings=int(hf["max_position_embeddings"]),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
@@ -163,6 +166,19 @@ def dense_config(
         raise ModelError(f"config.json: the key {missing} is missing") from None
     except (TypeError, ValueError) as error:
         raise ModelError(f"config.json: a value is not of the type that it must be ({error})") from None
+
+
+def without_rope(config: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
+    """Return the config with no rotation in the layers for which `layers` is true."""
+    ropes = [config.rope_of(index) for index in range(config.num_layers)]
+    plain = tuple(RopeConfig(kind="none") if is_plain else rope for is_plain, rope in zip(layers, ropes, strict=True))
+    return replace(config, layer_ropes=plain)
+
+
+def with_missing(hf: Mapping[str, Any], **values: Any) -> Mapping[str, Any]:
+    """Return a config with values for keys that it does not have, or has as null; which keys are read is still told."""
+    missing = {key: value for key, value in values.items() if hf.get(key) is None}
+    return ChainMap(missing, cast("MutableMapping[str, Any]", hf)) if missing else hf
 
 
 def _reaching(spec: LayerSpec, window: int | None) -> LayerSpec:

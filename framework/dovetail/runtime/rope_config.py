@@ -8,9 +8,10 @@ says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.model import RopeConfig
+from dovetail.contracts.model import ModelConfig, RopeConfig
 from dovetail.errors import ModelError
 
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -61,6 +62,21 @@ def ropes_by_layer(hf: Mapping[str, Any]) -> tuple[RopeConfig, ...]:
         raise ModelError(f"config.json: rope_parameters says nothing of layers of type {', '.join(absent)}")
     by_type = {kind: _one(hf, given[kind]) for kind in dict.fromkeys(types)}
     return tuple(by_type[kind] for kind in types)
+
+
+def interleaved(config: ModelConfig) -> ModelConfig:
+    """Return the config with pairs of neighbours rotated in all layers."""
+    ropes = tuple(replace(rope, interleaved=True) for rope in config.layer_ropes)
+    return replace(config, rope=replace(config.rope, interleaved=True), layer_ropes=ropes)
+
+
+def with_window_ropes(config: ModelConfig, *, theta: float) -> ModelConfig:
+    """Return the config with windowed layers rotated plainly by `theta`, if `rope_parameters` does not say by type."""
+    if config.layer_ropes:
+        return config
+    plain = RopeConfig(theta=theta)
+    ropes = tuple(config.rope if spec.sliding_window is None else plain for spec in config.layers)
+    return replace(config, layer_ropes=ropes)
 
 
 def _given(hf: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from torch import Tensor
@@ -33,6 +34,7 @@ class Move:
         is_stacked: The first axis counts the experts.
         is_transposed: The last two axes are swapped first.
         is_interleaved: The parts take turns row by row.
+        is_flattened: Its axes become one first.
     """
 
     header: TensorHeader
@@ -42,9 +44,12 @@ class Move:
     is_stacked: bool
     is_transposed: bool
     is_interleaved: bool
+    is_flattened: bool = False
 
     def pieces(self, tensor: Tensor) -> Iterator[tuple[Slot, Tensor]]:
         """Divide the tensor among the slots; every piece is a view."""
+        if self.is_flattened:
+            tensor = tensor.flatten()
         if self.is_transposed:
             tensor = tensor.transpose(-1, -2)
         for row, of_expert in zip(self.slots, tensor.unbind(0) if self.is_stacked else (tensor,), strict=True):
@@ -186,10 +191,12 @@ def _move(layer: Layer, found: Found, header: TensorHeader) -> tuple[Move | None
     turned = (*shape[:-2], shape[-1], shape[-2]) if has_columns else shape
     is_transposed = has_columns and ("transpose" in steps or (is_stacked and header.shape == turned != shape))
     expected = turned if is_transposed else shape
-    if header.shape != expected:
+    is_flattened = "flatten" in steps and len(shape) == 1
+    if ((prod(header.shape),) if is_flattened else header.shape) != expected:
         return None, f"{list(header.shape)} instead of {list(expected)}"
     is_interleaved = "deinterleave" in steps and len(parts) > 1
     widths = tuple(s[0] for s in shapes)
     if is_interleaved and len(set(widths)) > 1:
         return None, f"has parts of {list(widths)} rows, which cannot take turns"
-    return Move(header, found.target, slots, widths, is_stacked, is_transposed, is_interleaved), ""
+    flags = (is_stacked, is_transposed, is_interleaved, is_flattened)
+    return Move(header, found.target, slots, widths, *flags), ""

@@ -36,9 +36,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def act_and_mul(act: Act, gate_up: Tensor) -> Tensor:
-    """See `reference.silu_and_mul` and `reference.gelu_and_mul`: the activation of the first half times the second."""
+    """The activation of the first half times the second: see `reference`."""
     if act == "silu_and_mul":
         return silu_and_mul(gate_up)
+    if act == "clamped_silu_and_mul":
+        return reference.clamped_silu_and_mul(gate_up)
     return reference.gelu_and_mul(gate_up, is_tanh=act == "gelu_tanh_and_mul")
 
 

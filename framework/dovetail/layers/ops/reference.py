@@ -48,6 +48,16 @@ def gelu_and_mul(gate_up: Tensor, *, is_tanh: bool) -> Tensor:
     return F.gelu(gate, approximate="tanh" if is_tanh else "none") * up
 
 
+def clamped_silu_and_mul(gate_up: Tensor) -> Tensor:
+    """As `silu_and_mul`, both halves clamped, the gate steeper, and one added to the second.
+
+    Source: gpt-oss, arXiv:2508.10925.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
+
+
 def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS norm of each head if there is a weight `[N, D]`, then rotary embedding in the halves layout.
 

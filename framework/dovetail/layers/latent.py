@@ -1,0 +1,111 @@
+"""Multi-head latent attention: the cache has one short row for each token, of which keys and values are products.
+
+A row is `c` `[r]`, of which all heads' keys and values are products, and a key for the position `[d]`, rotated, which
+all heads share. A query is taken to the space of the rows (`q W_kᵀ`, "absorbed"), heads attend to the rows themselves,
+and what they find is taken to their values by `W_v`. Keys and values of heads are never made.
+
+Source: DeepSeek-V2, arXiv:2405.04434.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
+from dovetail.contracts.model import ModelConfig
+from dovetail.layers import ops
+from dovetail.layers.attention import attend
+from dovetail.layers.matrix import Matrix
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.rope import head_order
+
+EPS = 1e-6
+"""Of the norms of latent rows, whatever the others have."""
+
+
+class LatentHeads(Matrix):
+    """What makes keys and values of latent rows, `[Hq (nope + v), r]`: used from both sides, never as it stands."""
+
+    weight: Tensor
+
+    def __init__(self, ctx: BuildContext, rank: int, heads: int, nope: int, v_dim: int) -> None:
+        width = nope + v_dim
+        super().__init__(ctx, ctx.path, rank, (Part("", heads * width, width),), "out")
+        self.store("weight", ctx.dtype)
+        self._split = [nope, v_dim]
+
+    def split(self) -> tuple[Tensor, ...]:
+        """Return `W_k` `[Hq, nope, r]` and `W_v` `[Hq, v, r]` of this rank's heads."""
+        return torch.split(self.weight.view(-1, sum(self._split), self.in_features), self._split, dim=1)
+
+
+class LatentAttention(nn.Module):
+    """Latent attention over the rows of a layer whose mixer is `latent`.
+
+    Args:
+        config: The model's; the layer's `v_dim` is r, and `qk_dim` r + d.
+        index: Layer number.
+        ctx: Device, dtype, rank and path.
+        nope: Width of a head's queries and keys without the rotated part.
+        v_dim: Width of a head's values.
+        q_rank: Width of the latent row of queries; None: they are made of the stream in one product.
+        bias: On the products that make latent rows, and the output.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ctx: BuildContext,
+        *,
+        nope: int,
+        v_dim: int,
+        q_rank: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        spec, hidden = config.layer(index), config.hidden_size
+        self.rank, self.rope, self.nope, heads = spec.v_dim, spec.qk_dim - spec.v_dim, nope, spec.num_qo_heads
+        turned = head_order(config.rope_of(index), self.rope)
+        width, row = nope + self.rope, self.rank + self.rope
+        queries = (Part("", heads * width, width, order=_behind(nope, turned)),)
+        self.q_a = self.q_a_norm = None
+        if q_rank is not None:
+            self.q_a, self.q_a_norm = ctx.linear("q_a", hidden, q_rank, bias=bias), RMSNorm(q_rank, EPS, ctx)
+        self.q = ctx.linear("q", hidden if q_rank is None else q_rank, queries, shard="out")
+        self.kv_a = ctx.linear("kv_a", hidden, (Part("", row, row, order=_behind(self.rank, turned)),), bias=bias)
+        self.kv_a_norm = RMSNorm(self.rank, EPS, ctx)
+        self.kv_b = LatentHeads(ctx.at("kv_b"), self.rank, heads, nope, v_dim)
+        self.out = ctx.linear("out", heads * v_dim, hidden, bias=bias, shard="in")
+        self.layer = AttentionLayer.of(spec, ctx.parallel.size)
+
+    def forward(
+        self,
+        x: Tensor | Stream,
+        rope: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        *,
+        norm: Norm | None = None,
+        add: Stream | None = None,
+        scale: float = 1.0,
+    ) -> Tensor | Stream:
+        """Map `[T, H]` to `[T, H]`; `rope` is the step's cosine and sine, the rest is as for a `Linear`."""
+        x = x.total() if isinstance(x, Stream) else x
+        x = x if norm is None else norm(x)
+        q = self.q(x) if self.q_a is None else self.q(self.q_a(x), norm=self.q_a_norm)
+        q = q.view(x.shape[0], -1, self.nope + self.rope)
+        row, key = torch.split(self.kv_a(x), [self.rank, self.rope], dim=-1)
+        turned = ops.norm_rotate(torch.cat((q[..., self.nope :], key[:, None]), dim=1), None, 0.0, *rope)
+        to_keys, to_values = self.kv_b.split()
+        absorbed = torch.einsum("thk,hkr->thr", q[..., : self.nope], to_keys)
+        cached = torch.cat((self.kv_a_norm(row.contiguous())[:, None], turned[:, -1:]), dim=-1)
+        found = attend(self.layer, torch.cat((absorbed, turned[:, :-1]), dim=-1), cached, None, batch)
+        values = torch.einsum("thr,hvr->thv", found, to_values)
+        return self.out(values.flatten(1), add=add, scale=scale)
+
+
+def _behind(num: int, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the order of a unit whose first `num` rows stay, and whose others have `order`."""
+    return None if order is None else (*range(num), *(num + place for place in order))
