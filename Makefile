@@ -56,6 +56,7 @@ types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
 
 docs: $(DEV_STAMP)  ## Write the plugin reference, check the documentation, show the next changelog.
 	$(BIN)/python docs/reference/generate.py
+	$(BIN)/python docs/reference/models.py
 	$(BIN)/python -m pytest tests/packaging/test_docs.py tests/docs/test_reference.py
 	$(BIN)/towncrier build --draft
 

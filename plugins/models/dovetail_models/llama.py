@@ -5,7 +5,7 @@ Weights: as `LlamaForCausalLM` of transformers writes them. Source: arXiv:2307.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rotary import Rotaries
-from dovetail.layers.transformer import DecoderLayer, GatedMLP, SelfAttention
+from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
 
 LAYER = r"model\.layers\.(\d+)\."
@@ -37,22 +38,41 @@ RULES = (
 
 
 class DenseDecoder(nn.Module):
-    """A stack of decoder layers between embedding and output head; what differs comes from `config.extra`."""
+    """A stack of decoder layers between embedding and output head.
+
+    What differs is in `config.extra`, or a relative overrides the class variable or method that makes it.
+    """
+
+    block: ClassVar[Callable[..., nn.Module]] = DecoderLayer
+    """Where the norms stand."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.embed = self.embedding(config, ctx)
         self.rotary = Rotaries(config, ctx)
         self.layers = nn.ModuleList(
             self.layer(config, index, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
-        tied = self.embed if config.tie_word_embeddings else None
-        self.lm_head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
+        self.norm = self.make_norm(config.hidden_size, config.norm_eps, ctx)
+        self.lm_head = self.head(config, ctx, self.embed if config.tie_word_embeddings else None)
+
+    @staticmethod
+    def make_norm(size: int, eps: float, ctx: BuildContext) -> nn.Module:
+        """Make any of its norms."""
+        return RMSNorm(size, eps, ctx)
+
+    def embedding(self, config: ModelConfig, ctx: BuildContext) -> Embedding:
+        """Make the embedding of the tokens."""
+        return Embedding(config.vocab_size, config.hidden_size, ctx)
+
+    def head(self, config: ModelConfig, ctx: BuildContext, tied: Embedding | None) -> LMHead:
+        """Make the output head."""
+        return LMHead(config.vocab_size, config.hidden_size, ctx, tied)
 
     def layer(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
-        """Make a layer; what an architecture builds otherwise it overrides, this or one of its parts."""
-        return DecoderLayer(config, ctx, self.attention(config, index, ctx), self.mlp(config, index, ctx))
+        """Make a layer."""
+        attention, mlp = self.attention(config, index, ctx), self.mlp(config, index, ctx)
+        return self.block(config, ctx, attention, mlp, norm=self.make_norm)
 
     def attention(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
         """Make a layer's attention."""

@@ -1,0 +1,69 @@
+"""Write the table of architectures in `docs/models.md` from the plugins: `python docs/reference/models.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
+from dovetail.contracts.model import ModelConfig
+from dovetail.runtime.weight_size import dense_numel
+
+PAGE = Path(__file__).parents[1] / "models.md"
+BEGIN, END = "<!-- table: written by docs/reference/models.py -->\n", "<!-- end of table -->"
+MISSING: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
+"""What transformers' default configurations leave open."""
+GIB, ITEM = 1 << 30, 2
+
+
+def page() -> str:
+    """Return the page with the table as the plugins have it."""
+    text = PAGE.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}{chr(10).join(rows())}\n{END}{after}"
+
+
+def rows() -> Iterator[str]:
+    """Yield the rows of the table."""
+    yield "| architecture | what it is | for example | weights | cache of a token |"
+    yield "|---|---|---|---|---|"
+    found = {point.name: point for point in entry_points(group="dovetail.models.v1")}
+    for name, point in sorted(found.items()):
+        if point.dist is None or point.dist.name != "dovetail" or name == "transformers":
+            continue
+        about = " ".join((import_module(point.module).__doc__ or "").partition("\n\n")[0].split())
+        kind, config = example(name, point.load())
+        size = dense_numel(config) * ITEM / GIB
+        yield f"| `{name}` | {about} | {kind} | {size:,.1f} GiB | {', '.join(map(group, config.cache_groups))} |"
+
+
+def example(architecture: str, plugin: Any) -> tuple[str, ModelConfig]:
+    """Return transformers' name of an architecture's configuration, and what the plugin makes of its defaults."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    kinds = [kind for kind, cls in CLASSES.items() if architecture in (cls if isinstance(cls, tuple) else (cls,))]
+    kind = min(kinds, key=len)  # others are relatives that share the class
+    values = json.loads(CONFIG_MAPPING[kind](**MISSING.get(kind, {})).to_json_string(use_diff=False))
+    return kind, plugin.config_from_hf({**values, "architectures": [architecture]})
+
+
+def group(found: CacheGroup) -> str:
+    """Describe a group of layers and its bytes a token, in a 2-byte type."""
+    num = sum(prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype or "", ITEM) for tensor in found.tensors)
+    num *= len(found.writers)
+    what = re.sub(r"-\d+$", "", found.name) if not found.name.startswith("window") else found.name
+    latent = " latent" if any(tensor.name == "latent" for tensor in found.tensors) else ""
+    per = " a request" if isinstance(found.reach, Recurrent) else ""
+    return f"{len(found.layers)} layers {what}{latent}: {num / 1024:,.0f} KiB{per}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
