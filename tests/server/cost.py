@@ -86,6 +86,7 @@ TASK_OF = {
     "/v1/detokenize": "detokenize",
     "/separate_reasoning": "separate_reasoning",
     "/parse_function_call": "parse_calls",
+    "/v1/messages/batches": "message_batch",
 }
 """What is done with a large body of a route."""
 LARGE = ("text", "escapes", "numbers", "empty objects", "messages", "names")

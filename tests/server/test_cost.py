@@ -55,6 +55,7 @@ HEAVY = [
     Case("/generate", "text", "text"),
     Case("/separate_reasoning", "text", "text"),
     Case("/parse_function_call", "text", "escapes"),
+    Case("/v1/messages/batches", "requests", "escapes"),
     *(Case(CHAT, field, "schema") for field in ("response_format", "json_schema", "chat_template_kwargs")),
     *(Case(CHAT, field, "text") for field in ("regex", "ebnf", "stop", "stop_regex")),
     Case(CHAT, "tools", "tools"),

@@ -154,3 +154,35 @@ def test_a_large_batch_is_taken_in_one_piece(api: Api, client: anthropic.Anthrop
     counts = ended(client, reply.json()["id"]).request_counts
     assert counts.succeeded + counts.canceled + counts.errored in (0, 2000)
     assert counts.errored == 0
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [entry("a", system='"\\\n' * 20_000), entry("b\n")],
+        [entry("a", system='"\\\n' * 20_000), entry("a")],
+        [entry("a", system='"\\\n' * 20_000), entry("b", model="another")],
+        [entry(f"r{n}") for n in range(60_000)],
+        [entry("a", system='"\\\n' * 20_000), entry("b", model="default")],
+    ],
+    ids=["name", "twice", "model", "too many", "good"],
+)
+def test_a_large_body_is_read_elsewhere(shared: Api, requests: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it holds Python's lock for as long as it takes; a process of its own says the same of it."""
+    bodies, seen = shared.harness.state.bodies, []
+    run = bodies.run
+
+    async def noted(task: Any, raw: bytes, **rest: Any) -> Any:
+        seen.append(task.name)
+        return await run(task, raw, **rest)
+
+    monkeypatch.setattr(bodies, "run", noted)
+    raw, kind = json.dumps({"requests": requests}), {"content-type": "application/json"}
+    there = shared.harness.post(PATH, data=raw, headers=kind)
+    assert seen == ["message_batch"]
+    monkeypatch.setattr(bodies, "takes", lambda num_bytes: False)
+    here = shared.harness.post(PATH, data=raw, headers=kind)
+    assert seen == ["message_batch"]
+    assert there.status_code == here.status_code
+    names = ("error", "processing_status", "request_counts")
+    assert [there.json().get(name) for name in names] == [here.json().get(name) for name in names]

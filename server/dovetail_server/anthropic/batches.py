@@ -7,18 +7,21 @@ for `batch_…`. What it was asked stands in a file of its own, one line per req
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
-from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import RequestError
 from dovetail_server.anthropic.errors import error_body, status_of
 from dovetail_server.openai.common import FreeForm, RequestModel
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
+from dovetail_server.openai.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RowMapping
 
 ENDPOINT = "/v1/messages"
 PREFIX, OWN_PREFIX = "msgbatch_", "batch_"
@@ -146,24 +149,23 @@ decode_line = msgspec.json.Decoder(ResultLine).decode
 decode_error = msgspec.json.Decoder(ErrorBody).decode
 
 
-def read(raw: bytes, served: Sequence[str], most: int) -> list[Entry]:
-    """Return the requests of a body; what is wrong within `params` shows in the results.
+def to_lines(raw: bytes, served: Sequence[str]) -> bytes:
+    """Return a body as lines of a batch's input; what is wrong within `params` shows in the results.
 
     Args:
         raw: The body.
-        served: Names that a request may ask for.
-        most: Requests that one batch may have.
+        served: The models' names.
 
     Raises:
         RequestError: It is no such body, or two requests have one `custom_id`.
     """
     try:
-        entries = _entries(decode(raw).requests)
+        return b"".join(_checked_lines(_entries(decode(raw).requests), (*served, DEFAULT_MODEL)))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no batch of messages: {error}", param="requests") from None
-    if not 1 <= len(entries) <= most:
-        text = f"requests must hold 1 to {most} requests (given: {len(entries)}; see --max-batch-lines)"
-        raise RequestError(text, param="requests", code="invalid_value")
+
+
+def _checked_lines(entries: Iterable[Entry], served: Sequence[str]) -> Iterator[bytes]:
     seen: set[str] = set()
     for at, entry in enumerate(entries):
         param = f"requests[{at}].custom_id"
@@ -175,14 +177,27 @@ def read(raw: bytes, served: Sequence[str], most: int) -> list[Entry]:
             raise RequestError(text, param=param, code="duplicate_custom_id")
         seen.add(entry.custom_id)
         _check_params(entry, f"requests[{at}].params", served)
-    return entries
+        yield _line(entry)
 
 
-def _entries(requests: msgspec.Raw) -> list[Entry]:
+def count_lines(lines: bytes, most: int) -> int:
+    """Return how many requests there are.
+
+    Raises:
+        RequestError: None, or more than `most`.
+    """
+    num = lines.count(b"\n")
+    if not 1 <= num <= most:
+        text = f"requests must hold 1 to {most} requests (given: {num}; see --max-batch-lines)"
+        raise RequestError(text, param="requests", code="invalid_value")
+    return num
+
+
+def _entries(requests: msgspec.Raw) -> Iterator[Entry]:
     if not bytes(memoryview(requests)[:1]) == b"[":
         raise msgspec.ValidationError("Expected `array` - at `$.requests`")
-    unread = decode_unread(requests)
-    return [Entry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params) for each in unread]
+    for each in decode_unread(requests):
+        yield Entry(decode_id(each.custom_id) if len(each.custom_id) <= MAX_ID else "", each.params)
 
 
 def _check_params(entry: Entry, param: str, served: Sequence[str]) -> None:
@@ -195,12 +210,11 @@ def _check_params(entry: Entry, param: str, served: Sequence[str]) -> None:
         raise RequestError(text, param=f"{param}.model", code="model_not_found", status=404)
 
 
-def lines_of(entries: Sequence[Entry]) -> Iterator[bytes]:
-    """Write requests as lines of a batch's input; a line ends where its JSON may not."""
-    for entry in entries:
-        params = bytes(entry.params).replace(b"\n", b" ").replace(b"\r", b" ")
-        head = b'{"custom_id":%b,"method":"POST","url":"%b","body":' % (encode(entry.custom_id), ENDPOINT.encode())
-        yield head + params + b"}\n"
+def _line(entry: Entry) -> bytes:
+    """Write a request as a line, which ends where its JSON may not."""
+    params = bytes(entry.params).replace(b"\n", b" ").replace(b"\r", b" ")
+    head = b'{"custom_id":%b,"method":"POST","url":"%b","body":' % (encode(entry.custom_id), ENDPOINT.encode())
+    return head + params + b"}\n"
 
 
 def own_id(batch_id: str) -> str:

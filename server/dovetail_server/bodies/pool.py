@@ -25,7 +25,7 @@ from dovetail_server.responses.references import Answer
 from dovetail_server.serving.text import WorkerStart
 
 if TYPE_CHECKING:
-    from dovetail_server.bodies.tasks import Task
+    from dovetail_server.bodies.tasks import RawTask, Task
 
 logger = logging.getLogger("dovetail.server")
 MODULE = "dovetail_server.bodies.child"
@@ -77,7 +77,7 @@ class BodyPool:
 
     async def run(
         self,
-        task: Task[Any],
+        task: Task[Any] | RawTask,
         raw: bytes,
         *,
         owner: str,

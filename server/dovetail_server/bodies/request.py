@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from dovetail.errors import RequestError
 from dovetail_server.auth import CALLER
-from dovetail_server.bodies.tasks import Call, Task, no_answer
+from dovetail_server.bodies.tasks import Call, RawTask, Task, no_answer
 from dovetail_server.bodies.work import read_line
 from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
@@ -116,6 +116,15 @@ async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> 
     check_name(body, state.served_names)
     call = Call(text=state.text, request=body, context="", ask=no_answer)
     return Response(await while_connected(request, asyncio.to_thread(task.run, call)), media_type="application/json")
+
+
+async def worked(request: Request, state: ReadingContext, task: RawTask) -> bytes:
+    """Do something with a body as it was sent, and return what became of it."""
+    raw = await raw_body(request)
+    if not state.bodies.takes(len(raw)):
+        return await asyncio.to_thread(task.run, raw, state.served_names)
+    outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+    return outcome.reply or b""
 
 
 def check_content_type(content_type: str, raw: bytes) -> None:

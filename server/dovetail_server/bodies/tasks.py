@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dovetail.errors import RequestError
 from dovetail_server.anthropic import messages
+from dovetail_server.anthropic.batches import to_lines
 from dovetail_server.anthropic.schema import CountTokensRequest, MessagesRequest
 from dovetail_server.native.generate import GenerateRequest
 from dovetail_server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
@@ -83,6 +84,19 @@ class Task(Generic[M]):
             text = f"the fields beside the prompt have {len(light)} bytes; at most {MAX_BESIDE} are allowed"
             raise RequestError(text, code="body_too_large", status=413)
         return light
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTask:
+    """Something that is done with a body as it was sent: its values are not looked at.
+
+    Attributes:
+        name: Its name.
+        run: Returns what becomes of it, given the names of the models, too.
+    """
+
+    name: str
+    run: Callable[[bytes, Sequence[str]], bytes]
 
 
 def no_answer(references: list[tuple[str, int]]) -> Answer:
@@ -165,7 +179,8 @@ PARSE_CALLS = Task(
     model=ParseFunctionCallRequest,
     run=lambda call: parsing.parse_calls(call.text, call.request),
 )
-TASKS: dict[str, Task[Any]] = {
+MESSAGE_BATCH = RawTask(name="message_batch", run=to_lines)
+TASKS: dict[str, Task[Any] | RawTask] = {
     task.name: task
     for task in (
         CHAT,
@@ -182,5 +197,6 @@ TASKS: dict[str, Task[Any]] = {
         DETOKENIZE,
         SEPARATE_REASONING,
         PARSE_CALLS,
+        MESSAGE_BATCH,
     )
 }

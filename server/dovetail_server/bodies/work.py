@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail_server.bodies.tasks import TASKS, Call
+from dovetail_server.bodies.tasks import TASKS, Call, RawTask
 from dovetail_server.bodies.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.openai.batches import decode_line
 from dovetail_server.reading import check_name, decoded, validated
@@ -54,6 +54,8 @@ def do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[st
 
 def _do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[str], ask: Asking) -> Outcome:
     task = TASKS[job.task]
+    if isinstance(task, RawTask):
+        return Outcome(reply=task.run(take(), served))
     data: Any = decoded(read_line(take()) if job.is_line else take())
     request = validated(data, task.model)
     check_name(request, served)

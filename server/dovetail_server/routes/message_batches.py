@@ -23,9 +23,9 @@ from dovetail_server.anthropic.batches import (
     MessageBatchRequest,
 )
 from dovetail_server.anthropic.schema import AnthropicError
-from dovetail_server.bodies.request import raw_body
+from dovetail_server.bodies.request import worked
+from dovetail_server.bodies.tasks import MESSAGE_BATCH
 from dovetail_server.openai.batches import BatchRequest
-from dovetail_server.openai.models import DEFAULT_MODEL
 from dovetail_server.openapi import failures, json_route
 from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
 from dovetail_server.state import ServerState, get_ready_state, get_state
@@ -48,30 +48,29 @@ async def create_batch(request: Request, state: Annotated[ServerState, Depends(g
     """Answer many conversations in the background; one that cannot be answered shows in the results."""
     if state.is_draining:
         raise errors.draining()
-    raw = await raw_body(request)
-    served = (*state.served_names, DEFAULT_MODEL)
-    entries = await asyncio.to_thread(mb.read, raw, served, state.settings.max_batch_lines)
+    lines = await worked(request, state, MESSAGE_BATCH)
+    num = mb.count_lines(lines, state.settings.max_batch_lines)
     service = await state.storage.get()
     owner = owner_of(request)
-    await service.files.check_room(len(raw))
+    await service.files.check_room(len(lines))
     temp = service.layout.new_temp()
     try:
-        size = await asyncio.to_thread(_write, temp, entries)
+        size = await asyncio.to_thread(_write, temp, lines)
         row = await service.files.add(
             temp, owner=owner, filename="messages.jsonl", purpose="batch", size=size, expires_s=INPUT_S
         )
     finally:
         await asyncio.to_thread(temp.unlink, missing_ok=True)
     asked = BatchRequest(input_file_id=str(row["id"]), endpoint=mb.ENDPOINT, completion_window="24h")
-    made = await service.create(owner, asked, len(entries))
+    made = await service.create(owner, asked, num)
     return json_reply(await _shown(request, service, mb.shown_id(made.id)))
 
 
-def _write(temp: FilePath, entries: Sequence[mb.Entry]) -> int:
+def _write(temp: FilePath, lines: bytes) -> int:
     from dovetail_server.storage.disk import create
 
     with create(temp) as file:
-        return sum(file.write(line) for line in mb.lines_of(entries))
+        return file.write(lines)
 
 
 async def _row(request: Request, service: BatchService, batch_id: str) -> Any:
