@@ -42,6 +42,7 @@ from dovetail_server.routes import (
     metrics,
     models,
     parsing,
+    playground,
     render,
     responses,
     score,
@@ -95,6 +96,7 @@ def create_app(state: ServerState) -> FastAPI:
         metrics,
         admin,
         docs,
+        *(() if state.settings.disable_playground else (playground,)),
     ):
         app.include_router(family.router)
         state.hooks.check_free(route.path_regex for route in family.router.routes if isinstance(route, Route))

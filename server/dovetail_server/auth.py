@@ -20,13 +20,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.errors import RequestError
+from dovetail_server import playground
 from dovetail_server.errors import reply
 from dovetail_server.hosts import is_foreign
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.settings import ServeSettings
 
 OPEN = frozenset({"/livez", "/"})
-"""What always answers without a key: that the process lives, and where its documentation is."""
+"""What always answers without a key: that the process lives, and where its page for people is."""
 PROBES = frozenset({"/readyz", "/health", "/health_generate", "/ping"})
 """What answers without a key, for probes that cannot send one; without it they tell no reasons."""
 BROWSED = ("/docs", "/docs/", "/openapi.json")
@@ -130,7 +131,8 @@ def _password(credentials: bytes) -> bytes:
 def open_paths(settings: ServeSettings) -> frozenset[str]:
     """Return the paths that answer without a key."""
     probes = frozenset() if settings.closed_probes else PROBES
-    return OPEN | probes | (frozenset({"/metrics"}) if settings.open_metrics else frozenset())
+    metrics = frozenset({"/metrics"}) if settings.open_metrics else frozenset()
+    return OPEN | probes | metrics | (frozenset() if settings.disable_playground else playground.paths())
 
 
 class Auth:

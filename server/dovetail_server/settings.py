@@ -354,6 +354,11 @@ class ServeSettings(PluginSettings, BaseSettings):
     stored_response_ttl: int = Field(
         30 * 24 * 3600, ge=1, le=1 << 31, description="Seconds that a reply is kept.", json_schema_extra=flag()
     )
+    disable_playground: bool = Field(
+        False,
+        description="Do not serve the page for people at / and /playground; / then leads to /docs.",
+        json_schema_extra=flag(),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="What is logged.", json_schema_extra=flag(common=True)
     )

@@ -82,7 +82,7 @@ def test_every_route_needs_a_key(keyed: Harness) -> None:
     documented = keyed.get("/openapi.json", headers=as_key(ALICE)).json()["paths"]
     paths = {*found, *documented, "/nothing", "/", "/metrics"}
     assert {"/docs", "/flush_cache", "/v1/files/x", "/x/acme/free", "/generate"} <= found
-    for path in sorted(paths - {"/livez", "/", *PROBES}):
+    for path in sorted(paths - {"/livez", "/", "/playground", *PROBES}):
         for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"):
             reply = keyed.http.request(method, keyed.base + path, timeout=60)
             assert reply.status_code == 401, (method, path)
@@ -554,11 +554,11 @@ def test_probes_and_metrics_have_their_own_switches(make_harness: Any) -> None:
     assert harness.get("/v1/models").status_code == 401
 
 
-def test_the_address_leads_to_the_documentation(make_harness: Any) -> None:
-    """`/` sends a browser to /docs, under a proxy's path, too; the page has a scheme to authorize by."""
+def test_the_address_leads_to_the_playground(make_harness: Any) -> None:
+    """`/` sends a browser to /playground, under a proxy's path, too; /docs has a scheme to authorize by."""
     harness = make_harness(api_key=[ALICE], root_path="/llm")
     reply = harness.get("/", allow_redirects=False)
-    assert (reply.status_code, reply.headers["location"]) == (307, "docs")
+    assert (reply.status_code, reply.headers["location"]) == (307, "playground")
     schemes = harness.get("/openapi.json", headers=as_key(ALICE)).json()["components"]["securitySchemes"]
     assert set(schemes) == {"key", "x-api-key"}
 

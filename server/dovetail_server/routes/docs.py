@@ -6,10 +6,13 @@ import asyncio
 import hashlib
 from functools import cache
 from importlib.resources import files
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(include_in_schema=False)
 ASSETS = {
@@ -60,9 +63,9 @@ def asset(name: str) -> tuple[bytes, str]:
 
 
 @router.get("/")
-async def root() -> Response:
-    """Whoever opens the server's address finds its documentation."""
-    return RedirectResponse("docs")
+async def root(state: Annotated[ServerState, Depends(get_state)]) -> Response:
+    """Whoever opens the server's address finds the playground; the documentation where that is switched off."""
+    return RedirectResponse("docs" if state.settings.disable_playground else "playground")
 
 
 @router.get("/docs")

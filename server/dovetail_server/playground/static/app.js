@@ -1,0 +1,70 @@
+// The page: its pages by the address behind #, and what stands above them all.
+import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./core/html.js";
+import { facts, learn, watchFacts } from "./core/facts.js";
+import { isDark, restoreTheme, toggleTheme } from "./core/theme.js";
+import { ChatPage } from "./chat/page.js";
+import { IconButton } from "./parts/buttons.js";
+import { KeyDialog } from "./parts/key.js";
+
+const PAGES = [["chat", "Chat"]];
+
+function route() {
+  const [, page = "", id = ""] = location.hash.split("/");
+  return { page: PAGES.some(([name]) => name === page) ? page : "chat", id };
+}
+
+function Status() {
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  useEffect(() => watchFacts(redraw), []);
+  if (facts.state === "known" || facts.state === "asking") return null;
+  return html`<p class="banner" role="status">${facts.problem}
+    ${facts.state === "locked" && html` <button type="button" class="plain" onClick=${learn}>Give a key</button>`}
+  </p>`;
+}
+
+function App() {
+  const [{ page, id }, setRoute] = useState(route());
+  const [isNight, setIsNight] = useState(isDark());
+  const [error, recover] = useErrorBoundary((what) => console.error(what));
+  useEffect(() => {
+    const changed = () => {
+      setRoute(route());
+      recover();
+    };
+    addEventListener("hashchange", changed);
+    learn();
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  const switchTheme = () => {
+    toggleTheme();
+    setIsNight(isDark());
+  };
+  return html`
+    <a class="skip" href="#composer" onClick=${skip}>Skip to the page</a>
+    <header class="top">
+      <a class="brand" href="#/chat"><img src=${new URL("icon.svg", import.meta.url).href} alt="" width="24" height="24" />Dovetail</a>
+      <nav aria-label="Pages">${
+        PAGES.length > 1 &&
+        PAGES.map(([name, label]) => html`<a key=${name} href=${`#/${name}`} aria-current=${name === page ? "page" : undefined}>${label}</a>`)
+      }</nav>
+      <${IconButton} icon=${isNight ? "sun" : "moon"} label=${isNight ? "Light" : "Dark"} onClick=${switchTheme} />
+    </header>
+    <${Status} />
+    ${
+      error
+        ? html`<main class="page"><h1>This page has an error</h1><p class="problem">${String(error)}</p><p>Your conversations are kept.</p>
+            <button type="button" onClick=${recover}>Show the page again</button></main>`
+        : html`<${ChatPage} id=${id} />`
+    }
+    <${KeyDialog} />`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.querySelector("main textarea, main [href], main button")?.focus();
+}
+
+restoreTheme();
+const root = document.getElementById("app");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,0 +1,43 @@
+// Tool calls: what the model wants called with what, and a place for what the tool gives back.
+import { html, useState } from "../core/html.js";
+import { Code } from "../parts/code.js";
+import { Icon } from "../parts/icons.js";
+import { plain } from "../parts/text.js";
+
+/** Arguments laid out for reading, or as they came where they are not JSON. */
+export function laidOut(text) {
+  try {
+    return { text: JSON.stringify(JSON.parse(text), null, 2), isJson: true };
+  } catch {
+    return { text, isJson: false };
+  }
+}
+
+export function Calls({ node, canAnswer, answer }) {
+  const [answers, setAnswers] = useState({});
+  if (!node.calls.length) return null;
+  const submit = (event) => {
+    event.preventDefault();
+    answer(node, node.calls.map((call, i) => [call, answers[i] ?? ""]));
+  };
+  return html`<form class="calls" onSubmit=${submit}>
+    ${node.calls.map((call, i) => {
+      const { text, isJson } = laidOut(call.arguments);
+      return html`<section class="call" key=${i} aria-label=${`Call of ${call.name}`}>
+        <h2><${Icon} name="tool" /> ${plain(call.name)}</h2>
+        <${Code} text=${text} language=${isJson ? "json" : ""} label="arguments" />
+        ${!isJson && node.state !== "writing" && html`<p class="note">These arguments are not JSON; they are shown as they came.</p>`}
+        ${canAnswer && html`<label>What ${call.name} gives back
+          <textarea rows="2" placeholder='{"temperature": 21}' value=${answers[i] ?? ""}
+            onInput=${(event) => setAnswers({ ...answers, [i]: event.target.value })}></textarea></label>`}
+      </section>`;
+    })}
+    ${canAnswer && html`<p class="actions"><button type="submit">Send ${node.calls.length > 1 ? "the results" : "the result"}</button></p>`}
+  </form>`;
+}
+
+export function Result({ node }) {
+  return html`<details class="result"><summary><${Icon} name="tool" /> ${plain(node.name)} gave back</summary>
+    <${Code} text=${laidOut(node.content).text} language=${laidOut(node.content).isJson ? "json" : ""} label="result" />
+  </details>`;
+}

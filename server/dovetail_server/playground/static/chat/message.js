@@ -1,0 +1,108 @@
+// One message: what was asked, or a reply with its reasoning, tool calls and figures.
+import { html, useEffect, useState } from "../core/html.js";
+import { figures, seconds } from "../core/reply.js";
+import { CopyButton, IconButton } from "../parts/buttons.js";
+import { Markdown } from "../parts/markdown.js";
+import { Report } from "../parts/report.js";
+import { Long, plain } from "../parts/text.js";
+import { Tokens } from "../parts/tokens.js";
+import { Calls, Result } from "./calls.js";
+
+const ENDS = {
+  length: "The reply has reached the most tokens that it may have.",
+  abort: "The server has ended this reply.",
+};
+const LONG = 20_000;
+
+export function Message({ node, siblings, isLast, actions }) {
+  if (node.role === "tool") return html`<${Result} node=${node} />`;
+  const Kind = node.role === "user" ? Asked : Reply;
+  return html`<${Kind} node=${node} isLast=${isLast} actions=${actions}
+    branches=${html`<${Branches} node=${node} siblings=${siblings} choose=${actions.choose} />`} />`;
+}
+
+function Branches({ node, siblings, choose }) {
+  if (siblings.length < 2) return null;
+  const at = siblings.indexOf(node);
+  return html`<span class="branches">
+    <${IconButton} icon="left" label="Previous version" disabled=${at === 0} onClick=${() => choose(siblings[at - 1])} />
+    <span>${at + 1} of ${siblings.length}</span>
+    <${IconButton} icon="right" label="Next version" disabled=${at === siblings.length - 1} onClick=${() => choose(siblings[at + 1])} />
+  </span>`;
+}
+
+function Asked({ node, branches, actions }) {
+  const [draft, setDraft] = useState(null);
+  if (draft !== null) {
+    const submit = (event) => {
+      event.preventDefault();
+      const text = event.currentTarget.closest("form").querySelector("textarea").value;
+      if (text.trim() && actions.edit(node, text)) setDraft(null);
+    };
+    const key = (event) => {
+      if (event.key === "Escape") setDraft(null);
+      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    };
+    return html`<article class="asked editing" aria-label="You">
+      <form onSubmit=${submit}>
+        <textarea aria-label="Edit what you asked" autofocus value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${key}
+          ref=${(element) => element && !element.contains(document.activeElement) && element.focus()}></textarea>
+        <p class="actions"><button type="button" class="plain" onClick=${() => setDraft(null)}>Cancel</button><button type="submit">Send</button></p>
+      </form>
+    </article>`;
+  }
+  return html`<article class="asked" aria-label="You">
+    <div class="bubble" dir="auto">${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>
+    <footer>${branches}
+      <${IconButton} icon="edit" label="Edit" class="quiet edit" onClick=${() => setDraft(node.content)} />
+      <${CopyButton} text=${node.content} what="question" />
+    </footer>
+  </article>`;
+}
+
+function Reply({ node, branches, isLast, actions }) {
+  const [showsTokens, setShowsTokens] = useState(false);
+  const isWriting = node.state === "writing";
+  const isEmpty = !node.content && !node.reasoning && !node.calls.length;
+  return html`<article class="reply" aria-label="Reply" aria-busy=${isWriting}>
+    ${node.reasoning && html`<${Reasoning} node=${node} />`}
+    ${isWriting && isEmpty && html`<p class="waiting"><span class="dot"></span>Waiting for the first token</p>`}
+    ${node.content && !showsTokens && html`<${Markdown} text=${node.content} isWriting=${isWriting} />`}
+    ${showsTokens && html`<${Tokens} tokens=${node.tokens} />`}
+    <${Calls} node=${node} canAnswer=${isLast && !isWriting} answer=${actions.answer} />
+    ${node.report && html`<${Report} report=${node.report} />`}
+    ${node.state === "failed" && html`<p class="problem" role="alert">${plain(node.error)}</p>`}
+    ${node.state === "stopped" && html`<p class="note">Stopped.</p>`}
+    ${node.state === "done" && ENDS[node.finish] && html`<p class="note">${ENDS[node.finish]}</p>`}
+    ${node.state === "done" && isEmpty && html`<p class="note">The reply is empty.</p>`}
+    ${!isWriting && html`<footer>${branches}
+      <${IconButton} icon="retry" label="Try again" onClick=${() => actions.retry(node)} />
+      <${CopyButton} text=${node.content} what="reply" />
+      ${node.tokens.length > 0 && html`<${IconButton} icon="grid" label="Tokens" aria-pressed=${showsTokens} onClick=${() => setShowsTokens(!showsTokens)} />`}
+      <${IconButton} icon="code" label="As a program" onClick=${() => actions.program(node)} />
+      <${IconButton} icon="branch" label="Go on in a new conversation" onClick=${() => actions.branch(node)} />
+      <span class="figures">${figures(node).join(" · ")}</span>
+    </footer>`}
+  </article>`;
+}
+
+function Reasoning({ node }) {
+  const { sent, first, answer, end } = node.times;
+  const isThinking = node.state === "writing" && !answer;
+  const now = useClock(isThinking);
+  const took = seconds((answer ?? end ?? now) - (first ?? sent));
+  return html`<details class="reasoning">
+    <summary class=${isThinking ? "live" : ""}>${isThinking ? `Thinking, ${took}` : `Thought for ${took}`}</summary>
+    <div class="inside" dir="auto"><${Markdown} text=${node.reasoning} isWriting=${isThinking} /></div>
+  </details>`;
+}
+
+function useClock(runs) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    if (!runs) return undefined;
+    const timer = setInterval(() => setNow(Date.now()), 100);
+    return () => clearInterval(timer);
+  }, [runs]);
+  return now;
+}

@@ -1,0 +1,167 @@
+// Chat: the list of conversations, the one that is open, and its settings.
+import { html, useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "../core/html.js";
+import { facts, watchFacts } from "../core/facts.js";
+import { rememberSettings } from "../core/settings.js";
+import { save } from "../core/store.js";
+import { IconButton } from "../parts/buttons.js";
+import { ProgramDialog } from "../parts/program.js";
+import { plain, unordered } from "../parts/text.js";
+import { Composer } from "./composer.js";
+import { ConversationList } from "./list.js";
+import { Message } from "./message.js";
+import { answerCalls, find, fresh, isRunning, reply, requestOf, send, stop } from "./session.js";
+import { SettingsForm } from "./settings.js";
+
+const IDEAS = ["What is the capital of France?", "Tell me a joke about programming", "9.11 and 9.8, which is greater?", "List 3 countries and their capitals."];
+const GONE = "This conversation is not in this browser any more. What you type begins a new one.";
+
+export function ChatPage({ id }) {
+  const [conversation, setConversation] = useState(() => fresh());
+  const [notice, setNotice] = useState("");
+  const [draft, setDraft] = useState("");
+  const [panel, setPanel] = useState(null); // of the two at the sides, the one that is open on a small screen
+  const [hasSettings, setHasSettings] = useState(innerWidth > 1100);
+  const [program, setProgram] = useState(null);
+  const [said, setSaid] = useState("");
+  const [, redraw] = useReducer((count) => count + 1, 0);
+
+  useEffect(() => watchFacts(redraw), []);
+  useEffect(() => conversation.subscribe(redraw), [conversation]);
+  useEffect(() => {
+    if (id === conversation.id) return;
+    setNotice("");
+    if (!id) setConversation(fresh());
+    else {
+      find(id).then((found) => {
+        setConversation(found ?? fresh());
+        if (!found) setNotice(GONE);
+      });
+    }
+  }, [id]);
+
+  const path = conversation.path();
+  const runs = isRunning(conversation);
+  const problem = Object.values(requestOf(conversation, []).problems)[0];
+
+  /** Begin something that ends in a reply; false where the settings do not allow it. */
+  const begin = (work) => {
+    if (problem) {
+      setNotice(`Not sent. ${problem}`);
+      setHasSettings(true);
+      if (innerWidth <= 1100) setPanel("settings");
+      return false;
+    }
+    setNotice("");
+    setSaid("The reply is being written.");
+    work().then((node) => setSaid(spoken(node)));
+    if (id !== conversation.id) location.hash = `#/chat/${conversation.id}`;
+    return true;
+  };
+  const actions = {
+    choose: (node) => (conversation.choose(node), save(conversation)),
+    edit: (node, text) => begin(() => send(conversation, text, node.parent)),
+    retry: (node) => begin(() => reply(conversation, node.parent)),
+    answer: (node, answers) => begin(() => answerCalls(conversation, node, answers)),
+    program: (node) => setProgram(requestOf(conversation, path.slice(0, path.indexOf(node))).body),
+    branch: async (node) => {
+      const copy = conversation.branch(node);
+      await save(copy);
+      location.hash = `#/chat/${copy.id}`;
+    },
+  };
+  const latest = useRef(actions);
+  latest.current = actions;
+  const change = (changes) => {
+    Object.assign(conversation.settings, changes);
+    rememberSettings(conversation.settings);
+    if (path.length) save(conversation);
+    redraw();
+  };
+  const onSend = (text) => {
+    if (begin(() => send(conversation, text, path.at(-1)?.id ?? ""))) setDraft("");
+  };
+  const onNew = () => {
+    setPanel(null);
+    setNotice("");
+    if (location.hash !== "#/chat") location.hash = "#/chat";
+    else setConversation(fresh());
+    document.getElementById("composer")?.focus();
+  };
+  const editLast = () => [...document.querySelectorAll(".asked .edit")].at(-1)?.click();
+  const closeOnEscape = (event) => event.key === "Escape" && panel && setPanel(null);
+
+  return html`<div class=${`chat ${panel ? `open-${panel}` : ""} ${hasSettings ? "" : "without-settings"}`} onKeyDown=${closeOnEscape}>
+    <${ConversationList} current=${conversation.id} onNew=${onNew} onLeave=${() => setPanel(null)} />
+    <main class="talk" aria-label="Conversation">
+      <div class="bar">
+        <${IconButton} icon="menu" label="Conversations" class="quiet small-only" aria-expanded=${panel === "list"} onClick=${() => setPanel(panel === "list" ? null : "list")} />
+        <h1 dir="auto">${plain(conversation.title) || "New conversation"}</h1>
+        <${IconButton} icon="code" label="As a program" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path).body)} />
+        <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
+          onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
+      </div>
+      <${Messages} conversation=${conversation} path=${path} actions=${latest} version=${path.map((node) => node.version).join()} onIdea=${onSend} />
+      <div class="foot">
+        ${notice && html`<p class="problem" role="alert">${notice}</p>`}
+        <${Composer} draft=${draft} setDraft=${setDraft} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
+          onStop=${() => stop(conversation)} onEditLast=${editLast} />
+      </div>
+      <p class="unseen" role="status">${said}</p>
+    </main>
+    <aside class="side" aria-label="Settings">
+      <header class="small-only"><h2>Settings</h2><${IconButton} icon="close" label="Close settings" onClick=${() => setPanel(null)} /></header>
+      <${SettingsForm} settings=${conversation.settings} change=${change} />
+    </aside>
+    ${panel && html`<div class="shade" onClick=${() => setPanel(null)}></div>`}
+    ${program && html`<${ProgramDialog} body=${program} onClose=${() => setProgram(null)} />`}
+  </div>`;
+}
+
+function spoken(node) {
+  if (node.state === "failed") return "";
+  if (node.state === "stopped") return "The reply was stopped.";
+  const calls = node.calls.map((call) => `It calls ${call.name}.`).join(" ");
+  return unordered(`The reply is: ${node.content.slice(0, 2000)} ${calls}`);
+}
+
+function Messages({ conversation, path, actions, onIdea }) {
+  const scroller = useRef(null);
+  const follows = useRef(true);
+  const [isAway, setIsAway] = useState(false);
+  const onScroll = useCallback(() => {
+    const { scrollTop, scrollHeight, clientHeight } = scroller.current;
+    follows.current = scrollHeight - scrollTop - clientHeight < 60;
+    setIsAway(!follows.current);
+  }, []);
+  useLayoutEffect(() => {
+    if (follows.current) scroller.current.scrollTop = scroller.current.scrollHeight;
+  });
+  const end = () => {
+    follows.current = true;
+    scroller.current.scrollTop = scroller.current.scrollHeight;
+  };
+  useEffect(end, [conversation.id, path.length]);
+  if (!path.length) {
+    return html`<div class="messages" ref=${scroller}><div class="welcome">
+      <h2>What would you like to know?</h2>
+      <p>${facts.names[0] ? html`You are talking with <strong>${facts.names[0]}</strong>.` : facts.problem}</p>
+      <ul>${IDEAS.map((idea) => html`<li key=${idea}><button type="button" class="idea" disabled=${facts.state !== "known"} onClick=${() => onIdea(idea)}>${idea}</button></li>`)}</ul>
+    </div></div>`;
+  }
+  return html`<div class="messages" ref=${scroller} onScroll=${onScroll} tabindex="0" role="region" aria-label="Messages">
+    <div class="column">${path.map(
+      (node, i) => html`<${Kept} key=${node.id} node=${node} siblings=${conversation.siblings(node)} isLast=${i === path.length - 1} actions=${actions} />`,
+    )}</div>
+    ${isAway && html`<${IconButton} icon="down" label="To the end" class="quiet to-end" onClick=${end} />`}
+  </div>`;
+}
+
+/** A message is laid out again only when it has changed. */
+function Kept({ node, siblings, isLast, actions }) {
+  const call = (name) => (...given) => actions.current[name](...given);
+  const stable = useMemo(() => Object.fromEntries(["choose", "edit", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
+  return useMemo(
+    () => html`<${Message} node=${node} siblings=${siblings} isLast=${isLast} actions=${stable} />`,
+    [node, node.version, siblings.length, isLast],
+  );
+}

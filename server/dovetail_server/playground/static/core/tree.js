@@ -1,0 +1,136 @@
+// A conversation: a tree of messages, since editing and retrying begin new branches, and the path that is shown.
+
+export function newId() {
+  return crypto.getRandomValues(new Uint32Array(3)).reduce((all, part) => all + part.toString(36), "");
+}
+
+export class Conversation {
+  constructor(data = {}) {
+    this.id = data.id ?? newId();
+    this.title = data.title ?? "";
+    this.updated = data.updated ?? Date.now();
+    this.settings = data.settings ?? {};
+    this.nodes = data.nodes ?? {}; // in the order in which they were added
+    this.chosen = data.chosen ?? {}; // by parent: the child that is shown
+    this.listeners = new Set();
+  }
+
+  toJSON() {
+    const { id, title, updated, settings, nodes, chosen } = this;
+    return { id, title, updated, settings, nodes, chosen };
+  }
+
+  children(parent) {
+    return Object.values(this.nodes).filter((node) => node.parent === parent);
+  }
+
+  /** The messages shown, from the first. */
+  path() {
+    const byParent = Map.groupBy ? Map.groupBy(Object.values(this.nodes), (node) => node.parent) : groups(this.nodes);
+    const found = [];
+    for (let parent = ""; ; ) {
+      const children = byParent.get(parent);
+      if (!children) return found;
+      const node = children.find((one) => one.id === this.chosen[parent]) ?? children.at(-1);
+      found.push(node);
+      parent = node.id;
+    }
+  }
+
+  siblings(node) {
+    return this.children(node.parent);
+  }
+
+  add(parent, fields) {
+    const node = { id: newId(), parent, version: 0, ...fields };
+    this.nodes[node.id] = node;
+    this.chosen[parent] = node.id;
+    this.changed();
+    return node;
+  }
+
+  choose(node) {
+    this.chosen[node.parent] = node.id;
+    this.changed();
+  }
+
+  /** Say that a message has changed. */
+  touch(node) {
+    node.version += 1;
+    this.notify();
+  }
+
+  changed() {
+    this.updated = Date.now();
+    this.notify();
+  }
+
+  notify() {
+    for (const listener of this.listeners) listener();
+  }
+
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  /** A conversation of its own that ends with `node`. */
+  branch(node) {
+    const copy = new Conversation({ title: this.title, settings: structuredClone(this.settings) });
+    for (const one of this.path()) {
+      copy.nodes[one.id] = structuredClone(one);
+      copy.chosen[one.parent] = one.id;
+      if (one.id === node.id) break;
+    }
+    return copy;
+  }
+}
+
+/** What two windows made of one conversation: no message of either is lost. */
+export function merged(stored, ours) {
+  if (!stored) return ours;
+  const nodes = { ...stored.nodes };
+  for (const [id, node] of Object.entries(ours.nodes)) {
+    if (!nodes[id] || nodes[id].version <= node.version) nodes[id] = node;
+  }
+  return { ...ours, nodes, chosen: { ...stored.chosen, ...ours.chosen } };
+}
+
+function groups(nodes) {
+  const found = new Map();
+  for (const node of Object.values(nodes)) {
+    if (!found.has(node.parent)) found.set(node.parent, []);
+    found.get(node.parent).push(node);
+  }
+  return found;
+}
+
+/** Messages as the API takes them. */
+export function asMessages(path, system) {
+  const found = system ? [{ role: "system", content: system }] : [];
+  for (const node of path) {
+    if (node.role === "tool") found.push({ role: "tool", tool_call_id: node.call, content: node.content });
+    else if (node.role === "user") found.push({ role: "user", content: node.content });
+    else found.push(asAssistant(node));
+  }
+  return found;
+}
+
+function asAssistant(node) {
+  const message = { role: "assistant", content: node.content };
+  if (node.reasoning) message.reasoning_content = node.reasoning;
+  if (node.calls.length) {
+    message.tool_calls = node.calls.map((call) => ({
+      id: call.id,
+      type: "function",
+      function: { name: call.name, arguments: call.arguments },
+    }));
+  }
+  return message;
+}
+
+/** The first words of a conversation, for the list. */
+export function titleOf(text) {
+  const line = text.trim().split("\n", 1)[0].slice(0, 80);
+  return line || "New conversation";
+}
