@@ -58,7 +58,7 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         ) from None
     check_size(size, limits)
     nul = spec.source.find("\0")
-    if nul < 0 and spec.kind in _IN_JSON and (found := _NUL.search(spec.source)) is not None:
+    if nul < 0 and spec.kind in _IN_JSON and "\\u0000" in spec.source and (found := _NUL.search(spec.source)):
         nul = found.start()
     if nul >= 0:
         text = (

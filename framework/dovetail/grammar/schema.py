@@ -33,6 +33,7 @@ ONE = frozenset(
 LISTS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
 MAPS = frozenset(["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"])
 DEFINITIONS = frozenset(("$defs", "definitions"))
+HOLDING = ONE | LISTS | MAPS
 ANNOTATIONS = frozenset(
     [
         "$anchor",
@@ -59,6 +60,7 @@ _COUNTS = frozenset(
     ["maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties"]
 )
 _STRINGS = frozenset(["$anchor", "$dynamicRef", "$id", "$ref", "format", "pattern"])
+_CHECKED = ONE | LISTS | MAPS | _NUMBERS | _COUNTS | _STRINGS | {"type", "required", "enum", "uniqueItems"}
 NUM_KEPT = 4
 """Texts whose schemas are kept: those of the requests that are just being routed."""
 Node = Mapping[str, Any]
@@ -84,19 +86,23 @@ def parse(source: str) -> Any:
     return schema
 
 
-def children(node: Node, pointer: str, *, definitions: bool) -> Iterator[tuple[str, Any]]:
-    """Yield pointer and value of every direct subschema."""
+def children(node: Node, pointer: str, *, definitions: bool) -> list[tuple[str, Any]]:
+    """Return pointer and value of every direct subschema."""
+    found: list[tuple[str, Any]] = []
     for key, value in node.items():
+        if key not in HOLDING:
+            continue
         if key in ONE and isinstance(value, (dict, bool)):
-            yield f"{pointer}/{key}", value
+            found.append((f"{pointer}/{key}", value))
         elif key in LISTS and isinstance(value, list):
-            yield from ((f"{pointer}/{key}/{i}", item) for i, item in enumerate(value))
+            found += [(f"{pointer}/{key}/{i}", item) for i, item in enumerate(value)]
         elif key in MAPS and isinstance(value, dict) and (definitions or key not in DEFINITIONS):
-            yield from (
+            found += [
                 (f"{pointer}/{key}/{escape(name)}", item)
                 for name, item in value.items()
                 if not (key == "dependencies" and isinstance(item, list))
-            )
+            ]
+    return found
 
 
 def every(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -105,7 +111,7 @@ def every(schema: Any) -> Iterator[tuple[str, Any]]:
     while stack:
         pointer, node = stack.pop()
         yield pointer, node
-        if isinstance(node, dict):
+        if isinstance(node, dict) and not HOLDING.isdisjoint(node):
             stack += children(node, pointer, definitions=True)
 
 
@@ -119,7 +125,8 @@ def reachable(schema: Any) -> Iterator[tuple[str, Node]]:
             continue
         seen.add(id(node))
         yield pointer, node
-        stack += children(node, pointer, definitions=False)
+        if not HOLDING.isdisjoint(node):
+            stack += children(node, pointer, definitions=False)
         reference = node.get("$ref")
         if isinstance(reference, str):
             try:
@@ -175,7 +182,7 @@ def check(schema: Any) -> None:
         if not isinstance(node, dict):
             raise wrong(pointer, "must be a schema: an object, true or false")
         for key, value in node.items():
-            if (why := _why_wrong(key, value)) is not None:
+            if key in _CHECKED and (why := _why_wrong(key, value)) is not None:
                 raise wrong(f"{pointer}/{escape(key)}", why)
 
 
@@ -228,4 +235,4 @@ def wrong(pointer: str, why: str) -> RequestError:
 
 def escape(name: str) -> str:
     """Write a name as a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
+    return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name

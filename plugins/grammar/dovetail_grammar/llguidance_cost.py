@@ -26,6 +26,14 @@ MAX_COST = 20_000
 MAX_DEPTH = 40
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COSTLY = frozenset(
+    [
+        *(*_NUMBERS, "$ref", "allOf", "anyOf", "const", "enum", "multipleOf", "oneOf", "pattern", "patternProperties"),
+        "properties",
+    ]
+)
+"""Keywords that cost more than a schema itself."""
+_JOINING = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 NUM_KEPT = 8
 """Grammars whose answers are kept: those that are just being compiled."""
 NODE, PER_CHARACTER, PER_DIGIT, PER_STATE = 20, 2, 20, 4
@@ -90,6 +98,8 @@ class SchemaCost:
 
     def _of(self, node: Mapping[str, Any]) -> float:
         cost = float(NODE)
+        if _COSTLY.isdisjoint(node):
+            return cost
         cost += len(node.get("properties", ())) ** 2 / 4
         cost += PER_CHARACTER * sum(len(json.dumps(node[key])) for key in ("enum", "const") if key in node)
         cost += pattern_cost(node["pattern"]) if "pattern" in node else 0
@@ -98,7 +108,7 @@ class SchemaCost:
         cost += PER_STATE * _period(node["multipleOf"]) if "multipleOf" in node else 0
         if "multipleOf" in node and any(key in node for key in _NUMBERS):
             cost *= 4
-        ways = self._ways_of(node, 0)
+        ways = 1.0 if _JOINING.isdisjoint(node) else self._ways_of(node, 0)
         return cost + NODE * (ways if ways > 1 else 0)
 
     def _ways_of(self, node: Any, depth: int) -> float:

@@ -47,6 +47,16 @@ REFUSED = frozenset(
     ]
 )
 """Keywords of the drafts that the library does not know."""
+_LOOKED_AT = REFUSED | {
+    "const",
+    "enum",
+    "format",
+    "maxProperties",
+    "minProperties",
+    "pattern",
+    "patternProperties",
+}
+"""Keywords that are not always enforced."""
 MAX_WHITESPACE = 20
 """Whitespace characters in a row between JSON tokens: enough for indented JSON, not for a model that runs away."""
 STEP, MAX_STEPPED = 1e-6, 10**9
@@ -58,7 +68,10 @@ _EXCLUSIVE: dict[str, tuple[str, int, Callable[[float, float], float]]] = {
 EXACT, HUGE = 2**53, 10**300
 """Whole numbers up to this one are all floats; beyond the other one none are."""
 _FURTHER = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
+_BOUNDS = frozenset(_FURTHER)
 _GUIDANCE = "x-guidance"
+_REWRITTEN = _BOUNDS | {"pattern", "patternProperties", "format"}
+"""Keywords that are written in another way for the library."""
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
 """Escapes in strings: without those by number no key can be spelled in a second way."""
@@ -77,8 +90,9 @@ class SchemaWalk:
     def support(self) -> Support:
         """Return the answer for the whole schema."""
         for pointer, node in self._nodes:
-            for key in node:
-                self._keyword(pointer, key, node)
+            if not _LOOKED_AT.isdisjoint(node):
+                for key in node:
+                    self._keyword(pointer, key, node)
             if self._needs_escapes and is_open(node):
                 self._ignored.append(f"{pointer}/properties")
         if not self._ignored:
@@ -178,8 +192,9 @@ def prepare_value(root: Any, between: str) -> Any:
     made = {} if root is True else _prepare(root)
     if isinstance(made, dict):
         nodes = [node for _, node in schema.every(made) if isinstance(node, dict)]
-        if any(_has_fraction(node) for node in nodes):
-            for node in nodes:
+        bounded = [node for node in nodes if not _BOUNDS.isdisjoint(node)]
+        if any(map(_has_fraction, bounded)):
+            for node in bounded:
                 _step_over(node)
         made[_GUIDANCE] = {"whitespace_pattern": between}
         opens = any(map(is_open, nodes))
@@ -189,7 +204,7 @@ def prepare_value(root: Any, between: str) -> Any:
 
 
 def _has_fraction(node: Mapping[str, Any]) -> bool:
-    return any(key in node and node[key] % 1 for key in ("minimum", "maximum", *_EXCLUSIVE))
+    return any(key in node and node[key] % 1 for key in _BOUNDS)
 
 
 def _step_over(node: dict[str, Any]) -> None:
@@ -216,7 +231,13 @@ def _inside(bound: int, further: float) -> int:
 def _prepare(root: Any) -> Any:
     if not isinstance(root, dict):
         return root
-    made = {key: _prepare_keyword(key, value) for key, value in root.items() if key not in (_GUIDANCE, "format")}
+    made = {
+        key: _prepare_keyword(key, value) if key in schema.HOLDING else value
+        for key, value in root.items()
+        if key not in (_GUIDANCE, "format")
+    }
+    if _REWRITTEN.isdisjoint(root):
+        return made
     for key, further in _FURTHER.items():
         if isinstance(made.get(key), int) and EXACT < abs(made[key]) <= HUGE:
             made[key] = _inside(made[key], further)

@@ -17,7 +17,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
 
-_STRUCTURE = frozenset(("$defs", "definitions"))
+_SILENT = schema.ANNOTATIONS | schema.DEFINITIONS
 _OF_TYPE = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
@@ -50,24 +50,23 @@ class Subset:
 
     def _ignored(self, node: Mapping[str, Any]) -> list[str]:
         """Keywords of one schema that may not be enforced."""
-        keys = [key for key in node if key not in schema.ANNOTATIONS and key not in _STRUCTURE and key[:2] != "x-"]
-        keys = [key for key in keys if key != "format" or node["format"] in self.formats or _is_known(node["format"])]
+        keys = [key for key in node if key not in _SILENT and key[:2] != "x-"]
+        if "format" in node and not (node["format"] in self.formats or _is_known(node["format"])):
+            keys.remove("format")
         if not keys:
             return []
         if "$ref" in keys and not node["$ref"].startswith("#/") and node["$ref"] != "#":
             return ["$ref"]
-        for key in self.alone.intersection(keys):
+        for key in () if self.alone.isdisjoint(keys) else self.alone.intersection(keys):
             return [other for other in keys if other != key and not _agrees(node, key, other)]
         kind = node.get("type")
         if not isinstance(kind, str):
             return [key for key in keys if key != "type"]
-        return [key for key in keys if not self._enforced(kind, key, node)]
+        known = self.by_type.get(kind, frozenset())
+        return [key for key in keys if key != "type" and not (key in known and self._enforced(key, node))]
 
-    def _enforced(self, kind: str, key: str, node: Mapping[str, Any]) -> bool:
-        if key == "type":
-            return True
-        if key not in self.by_type.get(kind, frozenset()):
-            return False
+    def _enforced(self, key: str, node: Mapping[str, Any]) -> bool:
+        """Whether a keyword that its type's instances are judged by is, as it stands here."""
         if key == "format":
             return node["format"] in self.formats and not {"minLength", "maxLength", "pattern"} & set(node)
         if key in ("minLength", "maxLength"):

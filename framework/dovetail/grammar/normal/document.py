@@ -20,6 +20,8 @@ Node = dict[str, Any]
 MAX_GROWTH, MAX_ADDED = 4, 65536
 """A rewritten schema is kept within so many times its size, and so many bytes more."""
 
+_REFERENCES = frozenset(REFERENCES)
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -69,8 +71,12 @@ def normalize(given: Any) -> Normal:
         return Normal(given, (), {})
     work = _Document(given)
     plain = work.write()
-    size = len(json.dumps(given))
-    rewritten = Rewriter(plain, work.places, most=max(MAX_GROWTH * size, size + MAX_ADDED), lost=work.dropped).run()
+
+    def most() -> int:
+        size = len(json.dumps(given))
+        return max(MAX_GROWTH * size, size + MAX_ADDED)
+
+    rewritten = Rewriter(plain, work.places, most, lost=work.dropped).run()
     return Normal(rewritten, tuple(work.dropped), work.places)
 
 
@@ -129,11 +135,14 @@ class _Document:
         meaning = MEANING | CONTENT if self._draft == 7 else MEANING
         for key, value in node.items():
             if key in meaning:
-                made[key] = self._value(key, value, f"{pointer}/{schema.escape(key)}")
+                holds = key in schema.HOLDING and isinstance(value, (dict, list))
+                made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
         return nodes.simplify(made, self.places)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:
         """Return where a node's reference leads, in the new document; a boolean where it leads to one."""
+        if _REFERENCES.isdisjoint(node):
+            return None
         key = next((key for key in REFERENCES if isinstance(node.get(key), str)), None)
         if key is None:
             return None

@@ -13,15 +13,17 @@ import regex
 from dovetail.grammar import schema
 
 Node = dict[str, Any]
-COUNTS = (
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minContains",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maxContains",
+COUNTS = frozenset(
+    [
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maxContains",
+    ]
 )
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
 MAX_FIND_S = 0.05
@@ -55,14 +57,16 @@ class Place:
 
 def simplify(node: Node, places: dict[int, Place]) -> Any:
     """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed."""
+    if _SIMPLIFIED.isdisjoint(node):
+        return node  # most are: what follows asks for each keyword
     names: dict[str, str] = {}
     _old_arrays(node, names)
     _old_bounds(node)
     _old_dependencies(node, names)
     if names:
         places[id(node)] = Place(places[id(node)].pointer, names)
-    for key in COUNTS:
-        if isinstance(node.get(key), float):
+    for key in COUNTS & node.keys():
+        if isinstance(node[key], float):
             node[key] = int(node[key])
     _clamp(node)
     if "not" in node and node["not"] in (True, {}):
@@ -101,9 +105,9 @@ def _old_dependencies(node: Node, names: dict[str, str]) -> None:
 
 
 def _clamp(node: Node) -> None:
-    for key, sign in (("maximum", 1), ("exclusiveMaximum", 1), ("minimum", -1), ("exclusiveMinimum", -1)):
-        if key in node and sign * node[key] > LARGEST:
-            node[key] = sign * LARGEST
+    for key in _BOUNDS.keys() & node.keys():
+        if _BOUNDS[key] * node[key] > LARGEST:
+            node[key] = _BOUNDS[key] * LARGEST
 
 
 _SILENT: dict[str, tuple[Any, ...]] = {
@@ -112,12 +116,15 @@ _SILENT: dict[str, tuple[Any, ...]] = {
     "dependentSchemas": ({},), "propertyNames": (True, {}, {"type": "string"}), "not": (False,),
     "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
 }  # fmt: skip
+_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+_SIMPLIFIED = frozenset((*_SILENT, *COUNTS, *_BOUNDS, "additionalItems", "dependencies", "if", "then", "else", "allOf"))
+"""Keywords that `simplify` may change."""
 
 
 def _drop_silent(node: Node) -> None:
     """Leave out keywords that every instance passes, and those that need another beside them."""
-    for key, values in _SILENT.items():
-        if key in node and any(node[key] == value and type(node[key]) is type(value) for value in values):
+    for key in _SILENT.keys() & node.keys():
+        if any(node[key] == value and type(node[key]) is type(value) for value in _SILENT[key]):
             del node[key]
     if "if" not in node:
         node.pop("then", None)
@@ -127,9 +134,10 @@ def _drop_silent(node: Node) -> None:
     if "contains" not in node:
         node.pop("minContains", None)
         node.pop("maxContains", None)
-    node["allOf"] = [part for part in node.get("allOf", ()) if part is not True and part != {}]
-    if not node["allOf"]:
-        del node["allOf"]
+    if "allOf" in node:
+        node["allOf"] = [part for part in node["allOf"] if part is not True and part != {}]
+        if not node["allOf"]:
+            del node["allOf"]
 
 
 def _unevaluated(node: Node) -> None:
@@ -140,6 +148,8 @@ def _unevaluated(node: Node) -> None:
 
 def _contains(node: Node) -> None:
     """Without a condition, what is contained is counted."""
+    if "contains" not in node:
+        return
     least, most = node.get("minContains", 1), node.get("maxContains")
     if node.get("contains") in (True, {}) and "contains" in node and "unevaluatedItems" not in node:
         node["minItems"] = max(node.get("minItems", 0), least)

@@ -32,18 +32,19 @@ MAX_LISTS = 500
 class Rewriter:
     """Rewrites one document in place."""
 
-    def __init__(self, root: Any, places: dict[int, Place], most: int, lost: Sequence[str] = ()) -> None:
+    def __init__(self, root: Any, places: dict[int, Place], most: Callable[[], int], lost: Sequence[str] = ()) -> None:
         """Prepare.
 
         Args:
             root: The document.
             places: Where its parts stood.
-            most: Bytes that it may grow by.
+            most: Says how many bytes it may grow by; asked where there is something to rewrite.
             lost: Places of references that led out of it.
         """
         self._root = root
         self._places = places
-        self._room = most
+        self._most = most
+        self._room = 0
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {})
         owners = [place.rpartition("/")[0] for place in lost]
         self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
@@ -58,11 +59,14 @@ class Rewriter:
     def run(self) -> Any:
         """Return the document."""
         every = [node for _, node in schema.every(self._root) if isinstance(node, dict)]
+        if all(map(_KEYWORDS.isdisjoint, every)):
+            return self._root
+        self._room = self._most()
         for node in every:
             for part in _in_place(node):
                 self._above[id(part)] = node
         for node in every:
-            if _REWRITES.keys() & node.keys():
+            if not _KEYWORDS.isdisjoint(node):
                 for key, rewriting in _REWRITES.items():
                     if key in node:
                         rewriting(self, node)
@@ -296,6 +300,7 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "maxProperties": Rewriter.most_properties,
     "uniqueItems": Rewriter.unique_items,
 }
+_KEYWORDS = frozenset(_REWRITES)
 
 
 def _in_place(node: Node) -> list[Any]:
