@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -190,6 +190,54 @@ def test_masks_that_would_hold_everybody_up_are_refused(small: Vocabulary, monke
         with pytest.raises(RequestError, match="mask takes more than") as caught:
             try_out(grammar, small)
         assert caught.value.code == TOO_COMPLEX
+
+
+def test_trying_out_ends_once_masks_are_known_to_be_slow(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for each of sixteen masks would be most of a grammar's time."""
+    filled: list[int] = []
+
+    class Slow:
+        error = None
+
+        def fill(self, mask: Any, row: int) -> bool:
+            filled.append(row)
+            mask[row] = -1
+            return True
+
+        def accept(self, ids: Sequence[int]) -> int:
+            return len(ids)
+
+    class Grammar:
+        num_bytes = 0
+
+        def matcher(self) -> Any:
+            return Slow()
+
+    monkeypatch.setattr("dovetail.grammar.trial.time.process_time", lambda: float(len(filled)))
+    with pytest.raises(RequestError, match="mask takes more than"):
+        try_out(Grammar(), small)
+    assert len(filled) == 1
+
+
+def test_a_costly_source_is_built_once_before_its_process_answers(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance's form of it travels; loading it shows what building it costs."""
+    plan = make_plan(Registry.scan(), grammar_backend="llguidance")
+    backend = load(plan, "compiler").get("grammar_backend", "llguidance")(small)
+    num_built = 0
+    build = backend._build  # type: ignore[attr-defined]
+
+    def counted(source: str) -> Any:
+        nonlocal num_built
+        num_built += 1
+        return build(source)
+
+    monkeypatch.setattr(backend, "_build", counted)
+    blob = backend.compile(spec(COSTLY["many properties"]), GrammarLimits())
+    assert isinstance(blob, bytes)
+    backend.load(blob)
+    assert num_built == 1
 
 
 def test_waiting_counts(make_service: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,7 +14,8 @@ from grammar_demo import Demo, json_step
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.forks import ForkServer, ForkTemplate
-from dovetail.grammar.cache import Enforced, GrammarCache, Refused
+from dovetail.grammar.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
+from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.validate import FinalValidator
@@ -235,21 +237,25 @@ def failed(pool: ChildPool, job: ChildJob) -> bool:
         return True
 
 
+class Sized:
+    """A grammar of some size."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def matcher(self) -> None:
+        raise NotImplementedError
+
+
+def made(size: int) -> Enforced:
+    """A grammar of some size in force."""
+    compiled: CompiledGrammar = Sized(size)  # type: ignore[assignment]
+    backend: GrammarBackend = None  # type: ignore[assignment]
+    return Enforced(0, compiled, backend)
+
+
 def test_the_cache_is_bounded_in_bytes() -> None:
     """The least recently used grammar goes first, and one that is too large is not kept."""
-
-    class Sized:
-        def __init__(self, num_bytes: int) -> None:
-            self.num_bytes = num_bytes
-
-        def matcher(self) -> None:
-            raise NotImplementedError
-
-    def made(size: int) -> Enforced:
-        compiled: CompiledGrammar = Sized(size)  # type: ignore[assignment]
-        backend: GrammarBackend = None  # type: ignore[assignment]
-        return Enforced(0, compiled, backend)
-
     cache = GrammarCache(100, max_refused=2)
     for key in "abc":
         cache.put(key, made(40), 0)
@@ -265,6 +271,43 @@ def test_the_cache_is_bounded_in_bytes() -> None:
     assert cache.get(2) is not None
 
 
+def test_large_grammars_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody asks for any more leaves memory after a while; small ones, and what is in use, stay."""
+    now = 100.0
+    monkeypatch.setattr("dovetail.grammar.cache.time.monotonic", lambda: now)
+    cache = GrammarCache(1 << 30)
+    for key, size in (("large", LARGE_BYTES), ("asked for", LARGE_BYTES), ("small", 1000)):
+        cache.put(key, made(size), 0)
+    assert cache.let_go()
+    now += IDLE_S + 1
+    cache.get("asked for")
+    assert cache.let_go()  # there is another large one: come again
+    assert (cache.get("large"), cache.num_bytes) == (None, LARGE_BYTES + 1000)
+    now += IDLE_S + 1
+    assert not cache.let_go()
+    assert (cache.get("asked for"), cache.num_bytes) == (None, 1000)
+    assert cache.get("small") is not None
+
+
+def test_memory_is_looked_at_until_no_large_grammar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is compiled any more."""
+    monkeypatch.setattr("dovetail.grammar.memory.DELAYS_S", (0.001, 0.002))
+    left = [True, True, False]
+    done = threading.Event()
+
+    def let_go() -> bool:
+        more = left.pop(0)
+        if not more:
+            done.set()
+        return more
+
+    trimmer = Trimmer(let_go)
+    trimmer.soon()
+    assert done.wait(30)
+    trimmer.close()
+    assert left == []
+
+
 def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that ran out of time on a busy machine is refused for a while, a wrong one for good."""
     now = 100.0
@@ -278,8 +321,9 @@ def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) 
     assert cache.get("wrong") is not None
 
 
-def test_finished_texts_are_judged_in_bounded_time() -> None:
+def test_finished_texts_are_judged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last word on a text comes from jsonschema, and a pattern that never ends gives no verdict, soon."""
+    monkeypatch.setattr("dovetail.grammar.validate.TIMEOUT_S", 5.0)  # the machine may be busy
     validator = FinalValidator()
     try:
         assert validator.judge('{"not": {"const": 3}}', ["3", "4", "{"]) == [False, True, False]

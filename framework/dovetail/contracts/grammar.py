@@ -238,7 +238,8 @@ class GrammarBackend(Configurable, ABC):
         """Compile a grammar. Return bytes where the result can travel between processes.
 
         Raises:
-            RequestError: The source is wrong or too large; the message names the place.
+            RequestError: The source is wrong or too large; the message names the place. Where bytes are returned,
+                `load` may raise it instead: it follows in the same process.
         """
 
     def inline(self, spec: GrammarSpec) -> bool:

@@ -30,6 +30,19 @@ class Refused:
     code: str | None
 
 
+LARGE_BYTES, IDLE_S = 4 << 20, 30.0
+"""A grammar of that size is let go of once nobody has asked for it so long: hostile ones would fill the cache."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """A grammar in the cache: it, its size, and when it was last asked for, of `time.monotonic`."""
+
+    enforced: Enforced
+    num_bytes: int
+    used: float
+
+
 class GrammarCache:
     """Least recently used first out. Not thread-safe: its owner locks."""
 
@@ -39,7 +52,7 @@ class GrammarCache:
         self._retry_s = retry_s
         self._max_bytes = max_bytes
         self._max_refused = max_refused
-        self._found: OrderedDict[Hashable, tuple[Enforced, int]] = OrderedDict()
+        self._found: OrderedDict[Hashable, Kept] = OrderedDict()
         self._refused: OrderedDict[Hashable, tuple[Refused, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -50,7 +63,8 @@ class GrammarCache:
         entry = self._found.get(key)
         if entry is not None:
             self._found.move_to_end(key)
-            return entry[0]
+            entry.used = time.monotonic()
+            return entry.enforced
         found = self._refused.get(key)
         if found is None:
             return None
@@ -72,8 +86,17 @@ class GrammarCache:
         size = outcome.compiled.num_bytes + key_bytes
         if size > self._max_bytes or key in self._found:
             return
-        self._found[key] = (outcome, size)
+        self._found[key] = Kept(outcome, size, time.monotonic())
         self.num_bytes += size
         while self.num_bytes > self._max_bytes:
-            _, (_, gone) = self._found.popitem(last=False)
-            self.num_bytes -= gone
+            _, gone = self._found.popitem(last=False)
+            self.num_bytes -= gone.num_bytes
+
+    def let_go(self) -> bool:
+        """Let go of large grammars that nobody has asked for lately; returns whether there are other large ones."""
+        large = [(key, kept) for key, kept in self._found.items() if kept.num_bytes >= LARGE_BYTES]
+        old = [(key, kept) for key, kept in large if kept.used < time.monotonic() - IDLE_S]
+        for key, kept in old:
+            del self._found[key]
+            self.num_bytes -= kept.num_bytes
+        return len(old) < len(large)

@@ -25,7 +25,7 @@ from dovetail.grammar.wire import ChildJob, ChildReply, ChildStart, spec_of
 from dovetail.messages import GrammarStep
 from dovetail.plugins import LoadedPlugins
 
-MAX_LOAD_S = 2.0
+MAX_LOAD_S = 0.5
 MAX_LOAD_BYTES = 256 << 20
 """What bringing a compiled grammar into the engine may cost in processor time and memory."""
 

@@ -6,12 +6,13 @@ import ctypes
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 LARGE_BLOCK = 1 << 18
 _M_MMAP_THRESHOLD = -3
-DELAYS_S = (2.0, 30.0)
-"""After a compilation; the second time for what requests and the cache have let go of since."""
+DELAYS_S = (2.0, 20.0)
+"""After a compilation; the second time, and from then on, for what requests and the cache have let go of since."""
 
 
 def resident_bytes() -> int:
@@ -53,7 +54,13 @@ def return_large_blocks() -> None:
 class Trimmer:
     """Returns freed memory to the system, some time after compilations. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, let_go: Callable[[], bool]) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            let_go: Called before; lets go of memory, and says whether to come again.
+        """
+        self._let_go = let_go
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
         self._lock = threading.Lock()
         self._timers: dict[float, threading.Timer] = {}
@@ -61,13 +68,8 @@ class Trimmer:
 
     def soon(self) -> None:
         """A compilation has ended."""
-        with self._lock:
-            for delay in DELAYS_S:
-                if delay not in self._timers and not self._closed and self._trim is not None:
-                    timer = threading.Timer(delay, self._now, (delay,))
-                    timer.daemon = True
-                    self._timers[delay] = timer
-                    timer.start()
+        for delay in DELAYS_S:
+            self._later(delay)
 
     def close(self) -> None:
         """Stop."""
@@ -76,8 +78,18 @@ class Trimmer:
             for timer in self._timers.values():
                 timer.cancel()
 
+    def _later(self, delay: float) -> None:
+        with self._lock:
+            if delay not in self._timers and not self._closed:
+                timer = threading.Timer(delay, self._now, (delay,))
+                timer.daemon = True
+                self._timers[delay] = timer
+                timer.start()
+
     def _now(self, delay: float) -> None:
         with self._lock:
             self._timers.pop(delay, None)
+        if delay == DELAYS_S[-1] and self._let_go():
+            self._later(delay)
         if self._trim is not None:
             self._trim(0)

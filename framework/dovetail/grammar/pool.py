@@ -14,7 +14,7 @@ from dovetail.grammar.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, Child
 START_S = 20.0
 """What jobs wait for the first process, at most, beside the time that is theirs: on a busy machine it takes seconds."""
 
-GRACE_S = 1.0
+GRACE_S = 0.25
 """After a job's time limit, which its process keeps itself; a process that is still there then is killed."""
 
 

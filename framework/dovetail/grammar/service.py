@@ -37,8 +37,8 @@ NUM_THREADS = 2
 MAX_CHILDREN = 2
 EARLY_WAY_S = 2.5
 """What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
-LAST_WAY_SHARE = 0.1
-"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds."""
+LAST_WAY_SHARE = 0.2
+"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
 VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 AGAIN = 12
@@ -182,7 +182,7 @@ class GrammarService:
         self._inline = Workers("dovetail-grammar", NUM_THREADS)
         self._outside = Workers("dovetail-grammar-child", MAX_CHILDREN)
         self._beside = Workers("dovetail-grammar-visit", 1)
-        self._trimmer = Trimmer()
+        self._trimmer = Trimmer(self._let_go)
         self._making = threading.Lock()
         self._sets: TokenSets | None = None
 
@@ -407,6 +407,10 @@ class GrammarService:
         self._trimmer.soon()
         if isinstance(outcome, Enforced) and len(self._beside.queue) < MAX_VISITS:
             self._beside.put(job.owner, partial(self._visit, outcome))
+
+    def _let_go(self) -> bool:
+        with self._lock:
+            return self._cache.let_go()
 
     def _visit(self, outcome: Enforced) -> None:
         """Let a backend prepare a grammar that is in force already, once the engine has gone on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 
@@ -15,6 +16,8 @@ from dovetail.grammar.refusals import TOO_COMPLEX
 NUM_WALKS, NUM_TOKENS = 2, 8
 MAX_MASK_S = 0.005
 """Processor time of a mask: all requests of a step wait for each other's, and those of usual grammars take 0.05 ms."""
+MAX_TRIAL_S = 0.5
+"""Processor time after which that much is known."""
 
 
 def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
@@ -24,7 +27,7 @@ def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
         RequestError: It fails there, or no text begins by it (`$ref`s that lead in a circle, for instance), or even the
             fastest mask takes too long (a hundred thousand characters that are forced).
     """
-    fastest = MAX_MASK_S
+    fastest, spent = math.inf, 0.0
     mask = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
     rng = random.Random(0)
     for _ in range(NUM_WALKS):
@@ -33,7 +36,10 @@ def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
             began = time.process_time()
             if not matcher.fill(mask, 0):
                 return
-            fastest = min(fastest, time.process_time() - began)
+            took = time.process_time() - began
+            fastest, spent = min(fastest, took), spent + took
+            if spent >= MAX_TRIAL_S and fastest >= MAX_MASK_S:
+                raise _too_slow()
             if matcher.error is None and not mask.any() and not place:
                 raise RequestError("the grammar cannot be enforced: it allows no text", code="unsupported_grammar")
             drawn = [i for i in draw_ids(mask[0], 8, rng) if i not in vocabulary.special_ids]
@@ -43,6 +49,10 @@ def try_out(grammar: CompiledGrammar, vocabulary: Vocabulary) -> None:
                 raise RequestError(f"the grammar cannot be enforced: {why}", code="unsupported_grammar")
             if not taken:
                 break
-    if fastest >= MAX_MASK_S:
-        text = f"the grammar cannot be enforced: each token's mask takes more than {MAX_MASK_S * 1e3:.0f} ms"
-        raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)
+    if MAX_MASK_S <= fastest < math.inf:
+        raise _too_slow()
+
+
+def _too_slow() -> RequestError:
+    text = f"the grammar cannot be enforced: each token's mask takes more than {MAX_MASK_S * 1e3:.0f} ms"
+    return RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)

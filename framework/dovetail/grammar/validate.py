@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.wire import ChildCheck, ChildStart
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.5
+"""With the time of a compilation, an answer takes six seconds at most; a text is judged in milliseconds."""
 
 
 class FinalValidator:

@@ -94,14 +94,13 @@ class LlguidanceBackend(GrammarBackend):
         return is_cheap(spec)
 
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
-        """Compile. A large source returns as the library's form of it, tried out."""
+        """Compile. A source that may be costly returns as the library's form of it, which `load` builds."""
         try:
             source = to_llguidance(self._library, self._prepared(spec), self._vocabulary)
         except ValueError as error:
             code = "unsupported_grammar" if isinstance(error, UnreadableError) else "invalid_grammar"
             raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
-        compiled = self._build(source)
-        return compiled if self.inline(spec) else source.encode()
+        return self._build(source) if self.inline(spec) else source.encode()
 
     def load(self, blob: bytes) -> CompiledGrammar:
         """Build from the library's form."""

@@ -23,6 +23,7 @@ from dovetail.grammar.route import Router
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.masks import MaskBuffer
+from dovetail_server.bench.grammar_raw import RawLibrary
 from dovetail_server.bench.grammar_schemas import schemas
 
 Points = dict[str, float]
@@ -43,6 +44,18 @@ def specs_of(num: int, seed: int) -> list[GrammarSpec]:
     return [GrammarSpec(kind=Kind.JSON, source=json.dumps(s)) for s in schemas(num, seed)]
 
 
+def _compared(pairs: Sequence[tuple[float, float, float, float]]) -> dict[str, Any]:
+    """Return what the library alone takes for the schemas that it enforces, and the ratio."""
+    if not pairs:
+        return {}
+    ours, alone, busy, alone_busy = (points(values, 1e3) for values in zip(*pairs, strict=True))
+    return {
+        "the library alone, ms to the first mask": alone,
+        "as a multiple of it": {at: ours[at] / alone[at] for at in ("p50", "p99")},
+        "CPU time as a multiple of it": {at: busy[at] / alone_busy[at] for at in ("p50", "p99")},
+    }
+
+
 class MaskBench:
     """Schemas compiled as the engine does it, and walks through them."""
 
@@ -56,12 +69,15 @@ class MaskBench:
         self.service.warm_up()
         warm = GrammarSpec(kind=Kind.JSON, source='{"type": "null"}')
         self._settle(self.service.request(self._router.route(warm, "json_schema").steps))
+        self._raw = RawLibrary(vocabulary)
 
     def compile(self) -> tuple[dict[str, Any], list[Enforced]]:
         """Time new schemas and known ones, from the spec to a matcher in hand, with the first mask filled."""
         new, busy, known, made, refused, full = [], [], [], [], 0, 0
+        pairs: list[tuple[float, float, float, float]] = []  # seconds, then CPU seconds: here, and the library alone
         row = np.zeros((1, self.vocabulary.mask_words), dtype=np.int32)
         for spec in self._specs:
+            alone = self._raw.time(spec)
             started, worked = time.perf_counter(), time.process_time()
             try:
                 route = self._router.route(spec, "json_schema")
@@ -75,6 +91,8 @@ class MaskBench:
             outcome.compiled.matcher().fill(row, 0)
             new.append(time.perf_counter() - started)
             busy.append(time.process_time() - worked)
+            if alone is not None:
+                pairs.append((new[-1], alone[0], busy[-1], alone[1]))
             time.sleep(SETTLE_S)
             known.append(statistics.median(self._time_known(route.steps) for _ in range(3)))
             made.append(outcome)
@@ -83,6 +101,7 @@ class MaskBench:
             "new schema, ms to the first mask": points(new, 1e3),
             "of it CPU time here, ms": points(busy, 1e3),
             "known schema, CPU µs": points(known, 1e6),
+            **_compared(pairs),
         }
         return figures | {"accepted": len(made), "exact": full, "refused": refused}, made
 

@@ -175,7 +175,9 @@ class GrammarBackendConformance(Conformance):
                 spec = GrammarSpec(kind=kind, source=source)
                 self._supports(spec)
                 try:
-                    self._backend().compile(spec, GrammarLimits())
+                    made = self._backend().compile(spec, GrammarLimits())
+                    if isinstance(made, bytes):
+                        self._backend().load(made)
                 except RequestError as error:
                     check(bool(str(error)), f"the RequestError for {kind.value} {source!r} says nothing")
                 except Exception as error:  # a stranger's class; the message says what it did
