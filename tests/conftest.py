@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,19 @@ if not os.path.exists("/dev/nvidiactl"):
 # The tensors are tiny: threads that wait for one another at a barrier only cost time, on a busy machine most of it. The
 # processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests start hundreds of processes, and each would compile all of Dovetail again: images of containers often say so.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What is collected stays until the end, as do the modules imported for it; the collector would look at all of it again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of the garbage collector's rounds, and let it run for the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from dovetail import imports
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.errors import EngineError
@@ -156,10 +157,10 @@ def build_http(
 ) -> HttpServer:
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
-        from dovetail_server.app import create_app
-        from dovetail_server.lifecycle import HttpServer
-        from dovetail_server.state import ServerState
-
+        with imports.for_good():
+            from dovetail_server.app import create_app
+            from dovetail_server.lifecycle import HttpServer
+            from dovetail_server.state import ServerState
         state = ServerState(settings, engine, hooks, tasks)
         return HttpServer(create_app(state), state)
 

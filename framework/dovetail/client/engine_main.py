@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail import log
+from dovetail import imports, log
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> int:
 def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
     log.setup(start.log_level)
-    plugins = load(start.plan, "engine")
-    with running_hooks(plugins):
+    with imports.for_good():
+        plugins = load(start.plan, "engine")
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner
-
+    with running_hooks(plugins):
         with StartSigns(transport), naming_plugin(plugins):
             core = make_engine(EngineSettings.model_validate(start.settings), plugins)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))

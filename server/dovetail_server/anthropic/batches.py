@@ -23,6 +23,9 @@ from dovetail_server.openai.models import DEFAULT_MODEL
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
 
+if TYPE_CHECKING:
+    from sqlalchemy.engine import RowMapping
+
 ENDPOINT = "/v1/messages"
 PREFIX, OWN_PREFIX = "msgbatch_", "batch_"
 CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -21,10 +21,10 @@ from dovetail_server.responses import job as responses
 from dovetail_server.responses.items import new_response_id
 from dovetail_server.responses.keeper import Keeper
 from dovetail_server.responses.references import Answer, references_of
-from dovetail_server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
+    from dovetail_server.responses.store import ResponseStore
     from dovetail_server.serving.prompts import Prompts
 
 logger = logging.getLogger("dovetail.server")

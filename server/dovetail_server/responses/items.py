@@ -34,6 +34,8 @@ TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
 }  # fmt: skip
+OPEN = ("queued", "in_progress")
+"""Of a response that is not done."""
 SUMMARY = "Summary of the conversation so far:\n"
 """What stands before a summary where the model reads it."""
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{40})[io][0-9a-f]{4,}")
@@ -62,6 +64,13 @@ def turn_items(own: bytes, body: bytes) -> list[Item]:
 def new_response_id() -> str:
     """Return the identifier of a response."""
     return new_id("resp_")
+
+
+def missing(response_id: str, param: str = "response_id") -> RequestError:
+    """Return the 404 of a response."""
+    text = f"no response {response_id!r} here: it was not stored, was deleted, or has been given up as too old"
+    code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
+    return RequestError(text, param=param, code=code, status=404)
 
 
 def item_id(response_id: str, kind: str, side: str, index: int) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.responses.store import ResponseStore
+
+if TYPE_CHECKING:
+    from dovetail_server.responses.store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dovetail.errors import RequestError
 from dovetail.supervisor import Supervisor
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
-from dovetail_server.responses.items import Item, response_of_item, turn_items
+from dovetail_server.responses.items import OPEN, Item, missing, response_of_item, turn_items
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.limits import too_much
@@ -26,7 +26,6 @@ from dovetail_server.storage.tables import responses as table
 
 MAX_TURNS = 10_000
 """Longest chain of `previous_response_id`."""
-OPEN = ("queued", "in_progress")
 FIXED = ("id", "owner")
 """Columns that stay as they were first written."""
 MAX_GROUP = 64
@@ -250,10 +249,3 @@ def row_turn(row: RowMapping) -> tuple[bytes, bytes]:
         text = f"the response {row['id']!r} is {row['status']}; only a complete one can be continued"
         raise RequestError(text, param="previous_response_id", code="invalid_value")
     return bytes(row["items"]), bytes(row["body"])
-
-
-def missing(response_id: str, param: str = "response_id") -> RequestError:
-    """Return the 404 of a response."""
-    text = f"no response {response_id!r} here: it was not stored, was deleted, or has been given up as too old"
-    code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
-    return RequestError(text, param=param, code=code, status=404)

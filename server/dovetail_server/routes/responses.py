@@ -21,10 +21,9 @@ from dovetail_server.openai.response_objects import (
 from dovetail_server.openai.responses import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
-from dovetail_server.responses.items import decode_items, turn_items
+from dovetail_server.responses.items import OPEN, decode_items, missing, turn_items
 from dovetail_server.responses.job import last_words, reply
 from dovetail_server.responses.job import stream as events_of
-from dovetail_server.responses.store import OPEN, missing
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
 from dovetail_server.serving.sse import start, while_connected
 from dovetail_server.state import ServerState, get_ready_state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query
@@ -22,7 +22,10 @@ from dovetail_server.peers.endpoints import why_not
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 from dovetail_server.routes.responses import page_of
 from dovetail_server.state import ServerState
-from dovetail_server.storage.completions import CompletionStore, missing, shown_messages, with_metadata
+from dovetail_server.storage.completion_rows import missing, shown_messages, with_metadata
+
+if TYPE_CHECKING:
+    from dovetail_server.storage.completions import CompletionStore
 
 router = APIRouter(tags=["openai"])
 

@@ -14,10 +14,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail.errors import RequestError
 from dovetail_server import errors
-from dovetail_server.peers.endpoints import why_not
 from dovetail_server.settings import ServeSettings
+from dovetail_server.storage.completion_rows import missing, written
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
 from dovetail_server.storage.limits import too_much
@@ -148,11 +147,6 @@ class CompletionStore:
         return table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
-def written(metadata: Mapping[str, str]) -> str:
-    """Write metadata as JSON, in the form that `has_pair` looks at."""
-    return msgspec.json.encode(dict(metadata)).decode()
-
-
 def has_pair(key: str, value: str) -> sa.ColumnElement[bool]:
     """Select what has a pair in its metadata.
 
@@ -161,16 +155,6 @@ def has_pair(key: str, value: str) -> sa.ColumnElement[bool]:
     """
     pairs = sa.literal(",").concat(sa.func.substr(table.c.metadata, 2))
     return sa.func.replace(pairs, "," + written({key: value})[1:-1], "") != pairs
-
-
-def missing(completion_id: str) -> RequestError:
-    """Return the 404 of a completion, or of a route of a peer's that looks like one."""
-    why = why_not(f"/v1/chat/completions/{completion_id}")
-    text = why or (
-        f"no chat completion {completion_id!r} here: it was not stored (store: true), was deleted, or has been given "
-        "up as too old"
-    )
-    return RequestError(text, param="completion_id", code="completion_not_found", status=404)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,18 +187,3 @@ class _Messages(msgspec.Struct):
 def messages_of(raw: bytes) -> bytes:
     """Return the `messages` of a request's body as they stand there."""
     return bytes(msgspec.json.decode(raw, type=_Messages).messages)
-
-
-def with_metadata(row: RowMapping) -> bytes:
-    """Return a stored completion as it is shown."""
-    return bytes(row["body"])[:-1] + b',"metadata":' + str(row["metadata"]).encode() + b"}"
-
-
-def shown_messages(row: RowMapping) -> list[dict[str, Any]]:
-    """Return a stored completion's messages, each with an id; content in parts stands in `content_parts`."""
-    found = []
-    for at, message in enumerate(msgspec.json.decode(row["messages"])):
-        content = message.get("content")
-        shown = {"id": f"{row['id']}-{at}", **message, "content": content if isinstance(content, str) else None}
-        found.append(shown | ({"content_parts": content} if isinstance(content, list) else {}))
-    return found
