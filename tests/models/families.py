@@ -119,9 +119,52 @@ def make_checkpoint(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -
     torch.manual_seed(seed)
     # Eager: some have no other attention.
     model = AutoModelForCausalLM.from_config(config_of(kind, **changes), attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        for name, param in [*model.named_parameters(), *model.named_buffers()]:
-            if param.dim() == 1 and param.is_floating_point() and "inv_freq" not in name:
-                param.add_(torch.randn_like(param) * 0.1)
+    perturb(model)
     model.save_pretrained(folder)
     return model.requires_grad_(False)
+
+
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "image_size": 28, "patch_size": 14}
+LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        {**DECODERS["gemma3_text"]},
+        {"vision_config": {**VISION, **LAYERS}, "mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
+    ),
+    "mistral3": ({"model_type": "mistral"}, {"vision_config": {**VISION, **LAYERS, "head_dim": 16}}),
+    "llava": ({"model_type": "llama"}, {"vision_config": {**VISION, **LAYERS, "model_type": "clip_vision_model"}}),
+    "qwen2_vl": (SECTIONS, {"vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}}),
+    "qwen2_5_vl": (SECTIONS, {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}}),
+    "qwen3_vl": (
+        SECTIONS,
+        {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}},
+    ),
+    "qwen3_vl_moe": (
+        {**SECTIONS, **MOE, "norm_topk_prob": True},
+        {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}},
+    ),
+}
+"""Models that take images: their text part's changes of `SIZES`, and the other keys."""
+
+
+def make_seeing(folder: Path, kind: str) -> Any:
+    """Write a random checkpoint of a model that takes images, as `make_checkpoint`."""
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    text, others = SEEING[kind]
+    config = CONFIG_MAPPING[kind](text_config={**SIZES, **text}, **others)
+    made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    perturb(made)
+    made.save_pretrained(folder)
+    return made.requires_grad_(False)
+
+
+@torch.no_grad()
+def perturb(model: Any) -> None:
+    """Change vectors, as fresh ones hide a missing `1 + w`."""
+    for name, param in [*model.named_parameters(), *model.named_buffers()]:
+        if param.dim() == 1 and param.is_floating_point() and "inv_freq" not in name:
+            param.add_(torch.randn_like(param) * 0.1)

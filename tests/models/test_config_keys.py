@@ -210,3 +210,15 @@ def test_renamed_keys_mean_the_same() -> None:
     beside = {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 5e3, "partial_rotary_factor": 0.5}
     beside["original_max_position_embeddings"] = 32
     assert dense_config({**BASE, **inside}).rope == dense_config({**BASE, **beside}).rope
+
+
+def test_a_text_part_is_judged_as_if_it_stood_alone() -> None:
+    """Keys under `text_config` change as much as others; those of other inputs change nothing in text."""
+    unread = {
+        "text_config.attn_logit_softcapping": 50.0,
+        "text_config.use_cache": True,
+        "vision_config.hidden_act": "x",
+    }
+    refused, unknown = judge({**unread, "text_config.new_key": 1, "rope_parameters.sliding_window": 3})
+    assert list(refused) == ["text_config.attn_logit_softcapping"]
+    assert list(unknown) == ["text_config.new_key", "rope_parameters.sliding_window"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import DECODERS, make_checkpoint
+from families import DECODERS, SEEING, make_checkpoint, make_seeing
 from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
@@ -103,6 +103,16 @@ def test_other_configurations(kind: str, changes: dict[str, Any], tmp_path: Path
     """What a family's checkpoints may say otherwise."""
     model = make_checkpoint(tmp_path, kind, **changes)
     check_logits(tmp_path, model, chunk=7, num_new=30 if FULL else 8, model_impl="dovetail")
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_text_part_of_models_that_see(kind: str, tmp_path: Path) -> None:
+    """It is found under its prefix, and what belongs to images is left out."""
+    model = make_seeing(tmp_path, kind)
+    if FULL:
+        check(tmp_path, model, model_impl="dovetail")
+    else:
+        check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
 
 
 OLDER: dict[str, dict[str, Any]] = {

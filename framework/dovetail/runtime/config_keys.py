@@ -79,6 +79,11 @@ vision_config audio_config hidden_size_per_layer_input
 """)
 CHANGING_PREFIXES = ("linear_", "mamba_", "ssm_", "index_", "indexer_", "moe_", "altup_", "laurel_", "hc_", "kda_")
 
+TEXT_PART = "text_config"
+"""Where models of several kinds of input keep the text model's keys: they are judged as if they stood alone."""
+OTHER_PARTS = ("vision_config", "audio_config", "video_config")
+"""Parts of such a model; a plugin that has read the key itself leaves them out and says so."""
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "attention_value_scale"), (1.0,)),
     **dict.fromkeys(("key_multiplier", "partial_rotary_factor", "rotary_pct", "embedding_multiplier"), (1.0,)),
@@ -160,13 +165,14 @@ def translate(
 def judge(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide keys that were not read into those that change the arithmetic and those that nobody knows."""
     refused, unknown = {}, {}
-    for key, value in unread.items():
-        if key in HARMLESS or value is None:
+    for path, value in unread.items():
+        part, _, key = path.rpartition(".")
+        if key in HARMLESS or value is None or part in OTHER_PARTS:
             continue
-        if key not in CHANGING and not key.startswith(CHANGING_PREFIXES):
-            unknown[key] = value
+        if part not in ("", TEXT_PART) or (key not in CHANGING and not key.startswith(CHANGING_PREFIXES)):
+            unknown[path] = value
         elif not _is_neutral(key, value):
-            refused[key] = value
+            refused[path] = value
     return refused, unknown
 
 

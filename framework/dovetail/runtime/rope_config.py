@@ -32,7 +32,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 }
 """Numbers that it takes if they are there."""
 
-ALIASES = {"su": "longrope"}
+ALIASES = {"su": "longrope", "mrope": "default"}
+"""Of `mrope` the three positions are one in text, and its sections mean nothing."""
 HAS_ORIGINAL = ("yarn", "longrope", "llama3")
 
 
@@ -97,6 +98,7 @@ def _one(hf: Mapping[str, Any], given: Mapping[str, Any]) -> RopeConfig:
     kind = ALIASES.get(kind, kind)
     if kind not in NEEDED:
         raise ModelError(f"config.json: rope kind {kind!r} is not supported; possible: {', '.join(NEEDED)}")
+    given.get("mrope_section"), given.get("mrope_interleaved")
     missing = [key for key in NEEDED[kind] if given.get(key) is None]
     if missing:
         raise ModelError(f"config.json: rope kind {kind!r} needs the parameter {missing[0]!r}")

@@ -1,0 +1,99 @@
+"""The text part of a model that also takes images: its language model, by the plugin of that family.
+
+What belongs to other inputs is not loaded; requests with images are refused. Weights: as the
+`…ForConditionalGeneration` classes of transformers write them, with the names of transformers 4 or 5.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.errors import ModelError
+from dovetail_models.gemma3 import Gemma3
+from dovetail_models.glm4 import Glm4
+from dovetail_models.llama import Llama
+from dovetail_models.ministral3 import Ministral3
+from dovetail_models.mistral import Mistral
+from dovetail_models.qwen2 import Qwen2
+from dovetail_models.qwen3 import Qwen3
+from dovetail_models.qwen3_moe import Qwen3Moe
+
+FAMILIES: dict[str, type[Llama]] = {
+    **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
+    **{"gemma3_text": Gemma3, "qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3},
+    **{"qwen3_vl_moe_text": Qwen3Moe, "glm4": Glm4},
+}
+"""Plugins by the `model_type` of the text part."""
+FLAT = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2}
+"""By that of a config whose text keys stand beside the others."""
+
+PREFIX = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
+OTHERS = r"visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline|audio_tower"
+NOT_TEXT = WeightRule(rf"(?:model\.)?(?:{OTHERS})(?:\..*)?", "")
+
+
+def family_of(hf: Mapping[str, Any]) -> tuple[type[Llama], Mapping[str, Any]]:
+    """Return the plugin of the text part, and the text part's config.
+
+    Raises:
+        ModelError: No plugin serves it.
+    """
+    text = hf.get("text_config")
+    kind = str((hf if text is None else text).get("model_type"))
+    known = FLAT if text is None else FAMILIES
+    if kind not in known:
+        raise ModelError(
+            f"config.json: the text part is of the type {kind!r}, and of this kind are served {', '.join(known)}; "
+            "try --model-impl transformers"
+        )
+    return known[kind], hf if text is None else text
+
+
+class TextPart(ModelPlugin):
+    """Serves the text of models that take images, too."""
+
+    architectures: ClassVar[Sequence[str]] = (
+        "Gemma3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+    )
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        family, text = family_of(hf)
+        for key in hf:  # what stands beside the text part is about other inputs
+            hf.get(key)
+        # The output head is tied, and the files are written, as the outer config says.
+        outer = {key: hf[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if hf.get(key) is not None}
+        for key in outer:
+            text.get(key)  # what it says there does not hold
+        given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, text)  # type: ignore[arg-type]
+        config = family.config_from_hf(given)
+        return replace(config, architecture=str(hf["architectures"][0]), extra={**config.extra, "family": family})
+
+    @classmethod
+    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
+        family: type[Llama] = config.extra["family"]
+        return family.build(config, ctx)
+
+    @classmethod
+    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
+        family: type[Llama] = config.extra["family"]
+        return (NOT_TEXT, *(_renamed(rule) for rule in family.weight_map(config)))
+
+
+def _renamed(rule: WeightRule) -> WeightRule:
+    """Return a rule that also knows the names under which a text part stands."""
+    pattern = rule.module_pattern
+    if pattern.startswith(r"model\."):
+        return replace(rule, module_pattern=PREFIX + pattern.removeprefix(r"model\."))
+    return replace(rule, module_pattern=rf"(?:language_model\.)?{pattern}")
