@@ -165,7 +165,7 @@ def test_forced_tokens_are_folded_in_once(folder: Path, overlap: bool, monkeypat
         known = want[request.handle - 1]
         return known[request.num_output : request.num_output + 5] if request.num_output in (3, 14, 20) else []
 
-    monkeypatch.setattr("dovetail.engine.core.forced_tokens", forced)
+    monkeypatch.setattr("dovetail.engine.replies.forced_tokens", forced)
     assert run(start(folder, overlap), given, 40) == want
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.device_rows import DeviceRows
+from dovetail.engine.limits import Limits
 from dovetail.engine.pages import PageBook
 from dovetail.engine.request import Request, StepPlan
-from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
 from dovetail.runtime.memory import floor_pages, seen_pages
 from dovetail.testing.engine import make_policy

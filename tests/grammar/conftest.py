@@ -61,7 +61,7 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
         seen.append(Jump(request.rid, request.num_retractions, len(taken)))
         return taken
 
-    monkeypatch.setattr("dovetail.engine.core.jump", noted)
+    monkeypatch.setattr("dovetail.engine.replies.jump", noted)
     return seen
 
 

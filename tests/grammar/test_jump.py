@@ -53,7 +53,7 @@ def both_ways(
         return taken
 
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail.engine.core.jump", counted)
+        patch.setattr("dovetail.engine.replies.jump", counted)
         jumping = engine.together(make())
         num_jumps = len(jumps)
         patch.setattr(jump, "MIN_JUMP", 1 << 30)

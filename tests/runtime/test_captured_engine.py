@@ -85,7 +85,7 @@ class Thirds:
         return []
 
 
-class Desk:
+class ScriptedGrammars:
     """In place of the engine's grammar manager: each grammar is ready after so many questions."""
 
     def __init__(self, patience: int) -> None:
@@ -158,7 +158,8 @@ def loads(seed: int, num: int = 18, *, grammars: bool = True, logprobs: bool = T
 
 def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: int = 2) -> list[tuple[Any, ...]]:
     """Run all, so many steps apart; what a client sees of each. The books are right after every step."""
-    core.grammars = Desk(patience)  # type: ignore[assignment]
+    grammars: Any = ScriptedGrammars(patience)
+    core.grammars = core._masks.grammars = core._replies.grammars = grammars
     tokens: list[list[int]] = [[] for _ in asked]
     extras: list[list[tuple[int, float]]] = [[] for _ in asked]
     finishes: list[Finish | None] = [None for _ in asked]

@@ -46,7 +46,7 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
     core.tell = transport.send
     try:
         while True:
-            wait_s = core.rest_s if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
+            wait_s = core.throttle_s if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
             messages = transport.poll(wait_s)
             for message in messages:
                 if isinstance(message, Control) and message.op == "shutdown":

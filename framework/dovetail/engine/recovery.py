@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from dovetail.engine.limits import Limits
 from dovetail.engine.request import Request, StepPlan
-from dovetail.engine.scheduler import Limits, Scheduler
+from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import OUT_OF_MEMORY, Finish
 from dovetail.messages.executor import StepError
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dovetail.engine.admission import Admission
 from dovetail.engine.background import Background, is_background
+from dovetail.engine.limits import Limits
 from dovetail.engine.pages import PageBook, has_any
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
@@ -19,19 +19,6 @@ from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.speculation import Speculation
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of a step. With `cut_prompts` off, a prompt longer than `max_prefill_tokens` runs whole, alone.
-
-    `max_places` are those at which drafts may have tokens drawn, the rows' own included; 0: no drafts.
-    """
-
-    max_running_requests: int
-    max_prefill_tokens: int
-    max_places: int = 0
-    cut_prompts: bool = True
 
 
 class NewTokenRatio:
@@ -78,7 +65,7 @@ class Scheduler:
         self.num_launched = 0
         self.suspects: list[Request] = []
         self.speculation: Speculation | None = None
-        self._flying: list[StepPlan] = []
+        self._in_flight: list[StepPlan] = []
         self._live: dict[int, Request] = {}
 
     @property
@@ -118,7 +105,7 @@ class Scheduler:
 
         The last token of an undecided request counts once `decided` is called; else it is computed again.
         """
-        self._flying.append(plan)
+        self._in_flight.append(plan)
         self.pages.loaded()
         for request in plan.decode:
             request.computed_len += 1
@@ -142,7 +129,7 @@ class Scheduler:
 
     def landed(self, plan: StepPlan) -> None:
         """A step's outcome has been read."""
-        self._flying.remove(plan)
+        self._in_flight.remove(plan)
         for request in plan.requests:
             request.in_flight -= 1
 
@@ -179,7 +166,7 @@ class Scheduler:
         poisoned: list[set[int]] = [set() for _ in self.pages.allocators]
         victims = dict.fromkeys(broken)
         size = self.pages.page_size
-        for step in [plan, *(step for step in self._flying if step.number > plan.number)]:
+        for step in [plan, *(step for step in self._in_flight if step.number > plan.number)]:
             kept = []
             for write in step.writes:
                 request, pages, start = write

@@ -16,8 +16,8 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 
 if TYPE_CHECKING:
+    from dovetail.engine.limits import Limits
     from dovetail.engine.pages import PageBook
-    from dovetail.engine.scheduler import Limits
 
 logger = logging.getLogger(__name__)
 KIND = "speculator"

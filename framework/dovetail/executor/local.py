@@ -44,7 +44,7 @@ class LocalExecutor:
         self.runner = ModelRunner(settings, plugins, rank)
         self.stepper = self.runner.stepper
         self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
-        self._flying: deque[Launched] = deque()
+        self._in_flight: deque[Launched] = deque()
 
     @property
     def info(self) -> ExecutorInfo:
@@ -74,7 +74,7 @@ class LocalExecutor:
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
         with self._failing():
-            self._flying.append(self.stepper.launch(step))
+            self._in_flight.append(self.stepper.launch(step))
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
         """See `Executor`."""
@@ -83,9 +83,9 @@ class LocalExecutor:
     def choose(self, late: StepLate) -> None:
         """See `Executor`."""
         with self._failing():
-            launched = self._flying.pop()
+            launched = self._in_flight.pop()
             self.stepper.choose(launched, late)
-            self._flying.append(launched)
+            self._in_flight.append(launched)
 
     def is_computing(self) -> bool:
         """See `Executor`. The step's logits are the last that was sent to the device."""
@@ -94,7 +94,7 @@ class LocalExecutor:
     def read(self) -> StepOutput:
         """See `Executor`."""
         with self._failing():
-            return self.stepper.read(self._flying.popleft())
+            return self.stepper.read(self._in_flight.popleft())
 
     def prepare(self, key: GraphKey | None = None) -> Prepared:
         """See `Executor`."""

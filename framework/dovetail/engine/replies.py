@@ -1,0 +1,139 @@
+"""What has come of steps, as deltas for the client: tokens, log probabilities, pooled states, and ends."""
+
+from __future__ import annotations
+
+import logging
+
+from dovetail.engine.grammar_manager import GrammarManager
+from dovetail.engine.jump_forward import forced_tokens, jump
+from dovetail.engine.pages import PageBook
+from dovetail.engine.request import Request, StepPlan
+from dovetail.engine.scheduler import Scheduler
+from dovetail.messages import Finish, TokenDelta, TokenLogprob
+from dovetail.messages.step import StepOutput
+
+logger = logging.getLogger(__name__)
+
+Logprobs = list[TokenLogprob | None] | None
+
+NOT_FINITE = Finish("abort", None, "the model's output is not finite (NaN or infinity)")
+
+
+class Replies:
+    """Moves requests on by what was computed for them, and ends them."""
+
+    def __init__(self, scheduler: Scheduler, pages: PageBook, grammars: GrammarManager | None) -> None:
+        self.scheduler, self.pages, self.grammars = scheduler, pages, grammars
+
+    def of(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
+        """Account for a step that was read, and return what it brought."""
+        deltas = [] if output.finite.all() else self._end_non_finite(plan, output)
+        self.scheduler.counted(plan)
+        self._take_prompt_logprobs(plan, output)
+        deltas += self._take_pooled(plan, output)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.verified(plan, output.num.tolist())
+        tokens = output.tokens.tolist()
+        at = 0
+        for request, num in zip(plan.sampled, output.num.tolist(), strict=False):
+            ids, logprobs = tokens[at : at + num], output.logprobs and output.logprobs[at : at + num]
+            at += num
+            # Else it ended while this step was under way, or what it computed is void.
+            if ids and request.finish is None and plan.number > request.void_step:
+                if self._fell_back(request):
+                    continue  # what the tokens were drawn by is no mask
+                deltas.append(self._take_tokens(request, ids, logprobs))
+        return deltas
+
+    def last(self, request: Request, finish: Finish) -> TokenDelta:
+        """End a live request, and say so."""
+        request.finish = finish
+        self.scheduler.end(request)
+        if self.grammars is not None:
+            self.grammars.forget(request)
+        return ending(request, finish)
+
+    def _fell_back(self, request: Request) -> bool:
+        """Whether a request's grammar has failed while it was in force, and the next way is compiled for it."""
+        constraint = request.constraint
+        if constraint is None or constraint.error is None or self.grammars is None or not self.grammars.again(request):
+            return False
+        self.scheduler.put_back(request)
+        return True
+
+    def _end_non_finite(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
+        """End requests for which a step computed numbers that are not finite, before anybody gets more of them."""
+        written = {request for request, _, _ in plan.writes}  # who is missing was undone with an earlier step
+        broken = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
+        self.scheduler.cut(plan, broken)
+        return [self.last(request, NOT_FINITE) for request in broken if request.finish is None]
+
+    def _take_prompt_logprobs(self, plan: StepPlan, output: StepOutput) -> None:
+        """Keep what a step told of prompts, until their first token is sent; nothing predicts a prompt's first one."""
+        for chunk in plan.chunks:
+            request = chunk.request
+            if chunk.start == 0 == request.params.prompt_logprobs_start and request.prompt_logprobs is not None:
+                request.prompt_logprobs[:] = [TokenLogprob(request.ids[0], None, [])]
+        for at, found in output.prompt_logprobs:
+            request = plan.requests[at]
+            if request.prompt_logprobs is not None and plan.number > request.void_step:
+                request.prompt_logprobs += found
+
+    def _take_pooled(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:
+        """End the requests that a step has computed to the end of their prompts, and hand out what was pooled."""
+        deltas = []
+        for at, found in output.pooled:
+            request = plan.requests[at]
+            if request.finish is None and plan.number > request.void_step:
+                delta = self.last(request, Finish("stop"))
+                delta.pooled = found.tobytes()
+                deltas.append(delta)
+        return deltas
+
+    def _take_tokens(self, request: Request, sampled: list[int], logprobs: Logprobs) -> TokenDelta:
+        """Add sampled tokens to a request, and those that its grammar forces behind them."""
+        first = request.num_output == 0
+        ids: list[int] = []
+        request.computed_len += len(sampled) - 1  # drafts that hold
+        request.num_sampled += len(sampled) - 1
+        try:
+            for token in sampled:
+                ids.append(token)
+                request.take(token)
+                if request.finish is not None and request.finish.code == "grammar_failed" and self._fell_back(request):
+                    request.finish = None  # the mask had allowed the token
+                    break
+                if request.finish is not None:
+                    break
+            forced = forced_tokens(request, len(self.scheduler.running))
+            if forced and self.pages.extend(request, len(forced)):
+                ids += jump(request, forced, self.scheduler.num_launched)
+        except Exception as error:  # of a grammar's backend, which is a plugin
+            logger.error("A grammar failed; its request is ended.", exc_info=error)
+            request.finish = Finish("abort", None, f"its grammar failed: {type(error).__name__}: {error}")
+        delta = _delta(request, ids, request.cached_len, request.finish)
+        if logprobs:
+            delta.logprobs = [logprob for logprob in logprobs[: len(ids)] if logprob is not None] or None
+        if first and request.prompt_logprobs is not None:
+            delta.prompt_logprobs = request.prompt_logprobs
+        if request.finish is not None:
+            self.scheduler.end(request)
+        return delta
+
+
+def ending(request: Request, finish: Finish) -> TokenDelta:
+    """Return the last delta of a request that gets no more tokens."""
+    return _delta(request, [], max(request.cached_len, 0), finish)
+
+
+def _delta(request: Request, ids: list[int], cached_len: int, finish: Finish | None) -> TokenDelta:
+    return TokenDelta(
+        handle=request.handle,
+        ids=ids,
+        prompt_tokens=request.num_prompt,
+        cached_tokens=cached_len,
+        num_retractions=request.num_retractions,
+        grammar_step=request.grammar_step,
+        grammar_ignored=request.grammar_ignored,
+        finish=finish,
+    )
