@@ -136,3 +136,26 @@ def test_the_kit_names_the_fault(fault: str, dovetail_site: FakeSite, monkeypatc
     select = f"{test} or found" if "main process" in fault else test
     report = check_class(conformance_class("reasoning_parser", "acme", **attrs), select)
     assert message in report.failures.get(test, ""), report.text()
+
+
+def test_of_two_with_one_name_the_authors_is_tested(dovetail_site: FakeSite) -> None:
+    """A model under a built-in's architecture is what its author's class tests by that name, not the built-in."""
+    broken = (
+        "from dovetail_models.llama import Llama\n\nclass Acme(Llama):\n    @staticmethod\n"
+        "    def build(config, ctx):\n        raise RuntimeError('acme was built')\n"
+    )
+    entry_points = {"dovetail.models.v1": {"LlamaForCausalLM": "acme_llama:Acme"}}
+    dovetail_site.add("acme-llama", "1.0", entry_points, {"acme_llama.py": broken})
+    select = "test_builds_in_the_dtype_asked_for"
+    by_name = check_class(conformance_class("model", "LlamaForCausalLM"), select)
+    assert "acme was built" in by_name.failures[select]
+    assert check_class(conformance_class("model", "dovetail:LlamaForCausalLM"), select).passed
+
+
+def test_a_name_of_several_packages_has_to_be_qualified(dovetail_site: FakeSite) -> None:
+    """Where two packages provide the name, and Dovetail too, the kit says what to write instead of choosing one."""
+    for name in ("acme", "other"):
+        entry_points = {GROUP: {"qwen3": f"{name}_parser:Parser"}}
+        dovetail_site.add(name, "1.0", entry_points, {f"{name}_parser.py": PARSER})
+    report = check_class(conformance_class("reasoning_parser", "qwen3"), "found")
+    assert "give name = 'acme:qwen3' or 'other:qwen3'" in report.text()

@@ -12,8 +12,10 @@ import pytest
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, Registry
 from dovetail.plugins.guard import time_limit
+from dovetail.plugins.kinds import split_qualified
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
+from dovetail.plugins.records import PluginRecord
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.child import ChildReport, run_child
 from dovetail.testing.conformance.options import check_options
@@ -74,10 +76,11 @@ class Conformance:
         """Return the plugin as a server's plan would hold it."""
         if cls.plugin_class is not None or cls.name is None:
             return cls._planned_by_hand()
-        argument: Any = [cls.name] if cls.kind == "hooks" else cls.name
-        key = cls._registered_name()
-        keywords: dict[str, Any] = {cls.kind: argument, "options": {key: dict(cls.options or {})}}
-        plan = make_plan(Registry.scan(), **keywords)
+        registry = Registry.scan()
+        record = meant_by(registry, cls.kind, cls.name)
+        argument: Any = [record.qualified] if cls.kind == "hooks" else record.qualified
+        keywords: dict[str, Any] = {cls.kind: argument, "options": {record.name: dict(cls.options or {})}}
+        plan = make_plan(registry, **keywords)
         return next(planned for planned in plan.plugins if planned.kind == cls.kind)
 
     @classmethod
@@ -96,10 +99,6 @@ class Conformance:
         if cls.plugin_class is None:
             return import_planned(planned)
         return with_options(cls.plugin_class, planned.options) if cls.kind != "hooks" else cls.plugin_class
-
-    @classmethod
-    def _registered_name(cls) -> str:
-        return Registry.scan().resolve(cls.kind, cls.name or "").name
 
     @classmethod
     def _planned_by_hand(cls) -> PlannedPlugin:
@@ -188,6 +187,19 @@ class Conformance:
 
     def _check_options(self) -> None:
         check_options(self.plugin(), self.options)
+
+
+def meant_by(registry: Registry, kind: str, name: str) -> PluginRecord:
+    """Return the plugin that a class tests: of several with its name a third party's, whose author wrote the class.
+
+    Raises:
+        PluginError: The name is unknown, or of several packages.
+    """
+    distribution, bare = split_qualified(name)
+    others = {r.qualified for r in registry.of_kind(kind) if r.answers_to(bare) and r.usable and not r.builtin}
+    if distribution is None and len(others) > 1:
+        fail(f"{kind} {name!r} is provided by several packages; give name = {' or '.join(map(repr, sorted(others)))}")
+    return registry.resolve(kind, others.pop() if distribution is None and others else name)
 
 
 def with_options(plugin: type[Any], given: Mapping[str, Any]) -> type[Any]:
