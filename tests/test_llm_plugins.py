@@ -145,6 +145,15 @@ def local() -> type[ReasoningParser]:
         ({"lock": "nothing.lock"}, "nothing.lock"),
         ({"config": "nothing.yaml"}, "--config 'nothing.yaml': No such file or directory"),
         ({"model": "does/not/exist/at/all"}, "does/not/exist/at/all"),
+        ({"tool_call_parser": Longest}, r"tool_call_parser=Longest: is no subclass of dovetail.contracts.ToolParser"),
+        ({"grammar_backend": "acme"}, "--grammar-backend 'acme': not installed"),
+        ({"schedule_policy": ToOf}, r"schedule_policy=ToOf: is no subclass of dovetail.contracts.SchedulePolicy"),
+        ({"logits_processors": ["acme"]}, "'acme': not installed"),
+        ({"plugins_dir": "nothing"}, "nothing"),
+        ({"chat_template": "nothing.jinja"}, "nothing.jinja"),
+        ({"tokenizer_path": "nothing"}, "--tokenizer-path 'nothing': no such folder"),
+        ({"mem_fraction_static": 0.5, "gpu_memory_utilization": 0.5}, "both size the KV cache; give one of them"),
+        ({"page_size": 64, "max_total_tokens": 3}, "--max-total-tokens 3"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_is_loaded(given: dict[str, Any], said: str) -> None:
@@ -158,6 +167,15 @@ def test_rules_hold(file: Path, small: dict[str, Any]) -> None:
     """A denied plugin is not used although it is asked for."""
     with pytest.raises(ConfigError, match=r"at_word.py.*denied|deny"):
         LLM(reasoning_parser="at-word", plugin_file=[file], deny=["at_word.py"], **small)
+    with pytest.raises(ConfigError, match=r"at_word.py.*allow"):
+        LLM(reasoning_parser="at-word", plugin_file=[file], allow=["acme"], **small)
+
+
+def test_a_folder_without_weights_is_refused_before_plugins_are_chosen(tmp_path: Path) -> None:
+    """As by the server: the model is looked at first, whatever else is wrong."""
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    with pytest.raises(ConfigError, match=r"no weights|safetensors"):
+        LLM(str(tmp_path), reasoning_parser="not-installed")
 
 
 def test_arguments_then_environment_then_file(

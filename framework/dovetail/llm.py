@@ -33,10 +33,10 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.errors import ConfigError, RequestError
 from dovetail.grammar.blame import explained
 from dovetail.grammar.fields import NAMES, read_grammar
-from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.output_types import fields_of
 from dovetail.grammar.refusals import LATER
 from dovetail.grammar.route import Route
+from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_types import Embedding, Reply, SamplingParams, as_tuple, engine_params
@@ -47,9 +47,7 @@ from dovetail.processing.classes import classes_of
 from dovetail.processing.embeddings import Embedder
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.offline import read_settings
-from dovetail.processing.plan import plan_plugins
-from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.runtime.hub import with_folders
+from dovetail.processing.prepare import prepare
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.stream import OutputStream
@@ -127,9 +125,8 @@ class LLM(OutlinesModel):
         settings |= {name: value for name, value in (("lock", lock), ("model_path", model)) if value is not None}
         settings |= {n: value for n, value in (named | {"grammar_backend": grammar_backend}).items() if value != "auto"}
         classes = classes_of(settings)
-        offline = with_folders(read_settings({**settings, "plugin_options": plugin_options}))
-        folder = offline.folder
-        offline, _, plan = plan_plugins(offline, architecture(read_config(folder), folder), classes)
+        prepared = prepare(read_settings({**settings, "plugin_options": plugin_options}), classes)
+        offline, plan, folder = prepared.settings, prepared.plan, prepared.settings.folder
         for line in offline.auto_notes:
             logger.info("%s", line)
         self._hooks = ExitStack()
@@ -141,7 +138,7 @@ class LLM(OutlinesModel):
         self._embedder = Embedder.of_checkpoint(folder)
         self._processors = LogitsRequests.load(loaded)
         self._ids = itertools.count(1)
-        self._grammar = GrammarFront({})
+        self._grammar = StructuredOutputs({})
         # An event loop in a thread of its own: a caller that has one running (a notebook) can use `LLM` all the same.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dovetail-llm", daemon=True)
@@ -150,7 +147,7 @@ class LLM(OutlinesModel):
         try:
             self._hooks.enter_context(running_hooks(loaded))
             self.info = self._call(self._client.start())
-            self._grammar = GrammarFront.load(
+            self._grammar = StructuredOutputs.load(
                 loaded, self.tokenizer, self.info.vocab_size, strict_schema=offline.strict_schema
             )
         except BaseException:

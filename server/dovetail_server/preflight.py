@@ -8,10 +8,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import ConfigError, ModelError
-from dovetail.runtime.hf_config import architecture, checkpoint_files, read_config
+from dovetail.errors import ConfigError
 from dovetail.runtime.hub import with_folders
-from dovetail.runtime.memory import check_settings as check_memory_flags
 from dovetail_server.settings import ServeSettings
 
 DEMO_NAME = "dovetail-demo"
@@ -41,26 +39,6 @@ def with_model(settings: ServeSettings) -> ServeSettings:
     filled = settings.model_copy(update=changes)
     filled.model_fields_set.difference_update(changes)  # the user gave none of these: plugins may propose others
     return filled
-
-
-def check_model(settings: ServeSettings) -> str:
-    """Return the architecture named in `config.json`.
-
-    Raises:
-        ModelError: The folder cannot be served, with the reason and the fix.
-    """
-    path = Path(settings.model_path or "")
-    name = architecture(read_config(path), path)
-    if settings.load_format != "dummy":
-        checkpoint_files(path)
-    check_memory_flags(settings, None if settings.device == "auto" else settings.device)
-    if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
-        raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
-    if settings.chat_template is not None:
-        from dovetail.text.templates import template_path
-
-        template_path(settings.chat_template)
-    return name
 
 
 def check_certificate(settings: ServeSettings) -> None:

@@ -13,6 +13,7 @@ from server_tiny import write_model
 
 from dovetail.errors import ConfigError
 from dovetail.processing.plan import plan_plugins
+from dovetail.processing.prepare import check_model
 from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
@@ -235,7 +236,7 @@ def test_demo_brings_its_name_and_parsers_unless_given() -> None:
     found = preflight.with_model(settings())
     assert found.served_model_name == ["dovetail-demo"]
     assert (found.reasoning_parser, found.tool_call_parser) == ("auto", "auto")
-    found, _, plan = plan_plugins(found, preflight.check_model(found))
+    found, _, plan = plan_plugins(found, check_model(found))
     assert (found.reasoning_parser, found.tool_call_parser) == ("qwen3", "hermes")
     assert {"qwen3", "hermes"} <= {planned.name for planned in plan.plugins}
     assert [line.split(" (")[0] for line in found.auto_notes] == ["Reasoning parser: qwen3", "Tool-call parser: hermes"]

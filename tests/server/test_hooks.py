@@ -15,7 +15,7 @@ from server_tiny import write_model
 
 from dovetail.errors import ConfigError
 from dovetail.processing.plan import configure, plan_plugins
-from dovetail_server import preflight
+from dovetail.processing.prepare import check_model
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.settings import ServeSettings
 
@@ -78,7 +78,7 @@ def test_a_hooks_plugin_reaches_every_place(acme: str, tmp_path: Path, folder: P
     model = write_model(tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"")
     given = ServeSettings(model_path=str(model), plugin=["acme"], dtype="float32")
-    settings, _, plan = plan_plugins(given, preflight.check_model(given))
+    settings, _, plan = plan_plugins(given, check_model(given))
     assert (settings.page_size, settings.dtype) == (32, "float32")
     assert plan.of_kind("attention_backend")[0].name == "torch_native"
     hooks = ApiHooks.start(plan)

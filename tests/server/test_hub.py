@@ -17,6 +17,7 @@ import pytest
 from server_tiny import write_model
 
 from dovetail.errors import ModelError
+from dovetail.processing.prepare import check_model
 from dovetail.runtime import hub
 from dovetail_server import preflight
 from dovetail_server.settings import ServeSettings
@@ -167,7 +168,7 @@ def test_serve_takes_a_name_for_a_folder(served: Hub, tmp_path: Path) -> None:
     found = preflight.with_model(asked)
     assert (Path(str(found.model_path)) / "config.json").is_file()
     assert found.served_model_name == [NAME]
-    assert preflight.check_model(found) == "Qwen3ForCausalLM"
+    assert check_model(found) == "Qwen3ForCausalLM"
     named = preflight.with_model(asked.model_copy(update={"served_model_name": ["x"]}))
     assert named.served_model_name == ["x"]
 

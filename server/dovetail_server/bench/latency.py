@@ -82,11 +82,11 @@ def main(options: LatencyOptions) -> int:
         ConfigError: The model, the settings or a batch that cannot run at once.
         EngineError: The engine failed.
     """
-    from dovetail.processing.plan import plan_plugins
+    from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
 
-    settings = preflight.with_model(options.settings)
-    settings, _, plan = plan_plugins(settings, preflight.check_model(settings))
+    prepared = prepare(preflight.with_model(options.settings))
+    settings, plan = prepared.settings, prepared.plan
     engine = BareEngine(engine_settings(settings), plan)
     info, rounds = asyncio.run(measure(engine, options))
     floor = floor_for(settings, info, options.bandwidth)

@@ -93,6 +93,7 @@ def plan(wish: Wish) -> MemoryPlan:
     Raises:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
+    from dovetail.processing.prepare import check_model
     from dovetail.runtime.memory import plan_memory
     from dovetail.runtime.weight_size import weight_size
     from dovetail_server import preflight
@@ -100,7 +101,7 @@ def plan(wish: Wish) -> MemoryPlan:
 
     flags = parse_flags(wish.others)
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
-    architecture = preflight.check_model(settings)
+    architecture = check_model(settings)
     device = device_of(settings.device, wish.device_memory)
     config = config_of(settings.folder, architecture, settings.model_impl)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype

@@ -101,15 +101,13 @@ def run(wish: Wish, settings: ServeSettings) -> int:
     import asyncio
 
     from dovetail import log
-    from dovetail.processing.plan import plan_plugins
+    from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
 
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
     log.setup(settings.log_level)
-    settings = preflight.with_model(settings)
-    architecture = preflight.check_model(settings)
-    settings, _, plan = plan_plugins(settings, architecture)
+    prepared = prepare(preflight.with_model(settings))
     from dovetail_server.offline_batch import run_file
 
-    return asyncio.run(run_file(settings, plan, wish.source, wish.target, wish.shows_progress))
+    return asyncio.run(run_file(prepared.settings, prepared.plan, wish.source, wish.target, wish.shows_progress))

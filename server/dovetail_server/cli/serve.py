@@ -63,7 +63,7 @@ def serve(settings: ServeSettings) -> int:
     import signal
 
     from dovetail import log
-    from dovetail.processing.plan import plan_plugins
+    from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
     from dovetail_server.connections import raise_file_limit
     from dovetail_server.startup import Phases
@@ -75,10 +75,10 @@ def serve(settings: ServeSettings) -> int:
     is_demo = settings.model_path is None
     with phases.phase("checks") as notes:
         settings = preflight.with_model(settings)
-        architecture = preflight.check_model(settings)
         preflight.check_certificate(settings)
         preflight.check_storage(settings)
-        settings, registry, plan = plan_plugins(settings, architecture)
+        prepared = prepare(settings)
+        settings, plan = prepared.settings, prepared.plan
         listener = preflight.bind(settings.host, settings.port)
         notes.append(f"{len(plan.plugins)} plugins planned")
     if is_demo:
@@ -89,7 +89,7 @@ def serve(settings: ServeSettings) -> int:
 
     tasks = Supervisor()
     with tasks.whole_life(), asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run(settings, registry, plan, listener, phases, tasks))
+        return runner.run(run(settings, prepared.registry, plan, listener, phases, tasks))
 
 
 def print_demo_note() -> None:

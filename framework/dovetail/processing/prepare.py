@@ -1,0 +1,74 @@
+"""What comes before an engine: the model's folder, its checks and the plugin plan; for server, batches and `LLM` alike.
+
+All of it takes milliseconds where nothing is fetched, so a mistake shows before weights, processes or the port.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from dovetail.errors import ModelError
+from dovetail.plugin_settings import PluginSettings
+from dovetail.plugins import PluginPlan, Registry
+from dovetail.processing.classes import Classes
+from dovetail.processing.plan import plan_plugins
+from dovetail.runtime.hf_config import architecture, checkpoint_files, read_config
+from dovetail.runtime.hub import with_folders
+from dovetail.runtime.memory import check_settings as check_memory_settings
+
+S = TypeVar("S", bound=PluginSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation(Generic[S]):
+    """What an engine and its parsers start with.
+
+    Attributes:
+        settings: With the folders of what they name on a hub, the defaults that plugins propose, and the parsers found.
+        registry: All plugins that are installed or given.
+        plan: Those that are used.
+    """
+
+    settings: S
+    registry: Registry
+    plan: PluginPlan
+
+
+def prepare(settings: S, classes: Classes | None = None) -> Preparation[S]:
+    """Fetch and check the model, and choose the plugins.
+
+    Args:
+        settings: As the user gave them.
+        classes: Classes in place of plugins' names, by setting; for a plan that stays in this process.
+
+    Raises:
+        ModelError: The model cannot be fetched or served.
+        ConfigError: Settings do not go together.
+        PluginError: A plugin that was asked for cannot be used.
+    """
+    settings = with_folders(settings)
+    settings, registry, plan = plan_plugins(settings, check_model(settings), classes)
+    return Preparation(settings=settings, registry=registry, plan=plan)
+
+
+def check_model(settings: PluginSettings) -> str:
+    """Return the architecture named in `config.json`.
+
+    Raises:
+        ModelError: The folder cannot be served, with the reason and the fix.
+        ConfigError: Settings of memory that cannot be met, or a chat template that is not there.
+    """
+    folder = settings.folder
+    name = architecture(read_config(folder), folder)
+    if settings.load_format != "dummy":
+        checkpoint_files(folder)
+    check_memory_settings(settings, None if settings.device == "auto" else settings.device)
+    if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
+        raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
+    if settings.chat_template is not None:
+        from dovetail.text.templates import template_path
+
+        template_path(settings.chat_template)
+    return name
