@@ -6,6 +6,7 @@ import argparse
 import keyword
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from dovetail import __version__
@@ -68,6 +69,7 @@ def values_for(kind: Kind, name: str) -> dict[str, str]:
         "group": kind.entry_point_group,
         "about": kind.about.format(name=name),
         "usage": usage,
+        "kit": kind.kit.rpartition(":")[2],
         "dovetail": ".".join(__version__.split(".")[:2]),
     }
 
@@ -82,7 +84,7 @@ def write(folder: Path, kind: Kind, values: dict[str, str]) -> list[str]:
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
         f"{kind.name}.py": f"{values['module']}.py",
-        f"{kind.name}.test": f"test_{values['module']}.py",
+        f"{kind.name}.test" if _has(f"{kind.name}.test") else "plugin.test": f"test_{values['module']}.py",
     }
     try:
         if folder.exists() and any(folder.iterdir()):
@@ -97,5 +99,14 @@ def write(folder: Path, kind: Kind, values: dict[str, str]) -> list[str]:
 
 def fill(template: str, values: dict[str, str]) -> str:
     """Return a template's text with its `{{placeholders}}` filled."""
-    text = files("dovetail_server.cli.plugin").joinpath("templates", f"{template}.tmpl").read_text("utf-8")
+    text = _file(template).read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
+
+
+def _has(template: str) -> bool:
+    """Whether a kind's test says more than which plugin it is of."""
+    return _file(template).is_file()
+
+
+def _file(template: str) -> Traversable:
+    return files("dovetail_server.cli.plugin").joinpath("templates", f"{template}.tmpl")
