@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.pages import PageBook
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import Limits, Scheduler
 from dovetail.messages import SamplingParams, Submit
@@ -29,7 +29,7 @@ class Bench:
     """A scheduler under load."""
 
     def __init__(self, policy: str, *, rows: int, num_pages: int) -> None:
-        pages = PageBook(DeviceRows(rows), page_size=PAGE_SIZE, num_pages=[num_pages])
+        pages = KVCacheManager(DeviceRows(rows), page_size=PAGE_SIZE, num_pages=[num_pages])
         self.scheduler = Scheduler(
             pages, make_policy(policy), Limits(max_running_requests=rows, max_prefill_tokens=8192)
         )

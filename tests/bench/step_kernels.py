@@ -134,8 +134,8 @@ def main() -> int:
         args.folder, device="cuda", dtype="auto", load_format="dummy", max_total_tokens=args.max_total_tokens
     )
     started = time.perf_counter()
-    while core.has_chores:
-        core.do_chore()
+    while core.has_idle_tasks:
+        core.run_idle_task()
     console = Console(width=120)
     console.print(f"{args.folder.name}: chores took {time.perf_counter() - started:.1f} s")
     for batch, length, common in args.decode:

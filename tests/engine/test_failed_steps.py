@@ -104,7 +104,7 @@ def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplingParams]], *
         core.pages.check(core.scheduler.running)
     assert not core.has_work
     assert core.pages.num_used == 0
-    assert core.pages.is_exact([])
+    assert core.pages.check_ownership([])
     assert core.rows.num_free == 12
     return tokens, finishes
 

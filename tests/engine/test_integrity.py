@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.cache import FULL, Window
-from dovetail.engine import integrity
-from dovetail.engine.integrity import PageWatch
+from dovetail.engine import kv_cache_checker
+from dovetail.engine.kv_cache_checker import KVCacheChecker
 from dovetail.engine.request import Request
 
 spec = importlib.util.spec_from_file_location("scheduler_world", Path(__file__).parent / "test_scheduler.py")
@@ -118,9 +118,9 @@ def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], 
     """Only requests that shared a page are ended; the rest finish, and every page is free or cached in the end."""
     world = loaded(group=group)
     running = world.scheduler.running
-    assert world.pages.is_exact(running)
+    assert world.pages.check_ownership(running)
     fault(world)
-    assert not world.pages.is_exact(running) or fault is lock_for_nobody
+    assert not world.pages.check_ownership(running) or fault is lock_for_nobody
     found = world.pages.repair(world.scheduler.running)
     assert found
     assert len(found.victims) == num_victims
@@ -157,7 +157,7 @@ def test_a_sound_book_is_left_alone() -> None:
     world = loaded()
     before = [(node.pages, node.num_locks) for node in world.pages.tree.nodes()]
     counts = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
-    assert world.pages.is_sound(world.scheduler.running)
+    assert world.pages.check_counts(world.scheduler.running)
     assert not world.pages.repair(world.scheduler.running)
     assert [(node.pages, node.num_locks) for node in world.pages.tree.nodes()] == before
     after = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
@@ -168,15 +168,15 @@ def test_the_watch_looks_now_and_then_counts_and_logs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A leak is found at the next look, repaired, counted, and logged as one error."""
-    monkeypatch.setattr(integrity, "INTERVAL", 4)
+    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 4)
     world = loaded()
-    watch = PageWatch(world.pages)
+    watch = KVCacheChecker(world.pages)
     for _ in range(8):
-        assert watch.look(world.scheduler.running) == []
+        assert watch.check(world.scheduler.running) == []
     leak(world)
     with caplog.at_level(logging.ERROR, "dovetail"):
         for _ in range(4):
-            assert watch.look(world.scheduler.running) == []
+            assert watch.check(world.scheduler.running) == []
     assert (watch.num_repairs, watch.num_repaired_pages) == (1, 2)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "Page accounting was wrong and is repaired"
@@ -187,28 +187,28 @@ def test_the_watch_looks_now_and_then_counts_and_logs(
 
 def test_what_counts_do_not_show_is_found_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page freed twice in place of another changes no count; the look at every page waits for an idle moment."""
-    monkeypatch.setattr(integrity, "INTERVAL", 2)
+    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 2)
     world = loaded()
-    watch = PageWatch(world.pages)
+    watch = KVCacheChecker(world.pages)
     free_twice(world)
     monkeypatch.setattr(watch, "_steps_to_deep", 5)
     for _ in range(8):
-        watch.look(world.scheduler.running)
+        watch.check(world.scheduler.running)
     assert watch.num_repairs == 0
     for request in list(world.scheduler.running):
         world.scheduler.end(request)
-    watch.look(world.scheduler.running)
+    watch.check(world.scheduler.running)
     assert watch.num_repairs == 1
 
 
 def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """`look` returns them, and a request that is none of them keeps its pages."""
-    monkeypatch.setattr(integrity, "INTERVAL", 1)
+    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
     world = loaded()
     hold_twice(world)
     world.pages.allocator.allocate(1)  # what the lost page's count would show
     innocent = [list(r.pages[0]) for r in world.scheduler.running]
-    victims = PageWatch(world.pages).look(world.scheduler.running)
+    victims = KVCacheChecker(world.pages).check(world.scheduler.running)
     assert len(victims) == 2
     kept = [list(r.pages[0]) for r in world.scheduler.running if r not in victims]
     assert all(pages in innocent for pages in kept)

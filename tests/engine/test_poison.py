@@ -110,7 +110,7 @@ class Run:
             self.step()
         assert not self.core.has_work
         assert self.core.pages.num_used == 0
-        assert self.core.pages.is_exact([])
+        assert self.core.pages.check_ownership([])
         runner = self.core.executor.runner
         runner.pool.scrub(0, [page for _, page in self.core.rows.to_scrub])  # as the next step would, before all else
         for layer in range(runner.config.num_layers):

@@ -81,7 +81,7 @@ def drive(core: EngineCore, prompts: list[list[int]], num_new: int) -> tuple[lis
             ends[delta.handle] = delta.finish or ends.get(delta.handle)
         core.pages.check(core.scheduler.running)
     assert not core.has_work
-    assert core.pages.is_exact([])
+    assert core.pages.check_ownership([])
     return list(tokens.values()), [ends[n] for n in tokens]
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
-from dovetail.engine.background import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, Background
 from dovetail.engine.device_rows import DeviceRows
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import Limits
-from dovetail.engine.pages import PageBook
+from dovetail.engine.low_priority import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, LowPriorityThrottle
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
@@ -45,10 +45,10 @@ class World:
                 continue
             assert isinstance(reach, Window | Chunk)
             sizes.append(min(num_pages, floor_pages(seen_pages(reach, page_size), most, prefill, page_size)))
-        self.pages = PageBook(DeviceRows(most), page_size=page_size, num_pages=sizes, reaches=reaches)
+        self.pages = KVCacheManager(DeviceRows(most), page_size=page_size, num_pages=sizes, reaches=reaches)
         step = Limits(max_running_requests=most, max_prefill_tokens=prefill)
         self.now = 100.0
-        self.scheduler = Scheduler(self.pages, make_policy(policy), step, Background(lambda: self.now))
+        self.scheduler = Scheduler(self.pages, make_policy(policy), step, LowPriorityThrottle(lambda: self.now))
         self.count = 0
         self.depth = depth
         self.flying: list[StepPlan] = []

@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.pages import PageBook
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
@@ -184,9 +184,9 @@ def test_pages_that_nobody_owns_never_reach_a_result(
     want = [generate(plain, wave) for wave in waves]
     assert max(want[1][1]) >= 12
     core = make_core(folder, **small)
-    take = PageBook._take
+    take = KVCacheManager._take
 
-    def take_and_wipe(book: PageBook, group: int, num: int) -> list[int]:
+    def take_and_wipe(book: KVCacheManager, group: int, num: int) -> list[int]:
         pages = take(book, group, num)
         core.executor.runner.pool.scrub(group, pages)
         return pages
@@ -196,7 +196,7 @@ def test_pages_that_nobody_owns_never_reach_a_result(
         for index in range(core.executor.runner.config.num_layers):
             core.executor.runner.pool.layer(index)[free] = math.nan
 
-    monkeypatch.setattr(PageBook, "_take", take_and_wipe)
+    monkeypatch.setattr(KVCacheManager, "_take", take_and_wipe)
     poison()
     assert [generate(core, wave, poison) for wave in waves] == want
     for made in (plain, core):

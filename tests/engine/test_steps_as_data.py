@@ -73,7 +73,7 @@ class Run:
                 break
             self.step()
         assert not self.core.has_work
-        assert self.core.pages.is_exact([])
+        assert self.core.pages.check_ownership([])
         assert self.core.pages.num_used == 0
 
 

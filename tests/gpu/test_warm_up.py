@@ -72,8 +72,8 @@ def test_served_requests_compile_nothing(
     folder = make_model(tmp_path, "Qwen3ForCausalLM", **SMALL, **shape)
     settings = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton", "max_running_requests": 64}
     core = make_core(folder, max_total_tokens=65536, **settings, **changes)
-    while core.has_chores:
-        core.do_chore()
+    while core.has_idle_tasks:
+        core.run_idle_task()
     compiled: list[str] = []
 
     def note(**facts: Any) -> None:
@@ -101,8 +101,8 @@ if __name__ == "__main__":
     triton.knobs.compilation.listener = note
     settings = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "triton", "max_running_requests": 32}
     core = make_core(Path(sys.argv[1]), max_total_tokens=65536, disable_compile_ahead=False, **settings)
-    while core.has_chores:
-        core.do_chore()
+    while core.has_idle_tasks:
+        core.run_idle_task()
     core.close()
     print("late", late)
 """

@@ -20,7 +20,7 @@ from dovetail.contracts.tools import ToolFormat
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.gate import MAX_ROLLBACK, Gate, make_gate
+from dovetail.grammar.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.plugins import Registry, load, make_plan
@@ -120,7 +120,9 @@ def backend(vocabulary: Vocabulary) -> GrammarBackend:
     return made
 
 
-def gate_of(spec: FormatSpec, tokenizer: Tokenizer, tail: str, *, budget: int | None = None, **use: Any) -> Gate | None:
+def gate_of(
+    spec: FormatSpec, tokenizer: Tokenizer, tail: str, *, budget: int | None = None, **use: Any
+) -> ReasoningGate | None:
     thinking = thinking_of(spec, tokenizer, tail, Use(budget=budget, **{"constrained": False, **use}))
     if thinking is None:
         return None
@@ -143,7 +145,7 @@ def cases(tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[FormatSpec,
     return found
 
 
-def signs(gate: Gate) -> tuple[object, ...]:
+def signs(gate: ReasoningGate) -> tuple[object, ...]:
     return gate.reasoning_tokens, gate.in_reasoning, gate.free, gate.only, gate.offered, gate.banned
 
 
@@ -235,7 +237,7 @@ def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:
 
 def test_the_gate_needs_no_torch() -> None:
     """An engine process that has not loaded its model yet can import it."""
-    code = "import sys, dovetail.grammar.gate, dovetail.grammar.thinking; sys.exit('torch' in sys.modules)"
+    code = "import sys, dovetail.grammar.reasoning_gate, dovetail.grammar.thinking; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

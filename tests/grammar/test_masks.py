@@ -15,7 +15,7 @@ from dovetail.contracts.grammar import Vocabulary
 from dovetail.grammar.bitmask import fill_masks
 from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.gate import make_gate
+from dovetail.grammar.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.mask_ops import apply_mask_cpu, apply_mask_reference
 from dovetail.runtime.masks import MaskBuffer

@@ -16,8 +16,8 @@ from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import Route, Router
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.grammar.trial import try_out
 from dovetail.grammar.unique.matcher import UniqueGrammar
 from dovetail.grammar.unique.tokens import TokenTexts
@@ -94,7 +94,7 @@ def enforced_alone(given: Any, backends: dict[str, GrammarBackend], vocabulary: 
 def enforced_in_a_call(given: Any, backends: dict[str, GrammarBackend], vocabulary: Vocabulary) -> Enforced:
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     tools = [{"type": "function", "function": {"name": "f", "parameters": given}}]
-    front = GrammarFront(backends)
+    front = StructuredOutputs(backends)
     try:
         route = front.tools(parser, "hermes", tools, "required", parallel=False, param="tools")
     finally:

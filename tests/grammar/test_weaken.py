@@ -12,9 +12,9 @@ from served import Served
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
 from dovetail.grammar.cache import Enforced
-from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.route import Route, Router
 from dovetail.grammar.service import GrammarService
+from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.grammar.weaken import keywords_in, leave_out, weaken
 from dovetail.plugins import Registry, load, make_plan
 
@@ -175,7 +175,7 @@ FORMATS = [name for name in BUILT_IN if name != "template"]
 def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Router) -> None:
     """In every format of calls the rest of the schema is in the grammar, and the keyword is named at its place."""
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
-    front = GrammarFront({"llguidance": dict(router.able(Kind.JSON, ""))["llguidance"]})
+    front = StructuredOutputs({"llguidance": dict(router.able(Kind.JSON, ""))["llguidance"]})
     route = front.tools(parser, name, [TOOL], "required", parallel=False, param="tool_choice")
     way = route.ways[0]
     assert (way.enforcement, way.ignored) == ("approximate", (PLACE,))
@@ -188,7 +188,7 @@ def test_arguments_are_judged_and_reported_for_each_tool(router: Router) -> None
     """A call that breaks what was ignored is not valid; a tool that was not called has no verdict."""
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     other = {"type": "function", "function": {"name": "plain", "parameters": {"type": "object", "properties": {}}}}
-    front = GrammarFront(dict(router.able(Kind.JSON, "")))
+    front = StructuredOutputs(dict(router.able(Kind.JSON, "")))
     try:
         route = front.tools(parser, "hermes", [TOOL, other], "required", parallel=True, param="tool_choice")
         call = {"city": "Rome", "tags": ["a", "a"]}
@@ -209,7 +209,7 @@ def test_what_a_format_of_tags_does_not_say_is_ignored(router: Router) -> None:
     parser = load(make_plan(Registry.scan(), tool_parser="qwen3-coder"), "api").get("tool_parser", "qwen3-coder")()
     parameters = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 3}, "n": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    front = GrammarFront(dict(router.able(Kind.JSON, "")))
+    front = StructuredOutputs(dict(router.able(Kind.JSON, "")))
     route = front.tools(parser, "qwen3-coder", [tool], "required", parallel=False, param="tool_choice")
     assert route.ways[0].ignored == ("/tools/0/function/parameters/properties/s/maxLength",)
 

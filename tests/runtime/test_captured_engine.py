@@ -180,7 +180,7 @@ def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: 
             finishes[delta.handle] = delta.finish or finishes[delta.handle]
         core.pages.check(core.scheduler.running)
     assert not core.has_work
-    assert core.pages.is_exact([])
+    assert core.pages.check_ownership([])
     assert all(finish is not None and finish.reason != "abort" for finish in finishes), finishes
     return list(zip(tokens, extras, finishes, strict=True))
 
@@ -282,7 +282,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     assert len(bad) == len(spoilt) == 1
     assert [t for i, t in enumerate(tokens) if i not in bad] == [t for i, (t, _, _) in enumerate(want) if i not in bad]
     assert tokens[bad[0]] == want[bad[0]][0][: len(tokens[bad[0]])]
-    assert core.pages.is_exact([])
+    assert core.pages.check_ownership([])
     pool.scrub(0, [page for _, page in core.rows.to_scrub])  # as the next step would
     assert torch.isfinite(pool.layer(0)).all()
 
@@ -324,7 +324,7 @@ def test_hidden_states_are_pooled_between_replays(make: Callable[..., EngineCore
                     found[delta.handle] = np.frombuffer(delta.pooled, dtype=np.float32)
             if not left and not core.has_work:
                 break
-        assert core.pages.is_exact([])
+        assert core.pages.check_ownership([])
         return found
 
     captured = make(overlap)

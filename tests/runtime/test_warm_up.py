@@ -24,7 +24,7 @@ from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import DecodeGraph, StepInput
 from dovetail.plugins import load
 from dovetail.runtime import draw, draw_triton, step_triton, warm_up
-from dovetail.runtime.chores import Chores
+from dovetail.runtime.capture_queue import CaptureQueue
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.masks import MaskBuffer
@@ -63,7 +63,7 @@ def idle_engine(folder: Path) -> EngineCore:
     executor = LocalExecutor(settings, plugins)
     runner = executor.runner
     runner._trials = EagerWarmUp(runner.stepper, runner.state, runner.pool, runner.config.vocab_size, LIMITS)
-    runner.chores = Chores([runner._trials])
+    runner.capture_queue = CaptureQueue([runner._trials])
     return EngineCore(settings, plugins, executor)
 
 
@@ -134,7 +134,7 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
 
 def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As chores of an idle engine, each shape of the list is computed exactly once, as planned."""
-    assert not make_core(folder, **SETTINGS).has_chores
+    assert not make_core(folder, **SETTINGS).has_idle_tasks
     core = idle_engine(folder)
     seen: list[Shape] = []
     run = core.executor.stepper.run_eagerly
@@ -148,16 +148,16 @@ def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(core.executor.stepper, "run_eagerly", noting)
     for _ in shapes(LIMITS):
-        assert core.has_chores
-        core.do_chore()
-    assert not core.has_chores
+        assert core.has_idle_tasks
+        core.run_idle_task()
+    assert not core.has_idle_tasks
     assert seen == shapes(LIMITS)
 
 
 def test_a_start_runs_steps_while_that_is_quick(folder: Path) -> None:
     """Without time nothing is run before the engine is ready, with time everything."""
     core = make_core(folder, **SETTINGS)
-    chores = Chores([make_warm_up(core)])
+    chores = CaptureQueue([make_warm_up(core)])
     chores.do_some(-1.0)
     assert chores.num_left == len(shapes(LIMITS))
     chores.do_some(1e9)
@@ -241,8 +241,8 @@ def test_an_engine_keeps_to_the_chunk_that_fitted(
         return run(step)
 
     monkeypatch.setattr(core.executor.stepper, "run_eagerly", failing)
-    while core.has_chores:
-        core.do_chore()
+    while core.has_idle_tasks:
+        core.run_idle_task()
     assert 16 < core.scheduler.limits.max_prefill_tokens <= 40
     submit(core)
     assert len(finish(core)) == 6
@@ -260,7 +260,7 @@ def test_a_chore_without_memory_is_given_up(caplog: pytest.LogCaptureFixture) ->
     poor, other = Mock(num_left=3), Mock(num_left=1)
     poor.run_next.side_effect = torch.OutOfMemoryError("CUDA out of memory\nDetails")
     other.run_next.side_effect = lambda: setattr(other, "num_left", 0)
-    chores = Chores([poor, other])
+    chores = CaptureQueue([poor, other])
     for _ in range(3):
         chores.do_next()
     assert chores.is_complete
@@ -306,12 +306,12 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     graphs._captured, done = {DecodeGraph(1): None}, []
     monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.rows)))
     monkeypatch.setattr(core.executor.stepper, "run_eagerly", lambda step: done.append("step") or Launched(step, []))
-    chores = Chores([made, graphs])
+    chores = CaptureQueue([made, graphs])
     while not chores.is_complete:
         chores.do_next()
     assert done[:5] == ["step", 2, "step", 4, "step"]
     assert done[5:] == ["step"] * (len(shapes(LIMITS)) - 3)
-    assert Chores([]).is_complete
+    assert CaptureQueue([]).is_complete
 
 
 Key = tuple[Any, ...]

@@ -225,26 +225,3 @@ class OutputParser(Protocol):
     def finish(self, reason: str) -> list[Event]:
         """The output is over: give out what was held back."""
         ...
-
-
-class ReasoningGate(Protocol):
-    """Follows one choice's thinking on token ids, in the engine. Made by the core of what a `FormatSpec` declares.
-
-    The gate and the parser agree after each token. A grammar holds for the answer, not for the thinking before it.
-    """
-
-    reasoning_tokens: int
-    """Tokens generated inside thinking so far, markers excluded."""
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the next token continues the thinking, as far as known."""
-        ...
-
-    def accept(self, token_id: int) -> bool:
-        """Take one token. True: it belongs to thinking, its markers or headers; False: it is the answer's."""
-        ...
-
-    def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens, at most `MAX_ROLLBACK` of `dovetail.grammar.gate`."""
-        ...

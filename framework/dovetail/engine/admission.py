@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dovetail.engine.background import is_background
+from dovetail.engine.low_priority import is_background
 from dovetail.engine.request import Chunk, Request, StepPlan
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.first_requests import serve_first
 from dovetail.engine.grammar_manager import make_grammar_manager
 from dovetail.engine.graph_choice import GraphChooser
-from dovetail.engine.integrity import SHARED_PAGE, PageWatch
+from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.late_masks import LateMasks
 from dovetail.engine.limits import limits_of
-from dovetail.engine.pages import PageBook
 from dovetail.engine.policy import make_policy
 from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.replies import Replies, ending
@@ -64,7 +64,7 @@ class EngineCore:
         info = self._info = executor.info
         self.rows = DeviceRows(settings.max_running_requests)
         self._journal: list[CacheEvent] | None = [] if settings.report_cache else None
-        self.pages = PageBook(
+        self.pages = KVCacheManager(
             self.rows,
             page_size=info.page_size,
             num_pages=info.num_pages,
@@ -77,7 +77,7 @@ class EngineCore:
         self.recovery = Recovery(self.scheduler)
         self._builder = StepBuilder(self.rows, self.graphs)
         self._prepared(info.prepared)
-        self.watch = PageWatch(self.pages)
+        self.watch = KVCacheChecker(self.pages)
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
@@ -124,11 +124,11 @@ class EngineCore:
         return self.scheduler.has_work or self._in_flight is not None or bool(self._ended)
 
     @property
-    def has_chores(self) -> bool:
-        """Whether `do_chore` has something to prepare for later steps."""
+    def has_idle_tasks(self) -> bool:
+        """Whether `run_idle_task` has something to prepare for later steps."""
         return self._num_unprepared > 0
 
-    def do_chore(self) -> None:
+    def run_idle_task(self) -> None:
         """Use a moment without work."""
         self._prepared(self.executor.prepare())
 
@@ -177,7 +177,7 @@ class EngineCore:
             if self.grammars is not None and is_compiling:
                 self.grammars.wait(POLL_S)
             self._is_throttled = not is_compiling
-        for request in self.watch.look(self.scheduler.running):
+        for request in self.watch.check(self.scheduler.running):
             self._abort(request.handle, SHARED_PAGE)
         self.step_count += 1
         self._report_cache()

@@ -14,7 +14,7 @@ from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
 from dovetail.grammar.cache import Enforced, Refused
 from dovetail.grammar.constraint import Constraint
-from dovetail.grammar.gate import make_gate
+from dovetail.grammar.reasoning_gate import make_gate
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.grammar.words import WordRules

@@ -1,11 +1,11 @@
-"""Watches the book of pages while the engine runs: a fault is repaired, counted and logged, not fatal."""
+"""Checks the owners of pages while the engine runs: a fault is repaired, counted and logged, not fatal."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
-from dovetail.engine.pages import PageBook
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.messages import Finish
 
@@ -18,30 +18,30 @@ DEEP_INTERVAL = 16384
 SHARED_PAGE = Finish("abort", None, "a fault of the engine mixed up the request's cached state; send it again")
 
 
-class PageWatch:
+class KVCacheChecker:
     """Checks that free + cached + held is all, every so many steps.
 
     Attributes:
-        num_repairs: How often the book had to be repaired.
+        num_repairs: How often they had to be repaired.
         num_repaired_pages: Pages that had no owner, or two, or were locked by nobody, in all repairs.
     """
 
-    def __init__(self, pages: PageBook) -> None:
+    def __init__(self, pages: KVCacheManager) -> None:
         self.num_repairs = 0
         self.num_repaired_pages = 0
         self._pages = pages
         self._steps = 0
         self._steps_to_deep = DEEP_INTERVAL
 
-    def look(self, running: Sequence[Request]) -> list[Request]:
+    def check(self, running: Sequence[Request]) -> list[Request]:
         """Called after every step; returns requests to end with `SHARED_PAGE`, in nearly every case none."""
         self._steps += 1
         is_due = self._steps % INTERVAL == 0
         is_deep = not running and self._steps >= self._steps_to_deep
-        if not (is_due or is_deep) or (not is_deep and self._pages.is_sound(running)):
+        if not (is_due or is_deep) or (not is_deep and self._pages.check_counts(running)):
             return []
         self._steps_to_deep = self._steps + DEEP_INTERVAL
-        if self._pages.is_sound(running) and self._pages.is_exact(running):
+        if self._pages.check_counts(running) and self._pages.check_ownership(running):
             return []
         return self._repair(running)
 

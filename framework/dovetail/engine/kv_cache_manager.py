@@ -1,4 +1,4 @@
-"""Who owns which page: the book that keeps allocators, radix tree, requests and device rows in agreement.
+"""Who owns which page: keeps allocators, radix tree, requests and device rows in agreement.
 
 At any time, for each cache group: free + owned by the tree + owned by running requests == all pages. Whatever needs
 pages of several groups gets all of them or none.
@@ -44,7 +44,7 @@ class Repair:
         return bool(self.num_lost or self.num_doubled or self.num_stuck or self.victims)
 
 
-class PageBook:
+class KVCacheManager:
     """Page ownership of all requests. With `use_tree` off, nothing is shared.
 
     `allocator` is that of the first group, whose layers see farthest, and so stands for tokens. `grows` says whether a
@@ -259,7 +259,7 @@ class PageBook:
         return (page for page in itertools.chain.from_iterable(own) if page)
 
     def check(self, running: Sequence[Request]) -> None:
-        """Verify the book.
+        """Verify that every page has one owner.
 
         Raises:
             RuntimeError: Pages were lost or doubled; the message has the counts.
@@ -270,10 +270,10 @@ class PageBook:
             if total != allocator.num_pages or len(held) != self.num_held[g] or len(set(held)) != len(held):
                 raise RuntimeError(
                     f"page accounting of group {g}: {allocator.num_free} free + {cached} cached + {len(held)} held "
-                    f"(book says {self.num_held[g]}) is not {allocator.num_pages}"
+                    f"(counted {self.num_held[g]}) is not {allocator.num_pages}"
                 )
 
-    def is_sound(self, running: Sequence[Request]) -> bool:
+    def check_counts(self, running: Sequence[Request]) -> bool:
         """Whether the counts agree: cheap, and enough to notice a page that was lost or taken twice."""
         for g, allocator in enumerate(self.allocators):
             num = sum(1 for _ in self.held(running, g)) if g in self.tree.partial else self._num_own(running, g)
@@ -281,7 +281,7 @@ class PageBook:
                 return False
         return bool(running or not self.tree.num_locked)
 
-    def is_exact(self, running: Sequence[Request]) -> bool:
+    def check_ownership(self, running: Sequence[Request]) -> bool:
         """Whether every page has exactly one owner: some milliseconds per 100,000 pages."""
         for g, allocator in enumerate(self.allocators):
             cached = (page for node in self.tree.nodes() for page in node.pages[g] if page)
@@ -294,7 +294,7 @@ class PageBook:
         return True
 
     def repair(self, running: Sequence[Request]) -> Repair:
-        """Look at every page, and make the book right: one owner for each.
+        """Look at every page, and repair: one owner for each.
 
         A page that nobody owned becomes free. A page of two owners is taken from both: what the tree knew beyond it is
         forgotten, and requests that had it lose all their pages, for its contents may be another's. The caller ends

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 1.0
-CHORE_POLL_S = 0.2
-"""Idle time before a chore: a client that sends one request after another must not wait for chores between them."""
+IDLE_TASK_POLL_S = 0.2
+"""Idle time before a task of its own: a client that sends requests one by one must not wait for it in between."""
 
 
 class ClosedError(Exception):
@@ -46,7 +46,7 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
     core.tell = transport.send
     try:
         while True:
-            wait_s = core.throttle_s if core.has_work else CHORE_POLL_S if core.has_chores else IDLE_POLL_S
+            wait_s = core.throttle_s if core.has_work else IDLE_TASK_POLL_S if core.has_idle_tasks else IDLE_POLL_S
             messages = transport.poll(wait_s)
             for message in messages:
                 if isinstance(message, Control) and message.op == "shutdown":
@@ -56,8 +56,8 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
                     transport.send(reply)
             if core.has_work:
                 transport.send(core.step())
-            elif core.has_chores and not messages:
-                core.do_chore()
+            elif core.has_idle_tasks and not messages:
+                core.run_idle_task()
     except ClosedError:
         logger.debug("the engine's client is gone; stopping")
     finally:

@@ -19,7 +19,7 @@ PULSE_ROWS = 4
 """… with so many requests. A step that computes more would be felt by whoever arrives during it."""
 
 
-class Background:
+class LowPriorityThrottle:
     """Decides step by step how many background requests may take part."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

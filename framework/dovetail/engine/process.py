@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from dovetail.engine.entry import Entry
-from dovetail.engine.heartbeat import Heartbeat
 from dovetail.engine.life import EngineLife
 from dovetail.engine.streams import ABORTED, CLOSED, Stream, StreamClient
 from dovetail.engine.suspects import ALARM_S, RestartLimit, has_got_on, note_death, to_try
+from dovetail.engine.watchdog import EngineWatchdog
 from dovetail.engine.wire import Start
 from dovetail.messages import (
     POISON,
@@ -71,7 +71,7 @@ class ProcessClient(StreamClient):
         self._limit = RestartLimit(self._restarts.max_restarts, self._restarts.window_s)
         self._tasks = Supervisor()
         self._life: EngineLife | None = None
-        self._heart = Heartbeat(CONNECT_S)
+        self._heart = EngineWatchdog(CONNECT_S)
         self._num_heard = 0
         self._num_restarts = 0
         self._restarting: str | None = None
@@ -137,7 +137,7 @@ class ProcessClient(StreamClient):
         try:
             while True:
                 self._life = life = EngineLife(self.command, self._start_message, self._take)
-                self._heart = Heartbeat(CONNECT_S)
+                self._heart = EngineWatchdog(CONNECT_S)
                 why = await life.run()
                 if self._info is None or self._closing or (refusal := self._may_not_restart(life, why)):
                     break
@@ -241,7 +241,7 @@ class ProcessClient(StreamClient):
     def _is_ready(self) -> None:
         if self._life is not None:
             self._life.is_ready = True
-        self._heart = Heartbeat(self._restarts.hang_s)
+        self._heart = EngineWatchdog(self._restarts.hang_s)
         if self._restarting is not None:
             self._tell_of_return()
         for command, _ in self._replies.values():
@@ -256,7 +256,7 @@ class ProcessClient(StreamClient):
             if life is None:
                 continue
             if life.is_connected and not life.is_ready and self._heart.limit_s == CONNECT_S:
-                self._heart = Heartbeat(START_SILENCE_S)
+                self._heart = EngineWatchdog(START_SILENCE_S)
             late_s = self._heart.look(self._num_heard, self._step, is_busy=not life.is_ready or self._is_busy)
             if late_s is not None:
                 life.kill(self._late(life, late_s))

@@ -6,7 +6,7 @@ import logging
 
 from dovetail.engine.grammar_manager import GrammarManager
 from dovetail.engine.jump_forward import forced_tokens, jump
-from dovetail.engine.pages import PageBook
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import Finish, TokenDelta, TokenLogprob
@@ -22,7 +22,7 @@ NOT_FINITE = Finish("abort", None, "the model's output is not finite (NaN or inf
 class Replies:
     """Moves requests on by what was computed for them, and ends them."""
 
-    def __init__(self, scheduler: Scheduler, pages: PageBook, grammars: GrammarManager | None) -> None:
+    def __init__(self, scheduler: Scheduler, pages: KVCacheManager, grammars: GrammarManager | None) -> None:
         self.scheduler, self.pages, self.grammars = scheduler, pages, grammars
 
     def of(self, plan: StepPlan, output: StepOutput) -> list[TokenDelta]:

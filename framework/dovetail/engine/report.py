@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from dovetail.engine.pages import PageBook
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import StepPlan
 from dovetail.engine.scheduler import Scheduler
 
@@ -22,7 +22,7 @@ class Report:
         self._num_tokens = 0
         self._since = time.perf_counter()
 
-    def planned(self, plan: StepPlan, scheduler: Scheduler, pages: PageBook) -> None:
+    def planned(self, plan: StepPlan, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Log a step with prefill that is about to run."""
         if plan.has_prefill:
             logger.info(
@@ -36,7 +36,7 @@ class Report:
                 len(scheduler.waiting),
             )
 
-    def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: PageBook) -> None:
+    def finished(self, plan: StepPlan, num_tokens: int, scheduler: Scheduler, pages: KVCacheManager) -> None:
         """Count the step's tokens, and log a decode step in its turn."""
         self._num_tokens += num_tokens
         if plan.has_prefill:

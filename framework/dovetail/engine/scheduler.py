@@ -1,7 +1,7 @@
 """Decides what each step computes: mixes decode rows with chunks of prompts, retracts when the pool is full.
 
 Host side only; it never touches a tensor. Who comes in is decided in `engine/admission.py`, page ownership is in
-`engine/pages.py`.
+`engine/kv_cache_manager.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import logging
 from collections.abc import Sequence
 
 from dovetail.engine.admission import Admission
-from dovetail.engine.background import Background, is_background
+from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
 from dovetail.engine.limits import Limits
-from dovetail.engine.pages import PageBook, has_any
+from dovetail.engine.low_priority import LowPriorityThrottle, is_background
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Request, StepPlan
@@ -53,11 +53,13 @@ class Scheduler:
     is admitted but half of them. With `speculation`, a step is planned when the one before it has been read.
     """
 
-    def __init__(self, pages: PageBook, policy: Policy, limits: Limits, background: Background | None = None) -> None:
+    def __init__(
+        self, pages: KVCacheManager, policy: Policy, limits: Limits, background: LowPriorityThrottle | None = None
+    ) -> None:
         self.pages = pages
         self.policy = policy
         self.limits = limits
-        self.background = background or Background()
+        self.background = background or LowPriorityThrottle()
         self.ratio = NewTokenRatio()
         self.waiting = WaitQueue()
         self.running: list[Request] = []

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from dovetail.engine.heartbeat import Heartbeat
+from dovetail.engine.watchdog import EngineWatchdog
 from dovetail.plugins import PluginPlan
 from dovetail.plugins.loader import describe, nearest_plugin
 
@@ -33,7 +33,7 @@ class StandstillWatch:
             is_busy: Whether it has something to do.
         """
         self._plan, self._step, self._is_busy = plan, step, is_busy
-        self._heart = Heartbeat(EARLY * hang_s)
+        self._heart = EngineWatchdog(EARLY * hang_s)
         self._watched = threading.get_ident()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dovetail-standstill", daemon=True)

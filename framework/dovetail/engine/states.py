@@ -1,4 +1,4 @@
-"""Copies of recurrent states, as the book of pages sees them: where they are taken.
+"""Copies of recurrent states, as the KV-cache manager sees them: where they are taken.
 
 A copy is the page at whose end it stands, so the tree finds, keeps and evicts it like the pages of a window. It belongs
 to the request from the step that takes it until its pages go to the tree, and is nobody's need: where there is no room

@@ -12,7 +12,7 @@ NUM_RECENT = 8
 MAX_LOOK_S = 1.0
 
 
-class Heartbeat:
+class EngineWatchdog:
     """Watches one engine. `look` is called every `look_s` seconds.
 
     Time is counted by looks: where this process itself stood still (a stopped process, a laptop's lid, an event loop

@@ -100,7 +100,7 @@ class LocalExecutor:
         """See `Executor`."""
         runner, before = self.runner, set(self.runner.captured)
         if key is None:
-            runner.chores.do_next()
+            runner.capture_queue.do_next()
         elif runner.graphs is not None:
             with torch.inference_mode():
                 if isinstance(key, DecodeGraph):
@@ -113,7 +113,7 @@ class LocalExecutor:
         """See `Executor`; memory goes with the object."""
 
     def _prepared(self, captured: tuple[GraphKey, ...]) -> Prepared:
-        left, most = self.runner.chores.num_left, self.runner.max_prefill_tokens
+        left, most = self.runner.capture_queue.num_left, self.runner.max_prefill_tokens
         return Prepared(captured=captured, num_left=left, max_prefill_tokens=most)
 
     @contextmanager

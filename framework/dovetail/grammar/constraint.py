@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
 from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
-from dovetail.grammar.gate import MAX_LEAD, WHITESPACE, Gate
+from dovetail.grammar.reasoning_gate import MAX_LEAD, WHITESPACE, ReasoningGate
 from dovetail.grammar.unique.matcher import UniqueMatcher
 from dovetail.grammar.words import WordRules
 
@@ -77,7 +77,7 @@ class Constraint:
     def __init__(
         self,
         sets: TokenSets,
-        gate: Gate | None,
+        gate: ReasoningGate | None,
         matcher: GrammarMatcher | None,
         backend: GrammarBackend | None = None,
         stop_ids: Iterable[int] = (),

@@ -1,4 +1,4 @@
-"""`Gate`: follows thinking token by token in the engine, and says which tokens are the grammar's business.
+"""`ReasoningGate`: follows thinking token by token in the engine, and says which tokens are the grammar's business.
 
 There is one for each way in which formats mark thinking: `MarkerGate` for text between two markers, `MessageGate` for
 messages with headers. Both are made of what `thinking.thinking_of` read from the request's `FormatSpec`, and agree with
@@ -33,8 +33,8 @@ Paths = tuple[tuple[int, ...], tuple[int, ...]]
 """What is left of the canonical header of thinking, and of that of the answer."""
 
 
-class Gate(ABC):
-    """The `ReasoningGate` of one request.
+class ReasoningGate(ABC):
+    """Follows one request's thinking on token ids; the output parser agrees with it after each token.
 
     Attributes:
         reasoning_tokens: Tokens accepted inside thinking, markers excluded.
@@ -123,7 +123,7 @@ class Gate(ABC):
         return self._tokens[token_id] if token_id < len(self._tokens) else b""
 
 
-class MarkerGate(Gate):
+class MarkerGate(ReasoningGate):
     """Thinking between two markers. See `contracts.reasoning.State` for the states.
 
     Where a marker of several tokens has to be forced or offered, its canonical ids are used.
@@ -234,7 +234,7 @@ class MarkerGate(Gate):
         return False
 
 
-class MessageGate(Gate):
+class MessageGate(ReasoningGate):
     """Thinking in messages with headers.
 
     Without a grammar every header is read for what it says, as the parser reads it. Beside a grammar headers are kept
@@ -366,8 +366,8 @@ def _along(paths: Paths, token_id: int) -> Paths:
     return thinking, answer
 
 
-def make_gate(thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> Gate:
-    """Return the gate of a request; see `Gate`."""
+def make_gate(thinking: Thinking, tokens: Sequence[bytes], *, constrained: bool) -> ReasoningGate:
+    """Return the gate of a request; see `ReasoningGate`."""
     if isinstance(thinking, MessageThinking):
         return MessageGate(thinking, tokens, constrained=constrained)
     return MarkerGate(thinking, tokens, constrained=constrained)

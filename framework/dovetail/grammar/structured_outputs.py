@@ -1,7 +1,7 @@
-"""`GrammarFront`: structured outputs as the API side sees them, for the server and the offline `LLM` alike.
+"""`StructuredOutputs`: structured outputs as the API side sees them, for the server and the offline `LLM` alike.
 
 ```python
-front = GrammarFront.load(plugins, tokenizer, vocab_size)
+front = StructuredOutputs.load(plugins, tokenizer, vocab_size)
 route = front.route(read_grammar({"regex": "[0-9]+"}))      # how it will be enforced; goes out with `Submit`
 report = front.report(route, Outcome(step=delta.grammar_step, text=text, ended=True))
 ```
@@ -48,7 +48,7 @@ class Outcome:
     ended: bool
 
 
-class GrammarFront:
+class StructuredOutputs:
     """One per process. Thread-safe."""
 
     def __init__(
@@ -57,12 +57,12 @@ class GrammarFront:
         """Keep the backends, in the plan's order; see `Router` for the options."""
         self._router = Router(backends, strict_schema=strict_schema, compact=compact)
         self._validator = FinalValidator()
-        self._alone: dict[str, GrammarFront] = {}
+        self._alone: dict[str, StructuredOutputs] = {}
         for name, backend in backends.items() if len(backends) > 1 else ():
-            self._alone[name] = GrammarFront({name: backend}, strict_schema=strict_schema, compact=compact)
+            self._alone[name] = StructuredOutputs({name: backend}, strict_schema=strict_schema, compact=compact)
 
     @classmethod
-    def load(cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, **options: bool) -> GrammarFront:
+    def load(cls, plugins: LoadedPlugins, tokenizer: Tokenizer, vocab_size: int, **options: bool) -> StructuredOutputs:
         """Make the planned backends, for `supports` only: they get a vocabulary without tokens.
 
         Args:
@@ -84,7 +84,7 @@ class GrammarFront:
             backends[planned.name] = backend(vocabulary)
         return cls(backends, **options)
 
-    def only(self, name: str | None, param: str = "grammar_backend") -> GrammarFront:
+    def only(self, name: str | None, param: str = "grammar_backend") -> StructuredOutputs:
         """Return what routes to one backend only; this where no name is given, or `auto`.
 
         Args:

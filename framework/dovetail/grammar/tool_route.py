@@ -59,7 +59,7 @@ class ToolRouter:
         self._router, self._parser, self._name, self._param = router, parser, name, param
 
     def route(self, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> Route:
-        """Return the ways; see `GrammarFront.tools`.
+        """Return the ways; see `StructuredOutputs.tools`.
 
         Raises:
             RequestError: There is none.

@@ -13,7 +13,7 @@ from tqdm import tqdm
 logger = logging.getLogger(__name__)
 
 
-class Chore(Protocol):
+class CaptureTask(Protocol):
     """Something that is prepared piece by piece."""
 
     @property
@@ -30,12 +30,12 @@ class Chore(Protocol):
         ...
 
 
-class Chores:
-    """Does one piece at a time, of each chore in turn: a server that is soon busy has some of everything."""
+class CaptureQueue:
+    """Does one piece at a time, of each task in turn: a server that is soon busy has some of everything."""
 
-    def __init__(self, chores: Sequence[Chore]) -> None:
+    def __init__(self, tasks: Sequence[CaptureTask]) -> None:
         """They may be complete already."""
-        self._left = list(chores)
+        self._left = list(tasks)
 
     @property
     def is_complete(self) -> bool:
@@ -45,20 +45,20 @@ class Chores:
     @property
     def num_left(self) -> int:
         """Pieces that are left."""
-        return sum(chore.num_left for chore in self._left)
+        return sum(task.num_left for task in self._left)
 
     @torch.inference_mode()
     def do_next(self) -> None:
         """Prepare one piece."""
-        self._left = [chore for chore in self._left if chore.num_left]
+        self._left = [task for task in self._left if task.num_left]
         if self._left:
-            chore = self._left.pop(0)
+            task = self._left.pop(0)
             try:
-                chore.run_next()
+                task.run_next()
             except torch.OutOfMemoryError as error:  # what is there serves all the same
                 logger.warning("Out of memory while preparing; the rest is left out (%s)", str(error).splitlines()[0])
                 return
-            self._left.append(chore)
+            self._left.append(task)
 
     def do_some(self, seconds: float) -> None:
         """Prepare pieces while that has taken no longer; all of them, where kernels were compiled before.

@@ -138,7 +138,7 @@ class DecodeGraphs:
         return list(self._captured)
 
     def rehearse(self) -> None:
-        """See `Chore.rehearse`."""
+        """See `CaptureTask.rehearse`."""
         for key in self.keys:
             logits, ids, _ = self._step(*self._inputs(key.rows), key.shares)
             draw.draw(logits, DrawParams.empty(key.rows, self._state.device), ids)

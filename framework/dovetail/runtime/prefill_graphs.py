@@ -108,7 +108,7 @@ class PrefillGraphs:
         return list(self._captured)
 
     def rehearse(self) -> None:
-        """See `Chore.rehearse`."""
+        """See `CaptureTask.rehearse`."""
         for size in self.keys:
             self._step(self._inputs(size), size)
 

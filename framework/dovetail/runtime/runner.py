@@ -24,7 +24,7 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backends, find_device
-from dovetail.runtime.chores import Chores
+from dovetail.runtime.capture_queue import CaptureQueue
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
@@ -101,14 +101,14 @@ class ModelRunner:
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
         self._trials = self._warm_up(memory.plan, decode)
-        chores = [chore for chore in (prefill, decode, self._trials) if chore is not None]
-        self.chores = Chores(chores)
+        tasks = [task for task in (prefill, decode, self._trials) if task is not None]
+        self.capture_queue = CaptureQueue(tasks)
         if kernels is not None:
-            kernels.compile([chore.rehearse for chore in chores] + [lambda: masks.warm_up(self.config.vocab_size)])
+            kernels.compile([task.rehearse for task in tasks] + [lambda: masks.warm_up(self.config.vocab_size)])
         if self.device.type == "cuda":
             self._capture_first(graphs)
             masks.warm_up(self.config.vocab_size)
-            self.chores.do_some(START_S)
+            self.capture_queue.do_some(START_S)
         if kernels is not None:
             kernels.report_late()
         memory.started(self.max_prefill_tokens)

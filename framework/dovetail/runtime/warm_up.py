@@ -152,7 +152,7 @@ class EagerWarmUp:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """See `Chore.rehearse`."""
+        """See `CaptureTask.rehearse`."""
         for shape in self._waiting:
             self._run(shape)
         self._clear()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import RowMapping
 
+from dovetail_server.batches.finalize import BatchFinalizer
 from dovetail_server.batches.pause import Pause
 from dovetail_server.batches.processes import LeaseLostError
-from dovetail_server.batches.settle import Settler
 from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.errors import ServiceError
 from dovetail_server.openai.batches import BatchError
@@ -30,11 +30,11 @@ MAX_READS = 10
 class Care:
     """One per process, looked at by its runner."""
 
-    def __init__(self, state: ReadingContext, store: BatchStore, settler: Settler, runner: Runner) -> None:
+    def __init__(self, state: ReadingContext, store: BatchStore, finalizer: BatchFinalizer, runner: Runner) -> None:
         """Begin with nothing under way."""
         self.state = state
         self.store = store
-        self.settler = settler
+        self.finalizer = finalizer
         self.runner = runner
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, Pause] = {}
@@ -94,7 +94,7 @@ class Care:
                 await self._validate(row, lease)
             else:
                 await self.runner.stop_lines(lease.batch_id)
-                status = await self.settler.finish(row, lease)
+                status = await self.finalizer.finish(row, lease)
                 self.runner.writer.forget(lease.batch_id)
                 logger.info("Batch %s: %s.", lease.batch_id, status)
         finally:
@@ -108,14 +108,14 @@ class Care:
 
     async def _validate(self, row: RowMapping, lease: Lease) -> None:
         try:
-            await self.settler.validate(row, lease)
+            await self.finalizer.validate(row, lease)
         except OSError as error:
             num = self._num_unreadable.get(lease.batch_id, 0) + (error.errno not in PASSING)
             self._num_unreadable[lease.batch_id] = num
             if num < MAX_READS:
                 raise
             text = f"the input file cannot be read: {error.strerror}"
-            await self.settler.fail(lease, [BatchError(code="file_unreadable", message=text, param="input_file_id")])
+            await self.finalizer.fail(lease, [BatchError(code="file_unreadable", message=text, param="input_file_id")])
 
     async def close(self) -> None:
         """Stop; what is under way is given back."""

@@ -42,7 +42,7 @@ LOST = {
 }
 
 
-class Settler:
+class BatchFinalizer:
     """Does what happens once per batch. The caller holds the batch's lease, which every transaction here compares."""
 
     def __init__(

@@ -12,11 +12,11 @@ from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.batches import processes
 from dovetail_server.batches.care import Care
+from dovetail_server.batches.finalize import BatchFinalizer
 from dovetail_server.batches.lines import LineStore
 from dovetail_server.batches.model import ENDPOINTS, NOT_HERE, to_batch
 from dovetail_server.batches.processes import Processes
 from dovetail_server.batches.runner import Runner
-from dovetail_server.batches.settle import Settler
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.errors import ServiceError
@@ -53,11 +53,11 @@ class BatchService:
         self.batches = BatchStore(database, self.processes, state.served_names)
         self.lines = LineStore(database, self.owner, self.processes)
         self.writer = Writer(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
-        self.settler = Settler(
+        self.finalizer = BatchFinalizer(
             self.batches, self.lines, self.files, layout, settings.max_batch_lines, settings.max_body_bytes
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
-        self.care = Care(state, self.batches, self.settler, self.runner)
+        self.care = Care(state, self.batches, self.finalizer, self.runner)
         self.runner.advance = self.care.look
         self.responses = ResponseStore(settings, database, self.owner, state.tasks)
         self.completions = CompletionStore(settings, database)
@@ -166,7 +166,7 @@ class BatchService:
         await self.files.sweep()
         await self.responses.trim()
         await self.completions.trim()
-        await self.settler.remove_left()
+        await self.finalizer.remove_left()
         await self.responses.end_lost(self.background.ids())
 
     async def _recover(self) -> None:

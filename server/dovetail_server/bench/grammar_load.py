@@ -64,8 +64,8 @@ def make_engine(folder: Path, num_rows: int) -> tuple[EngineCore, LoadedPlugins]
         "random_seed": 1,
     }
     core = launch.make_engine(EngineSettings.model_validate(wanted), plugins)
-    while core.has_chores:
-        core.do_chore()
+    while core.has_idle_tasks:
+        core.run_idle_task()
     if core.grammars is not None:
         core.grammars.service.warm_up()
     return core, plugins

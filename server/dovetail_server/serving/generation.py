@@ -19,8 +19,8 @@ from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
 from dovetail.grammar.blame import explained
-from dovetail.grammar.front import GrammarFront, Outcome
 from dovetail.grammar.route import GrammarReport, Route
+from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
@@ -134,7 +134,7 @@ class Choice:
         """The request's field that the grammar came from."""
         return None if self.route is None else self.route.param
 
-    async def judge(self, front: GrammarFront) -> None:
+    async def judge(self, front: StructuredOutputs) -> None:
         """Say what came of its grammar, now that it has ended, or where the cause stands if it was refused."""
         if self.finish_reason == "abort" and (message := self.abort_message) is not None:
             self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.grammar.fields import NAMES, Asked, read_grammar
-from dovetail.grammar.front import GrammarFront
 from dovetail.grammar.route import Route
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.messages import GrammarStep, Thinking
 from dovetail_server import errors
@@ -49,7 +49,7 @@ def plain_constraints(request: Any, text: TextTools) -> Constraints:
     """Return the constraints of a request without a conversation: the grammar holds from the first token.
 
     Raises:
-        RequestError: See `read_grammar` and `GrammarFront`.
+        RequestError: See `read_grammar` and `StructuredOutputs`.
     """
     asked = grammar_of(request)
     front = text.grammar.only(request.grammar_backend)
@@ -84,7 +84,7 @@ def chat_constraints(
     asked: Asked | None,
     wish: ToolWish | None,
     text: TextTools,
-    front: GrammarFront,
+    front: StructuredOutputs,
     *,
     budget: int | None,
     template_kwargs: Mapping[str, Any],
@@ -116,7 +116,7 @@ def chat_constraints(
     return Constraints(route=route, thinking=thinking)
 
 
-def _tool_route(wish: ToolWish, text: TextTools, front: GrammarFront, choice: Any) -> Route:
+def _tool_route(wish: ToolWish, text: TextTools, front: StructuredOutputs, choice: Any) -> Route:
     if text.tools is None:
         why = "the server was started without --tool-call-parser, so it does not know the model's format of calls"
         raise errors.unsupported(wish.param, why)

@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.front import GrammarFront
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.processing.embeddings import Embedder
@@ -102,7 +102,7 @@ class TextTools:
             template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
         self.tools = tools
         self.tools_name = tools_name
-        self.grammar = GrammarFront({})
+        self.grammar = StructuredOutputs({})
         self.embedder = Embedder()
         self.processors = LogitsRequests({}) if plugins is None else LogitsRequests.load(plugins)
         self._plugins = plugins
@@ -175,7 +175,7 @@ class TextTools:
         self._template_defaults = settings.default_chat_template_kwargs
         self.embedder = Embedder.of_checkpoint(Path(settings.model_path or ""))
         if self._plugins is not None:
-            self.grammar = GrammarFront.load(
+            self.grammar = StructuredOutputs.load(
                 self._plugins,
                 self.tokenizer,
                 info.vocab_size,

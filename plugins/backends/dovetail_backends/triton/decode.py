@@ -32,6 +32,7 @@ from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged
 LOG2E = 1.4426950408889634
 
 
+# In one piece on purpose: a part of it that became a function of its own would change what is compiled, and its speed.
 @triton.jit
 def _decode_kernel(
     q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
