@@ -245,3 +245,15 @@ def test_a_surrogate_escaped_into_a_name_can_be_sent(tokenizer: Tokenizer) -> No
     assert calls == [("f?", "{}")]
     calls = parse("[f(a='\\ud83d\\ude00\\ud800')]", tokenizer, reasoning=None, tools="pythonic", tail="")[2]
     assert json.loads(calls[0][1]) == {"a": "😀\ufffd"}
+
+
+@pytest.mark.parametrize("answer", ["", "[", "[T", "[THINK", "[[THINK]", " \n[/TH"])
+def test_a_marker_hides_no_character_that_opens_a_call(answer: str, tokenizer: Tokenizer) -> None:
+    """A bare list is a call also where markers of thinking begin with the same bracket, cut off or not."""
+    call = '{"name": "f", "arguments": {"a": 1}}]'
+    found = parse(f"[THINK]why[/THINK]{answer}[{call}", tokenizer, reasoning="mistral", tools="xlam", tail="")
+    if "T" not in answer:
+        assert found == ("why", None, [("f", '{"a": 1}')])
+    else:
+        assert found[1] is not None
+        assert answer.strip() in found[1]

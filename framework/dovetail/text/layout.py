@@ -62,11 +62,16 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The markers of one phase: those matched by token id, and those matched in the text; `number` is its own."""
+    """The markers of one phase: those matched by token id, and those matched in the text; `number` is its own.
+
+    `bare` are characters that count as a marker where an answer begins with one; they are not in `matcher`, where the
+    match that ends first would hide all longer markers.
+    """
 
     ids: Mapping[int, enum.Enum]
     roles: Mapping[str, enum.Enum]
     matcher: Matcher | None
+    bare: str
     number: int = field(default_factory=count().__next__, compare=False)
 
 
@@ -174,9 +179,7 @@ def make_layout(
 
 def _view(markers: Mapping[str, enum.Enum], ids: Mapping[str, int]) -> View:
     spelled = {text: role for text, role in markers.items() if text not in ids}
-    # The match that ends first wins: a character that begins a longer marker would hide it.
-    for text in [text for text, role in spelled.items() if role is Role.TOOL_BARE]:
-        if any(other.startswith(text) and other != text for other in spelled):
-            del spelled[text]
+    bare = "".join(text for text, role in spelled.items() if role is Role.TOOL_BARE)
+    texts = tuple(text for text in spelled if text not in bare)
     tokens = {ids[text]: role for text, role in markers.items() if text in ids}
-    return View(tokens, spelled, matcher(tuple(spelled)) if spelled else None)
+    return View(tokens, spelled, matcher(texts) if texts else None, bare)

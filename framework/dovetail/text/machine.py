@@ -12,6 +12,7 @@ Adjacent text of one kind becomes one event. All work is linear in the output.
 from __future__ import annotations
 
 import enum
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
@@ -23,6 +24,8 @@ from dovetail.text.detokenizer import Detokenizer
 from dovetail.text.layout import Layout, Phase, View
 from dovetail.text.plain import Plain, plain_tokens
 from dovetail.text.tokenizer import Tokenizer
+
+_SPACE = re.compile(r"\s+")
 
 
 def new_call_id() -> str:
@@ -163,7 +166,7 @@ class Machine(ABC):
             return
         piece = decoder.push(token_id)
         self.num_chars += len(piece)
-        if view.matcher is None:
+        if view.matcher is None and not view.bare:
             if self._phase is Phase.IN:
                 self.reasoning_tokens += 1
             if piece:
@@ -237,6 +240,12 @@ class Machine(ABC):
         base = self._seen - len(buffer)
         while True:
             view = self._views[self._phase]
+            if view.bare and (bare := self._bare_at(view, buffer, begin)) >= 0:
+                self._give(buffer[begin:bare], base + bare)
+                begin = scanned = bare + 1
+                state = 0
+                self._take_spelled(view, buffer[bare], base + begin)
+                continue
             if view.matcher is None:
                 self._held, self._state = "", 0
                 self._give(buffer[begin:], self._seen + 1)
@@ -250,6 +259,35 @@ class Machine(ABC):
             self._take_spelled(view, buffer[cut:end], base + end)
             begin = scanned = end
 
+    @property
+    def _begins_answer(self) -> bool:
+        """Whether nothing but space has come of an answer that may begin with a bare call."""
+        return False
+
+    def _bare_at(self, view: View, text: str, begin: int, *, is_over: bool = False) -> int:
+        """Return where a bare character begins an answer; -1: nowhere, or a longer marker begins there or before.
+
+        Args:
+            view: The markers that count.
+            text: What was not given out yet, from `begin` on.
+            begin: See `text`.
+            is_over: Nothing follows the text that could complete a marker.
+        """
+        if not self._begins_answer:
+            return -1
+        space = _SPACE.match(text, begin)
+        at = begin if space is None else space.end()
+        if at == len(text) or text[at] not in view.bare:
+            return -1
+        for marker in view.roles:
+            first = max(begin, at - len(marker)) if marker[0].isspace() else at
+            for start in range(first, at + 1):
+                part = text[start : start + len(marker)]
+                is_whole = part == marker and len(marker) > 1
+                if is_whole or (not is_over and part != marker and marker.startswith(part)):
+                    return -1
+        return at
+
     def _take_spelled(self, view: View, marker: str, end: int) -> None:
         """Take a marker found in the text, which ends at offset `end`, or give it out as text."""
         if self._take(view.roles[marker], marker, spelled=True):
@@ -261,7 +299,17 @@ class Machine(ABC):
     def _release(self) -> None:
         """Give out text that was held back for a marker that did not come."""
         held, self._held, self._state = self._held, "", 0
-        self._give(held, self._seen)
+        view = self._views[self._phase]
+        bare = self._bare_at(view, held, 0, is_over=True) if held and view.bare else -1
+        if bare < 0:
+            self._give(held, self._seen)
+            return
+        rest = held[bare + 1 :]
+        self._seen -= len(rest)
+        self._give(held[:bare], self._seen - 1)
+        self._take_spelled(view, held[bare], self._seen)
+        self._push(rest)
+        self._release()
 
     def _give(self, text: str, end: int) -> None:
         """Give text up to offset `end` of the output to the phase's sink, and attribute its tokens."""

@@ -112,6 +112,10 @@ class FormatParser(Machine):
             self._text(ContentDelta, self._tail)
         self._tail, self._lead = "", None
 
+    @property
+    def _begins_answer(self) -> bool:
+        return self._lead is not None
+
     def _find_passing(self) -> Plain | None:
         if self._skip:
             return None
@@ -154,8 +158,6 @@ class FormatParser(Machine):
                 self._take_inside_value(role, marker)
                 return True
             self._close_section(marker if role is Role.TOOL_END else "")
-        if role is Role.TOOL_BARE and self._lead is None:
-            return False
         if role is Role.TOOL_START:
             self._open_section(marker)
         elif role in (Role.TOOL_TEXT, Role.TOOL_BARE):

@@ -26,7 +26,7 @@ class Plain(dict[int, str]):
         text = "" if token_id in view.ids or token_id in self._skipped else self._pieces[token_id] or ""
         if view.matcher is not None and view.matcher.begins(text):
             text = ""
-        if any(char in text for char in self._holds):
+        if any(char in text for char in self._holds + view.bare):
             text = ""
         self[token_id] = text
         return text
