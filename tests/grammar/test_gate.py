@@ -47,6 +47,10 @@ SPECS = {
     "full": FULL,
     "not ended by tools": replace(FULL, reasoning=Markers("<think>", "</think>")),
     "reasoning": replace(FULL, tools=None),
+    "ended by what begins a call": FormatSpec(reasoning=Markers("<think>", "</think>", ended_by=("<tool_call>",))),
+    "ended by an answer": FormatSpec(
+        reasoning=Markers("<think>", "</think>", ended_by_answer=True), answer=Markers("<tool_call>", "</tool_call>")
+    ),
     "text markers": FormatSpec(reasoning=Markers("◁think▷", "◁/think▷")),
     "plain": FormatSpec(),
     "harmony": HARMONY,

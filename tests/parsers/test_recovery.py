@@ -181,6 +181,18 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
     ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
     ("glm45", '<tool_call>f<arg_key>list</arg_key><arg_value>[{\\"a\\": \\"1\\"}]</arg_value></tool_call>', None, [("f", {"list": [{"a": "1"}]})]),
+    ("lfm2", "<|tool_call_start|>[g(any='a -n '1,2p' b')]<|tool_call_end|>", None, [("g", {"any": "a -n '1,2p' b"})]),
+    ("xlam", 'So.[TOOL_CALLS][{"name": "f", "arguments": {"city": "[TOOL_CALLS]"}}]', "So.", [("f", {"city": "[TOOL_CALLS]"})]),
+    ("minicpm5", '<functionname="f"><paramname="city">x</param><paramname="days">3</param></function>', None,
+     [("f", {"city": "x", "days": 3})]),
+    ("minicpm5", '<function name="f"><param name="city">a <paramname="no"> b<paramname="days">3</function><functionname="f"></function>',
+     None, [("f", {"city": 'a <paramname="no"> b', "days": 3}), ("f", {})]),
+    ("minicpm5", "<function name=\"f\"><param name=\"properties\">{'city': 'x'}</param></function>", None, ONE),
+    # Tags in a value that can only be a string are part of it; one that opens the next parameter ends it.
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>a{M3}<b>x{M3}</b>{M3}</city>{M3}</invoke>{M3}</tool_call>', None,
+     [("f", {"city": f"a{M3}<b>x{M3}</b>"})]),
+    ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}<days>3{M3}</days>{M3}</invoke>{M3}</tool_call>', None,
+     [("f", {"city": "x", "days": 3})]),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip

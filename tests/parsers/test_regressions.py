@@ -247,13 +247,96 @@ def test_a_surrogate_escaped_into_a_name_can_be_sent(tokenizer: Tokenizer) -> No
     assert json.loads(calls[0][1]) == {"a": "😀\ufffd"}
 
 
-@pytest.mark.parametrize("answer", ["", "[", "[T", "[THINK", "[[THINK]", " \n[/TH"])
+@pytest.mark.parametrize("answer", ["", "["])
 def test_a_marker_hides_no_character_that_opens_a_call(answer: str, tokenizer: Tokenizer) -> None:
-    """A bare list is a call also where markers of thinking begin with the same bracket, cut off or not."""
-    call = '{"name": "f", "arguments": {"a": 1}}]'
-    found = parse(f"[THINK]why[/THINK]{answer}[{call}", tokenizer, reasoning="mistral", tools="xlam", tail="")
-    if "T" not in answer:
-        assert found == ("why", None, [("f", '{"a": 1}')])
-    else:
-        assert found[1] is not None
-        assert answer.strip() in found[1]
+    """A bare list is a call also where markers of thinking begin with the same bracket."""
+    text = f'[THINK]why[/THINK]{answer}[{{"name": "f", "arguments": {{"a": 1}}}}]'
+    assert parse(text, tokenizer, reasoning="mistral", tools="xlam", tail="") == ("why", None, [("f", '{"a": 1}')])
+
+
+@pytest.mark.parametrize("answer", ["[T", "[THINK", "[[THINK]", " \n[/TH", "[[/THINK"])
+def test_half_a_marker_is_text_where_a_bare_call_may_stand(answer: str, tokenizer: Tokenizer) -> None:
+    """It is read as what a bare call begins with, in every chunking, and is shown as none follows."""
+    found = parse(f"[THINK]why[/THINK]{answer} so", tokenizer, reasoning="mistral", tools="xlam", tail="")
+    assert found[0] == "why"
+    assert (found[1] or "").strip() == f"{answer} so".strip()
+
+
+K3 = "<|open|>response<|sep|>so<|close|>response<|sep|><|close|>message<|sep|>"
+
+
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize(
+    ("reasoning", "caller", "tail", "text"),
+    [
+        ("kimi-k3", "kimi-k3", "<|open|>think<|sep|>", f"why{K3}"),
+        ("kimi-k3", "kimi-k3", "<|open|>think<|sep|>", f"why<|close|>message<|sep|>{K3}"),
+        ("solar", "solar", "<|think|>", "why<|begin|>assistant<|content|>so<|end|>"),
+        ("solar", "solar", "", "<|think|>why<|end|><|begin|>assistant<|content|>so<|end|>"),
+        ("cohere-command3", "cohere-command", "<|START_THINKING|>", "why<|START_RESPONSE|>so<|END_RESPONSE|>"),
+        ("cohere-command4", "cohere-command", "<|START_THINKING|>", "why<|START_TEXT|>so<|END_TEXT|>"),
+    ],
+)
+def test_an_answer_ends_thinking(
+    reasoning: str, caller: str, tail: str, text: str, tools: bool, tokenizer: Tokenizer
+) -> None:
+    """A model that goes to the answer's marker without closing its thinking answers; no marker leaks beside tools."""
+    found = parse(text, tokenizer, reasoning=reasoning, tools=caller if tools else None, tail=tail)
+    assert found == ("why", "so", [])
+
+
+def test_an_answer_inside_thinking_leaves_the_calls(tokenizer: Tokenizer) -> None:
+    """Kimi-K3 at times writes an empty response in its thinking, and then calls: nothing of it is reasoning."""
+    call = '<|open|>call tool="f" index="1"<|sep|><|close|>call<|sep|>'
+    text = f"<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
+    found = parse(text, tokenizer, reasoning="kimi-k3", tools="kimi-k3", tail="<|open|>think<|sep|>")
+    assert found == (None, None, [("f", "{}")])
+
+
+@pytest.mark.parametrize("section_end", ["", "\n</tool_call>"])
+def test_the_end_of_thinking_behind_a_call_in_it_is_dropped_once(section_end: str, tokenizer: Tokenizer) -> None:
+    """Also where no end marker of the call's section stands before it; in a value it is part of that."""
+    call = CALL.removesuffix("\n</tool_call>") + section_end
+    for text in (f"why\n{call}</think>\n\nso", f"why\n{call}</think>\n\nso{CALL}"):
+        thought, content, calls = parse(text, tokenizer, tail="<think>\n")
+        assert (thought, content, {*calls}) == ("why", "so", {("f", '{"a": 1}')})
+    text = 'why[TOOL_CALLS]f[ARGS]{"a": "[/THINK]"}[/THINK]so[/THINK]'
+    found = parse(text, tokenizer, reasoning="mistral", tools="mistral", tail="[THINK]")
+    assert found == ("why", "so[/THINK]", [("f", '{"a": "[/THINK]"}')])
+
+
+def test_newlines_before_a_call_are_dropped_in_thinking_too(tokenizer: Tokenizer) -> None:
+    """As many as the format has before a call; before the end of thinking only its own."""
+    dsml = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    found = parse(f"why\n\n\n{dsml}", tokenizer, reasoning="deepseek-v3", tools="deepseek-v4", tail="<think>")
+    assert found == ("why\n", None, [("f", "{}")])
+    found = parse("why\n\n\n</think>so", tokenizer, reasoning="deepseek-v3", tools="deepseek-v4", tail="<think>")
+    assert found == ("why\n\n\n", "so", [])
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "marker"),
+    [
+        ("qwen3", "<tool_call>"),
+        ("qwen3-thinking", "<tool_call>"),
+        ("glm45", "<tool_call>"),
+        ("kimi-k2", "<|tool_calls_section_begin|>"),
+    ],
+)
+def test_what_begins_a_call_ends_thinking_where_calls_are_not_looked_for(
+    reasoning: str, marker: str, tokenizer: Tokenizer
+) -> None:
+    """A client that reads calls itself finds them in the content, whole."""
+    found = parse(f"why\n\n{marker}f", tokenizer, reasoning=reasoning, tools=None, tail="<think>")
+    assert found == ("why\n\n", f"{marker}f", [])
+
+
+def test_elements_in_one_another_without_end_are_linear(tokenizer: Tokenizer) -> None:
+    """Elements deeper than any schema are text, and none of them is lost."""
+    mark = "]<]minimax[>["
+    depth = 20_000
+    text = f'{mark}<tool_call>{mark}<invoke name="f">' + f"{mark}<a>" * depth
+    parser = make_parser(spec_of("minimax-m3", "minimax-m3", tokenizer))
+    reply = fold([*parser.feed((), text), *parser.finish("stop")])
+    (call,) = reply.tool_calls
+    assert call.arguments.count("<a>") + call.arguments.count('"a"') + (reply.content or "").count("<a>") == depth

@@ -71,6 +71,10 @@ class Markers:
         ended_by_tools: Whether a tool call's start marker, or a text that opens a section as well, ends reasoning that
             was not closed.
         also: Other spellings of `start` and `end`, which the engine does not know.
+        ended_by: Texts that end reasoning and are content, where calls are not looked for: what begins a call in the
+            models' own format.
+        ended_by_answer: Whether reasoning that was not closed is ended by the marker before an answer
+            (`FormatSpec.answer`), and by those in `FormatSpec.dropped`.
     """
 
     start: str
@@ -80,6 +84,8 @@ class Markers:
     after_end: str = "\n\n"
     ended_by_tools: bool = False
     also: tuple[tuple[str, str], ...] = ()
+    ended_by: tuple[str, ...] = ()
+    ended_by_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,12 +142,11 @@ class MarkerGate(ReasoningGate):
         self._start, self._end = thinking.start, thinking.end
         self._end_bytes = thinking.end.text.encode()
         self._tools = frozenset(thinking.tools)
-        self._ended_by_tools = thinking.ended_by_tools
+        self._breaks = frozenset(thinking.breaks) | (self._tools if thinking.ended_by_tools else frozenset())
         # Beside a grammar a call that is spelled in thinking is none: it might be a quotation that does not fit.
-        self._tool_bytes = () if constrained else tuple(text.encode() for text in thinking.tool_texts)
-        self._tail_len = max([len(text) for text in (self._end_bytes, *self._tool_bytes)]) - 1
-        if thinking.ended_by_tools and not thinking.calls:
-            self.fence = self._tools
+        self._break_bytes = () if constrained else tuple(text.encode() for text in thinking.break_texts)
+        self._tail_len = max([len(text) for text in (self._end_bytes, *self._break_bytes)]) - 1
+        self.fence = frozenset(thinking.breaks) if thinking.calls else self._breaks
         self._at = 0
         self._tail = b""
         self._begun = False
@@ -204,7 +203,7 @@ class MarkerGate(ReasoningGate):
         return False
 
     def _think(self, token_id: int) -> bool:
-        if self._ended_by_tools and token_id in self._tools:
+        if token_id in self._breaks:
             self.state = "out"
             return False
         if self.exhausted and token_id == self._end.ids[self._at]:
@@ -215,7 +214,7 @@ class MarkerGate(ReasoningGate):
         if len(self._end.ids) == 1 and token_id == self._end.ids[0]:
             self.state = "out"
             return True
-        if (len(self._end.ids) > 1 or self._tool_bytes) and self._ends_in_text(token_id):
+        if (len(self._end.ids) > 1 or self._break_bytes) and self._ends_in_text(token_id):
             self.state = "out"
             return True
         self.reasoning_tokens += 1
@@ -228,7 +227,7 @@ class MarkerGate(ReasoningGate):
             if place >= 0:
                 self.rest = text[place + len(self._end_bytes) :]
                 return True
-        if any(marker in text for marker in self._tool_bytes):
+        if any(marker in text for marker in self._break_bytes):
             return True
         self._tail = text[max(0, len(text) - self._tail_len) :]
         return False

@@ -62,15 +62,18 @@ def thinking_of(spec: FormatSpec, tokenizer: Tokenizer, prompt_tail: str | None,
 def _between_markers(
     spec: FormatSpec, markers: Markers, tokenizer: Tokenizer, state: State, use: Use
 ) -> MarkedThinking:
-    starts = () if spec.tools is None else (spec.tools.start, *spec.tools.also)
-    tools = tuple(tokenizer.added_tokens[text] for text in starts if text in tokenizer.added_tokens)
-    texts = tuple(text for text in starts if text not in tokenizer.added_tokens)
+    added = tokenizer.added_tokens
+    calls = () if spec.tools is None else (spec.tools.start, *spec.tools.also)
+    breaks = markers.ended_by if spec.tools is None else ()
+    breaks += (spec.answer.start, *spec.dropped) if spec.answer is not None and markers.ended_by_answer else ()
+    texts = (*(calls if markers.ended_by_tools else ()), *breaks)
     return MarkedThinking(
         state=state.value,
         start=_marker(markers.start, tokenizer),
         end=_marker(markers.end, tokenizer),
-        tools=tools,
-        tool_texts=texts if markers.ended_by_tools else (),
+        tools=tuple(added[text] for text in calls if text in added),
+        breaks=tuple(added[text] for text in breaks if text in added),
+        break_texts=tuple(text for text in texts if text and text not in added),
         ended_by_tools=markers.ended_by_tools,
         calls=use.calls,
         budget=use.budget,

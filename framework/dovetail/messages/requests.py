@@ -36,16 +36,17 @@ class Marker(msgspec.Struct, frozen=True):
 class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """What the engine must know of thinking between two markers, to start the grammar after it.
 
-    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call,
-    and `tool_texts` are spelled in several; they end thinking if `ended_by_tools`; with `calls`, the grammar describes
-    calls, too; `budget` is the most tokens of thinking, after which the end is forced.
+    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call;
+    they end thinking if `ended_by_tools`, as `breaks` do, and `break_texts`, which are spelled in several tokens; with
+    `calls`, the grammar describes calls, too; `budget` is the most tokens of thinking, after which the end is forced.
     """
 
     state: Literal["open", "in", "out"]
     start: Marker
     end: Marker
     tools: tuple[int, ...] = ()
-    tool_texts: tuple[str, ...] = ()
+    breaks: tuple[int, ...] = ()
+    break_texts: tuple[str, ...] = ()
     ended_by_tools: bool = False
     calls: bool = False
     budget: int | None = None

@@ -8,9 +8,11 @@ OPEN    start         IN
 IN      end           OUT
         start         IN    (repeated before any text: swallowed; else literal)
         tool start    TOOL  (where the format says so; else literal)
+        answer start  OUT   (where the format says so; else literal)
 OUT     tool start    TOOL
-        end           OUT   (once, where a tool call ended thinking; else literal)
+        end           OUT   (once, where a tool call or an answer ended thinking; else literal)
 TOOL    tool end      OUT
+        end           OUT   (once, where this call ended thinking; else literal)
         tool start    TOOL  (the section before it was not closed)
 ```
 The markers around an answer count in OPEN and OUT: the first before any text, the second behind the first. Any other
@@ -58,6 +60,8 @@ class Role(enum.Enum):
     TOOL_BARE = "tool_bare"
     """As `TOOL_TEXT`, where an answer begins with it; else literal."""
     TOOL_END = "tool_end"
+    BREAK = "break"
+    """Ends thinking and is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def compile_layout(spec: FormatSpec, added_tokens: Mapping[str, int]) -> Layout:
     texts += [] if answer is None else [answer.start, answer.end]
     texts += [] if tools is None else [tools.start, tools.end, *tools.also, *tools.inner]
     texts += spec.dropped
+    texts += reasoning.ended_by if reasoning is not None and tools is None else ()
     token_ids = tuple((text, added_tokens[text]) for text in dict.fromkeys(texts) if text in added_tokens)
     # A marker of several tokens is matched in the text: those of them that are special give theirs.
     spelled = {text for text in texts if text not in added_tokens}
@@ -135,11 +140,16 @@ def _compile(
             phases[phase].update({reasoning.start: Role.START, reasoning.end: Role.END})
             for start, end in reasoning.also:
                 phases[phase].update({start: Role.START, end: Role.END})
+        if tools is None:
+            phases[Phase.IN].update(dict.fromkeys(reasoning.ended_by, Role.BREAK))
     for phase in (Phase.OPEN, Phase.OUT):
         phases[phase].update(dict.fromkeys(dropped, Role.DROPPED))
     if answer is not None:
         for phase in (Phase.OPEN, Phase.OUT):
             phases[phase].update({answer.start: Role.ANSWER_START, answer.end: Role.ANSWER_END})
+        if reasoning is not None and reasoning.ended_by_answer:
+            phases[Phase.IN].update({answer.start: Role.ANSWER_START, **dict.fromkeys(dropped, Role.DROPPED)})
+            phases[Phase.OUT].setdefault(reasoning.end, Role.END)
     if tools is not None:
         start, end, also, bare = tools
         for phase in (Phase.OPEN, Phase.OUT):
@@ -149,7 +159,8 @@ def _compile(
         if reasoning is not None and reasoning.ended_by_tools:
             phases[Phase.IN].update(dict.fromkeys(also, Role.TOOL_TEXT))
             phases[Phase.IN].update({start: Role.TOOL_START} if start else {})
-            phases[Phase.OUT][reasoning.end] = Role.END
+            phases[Phase.OUT].setdefault(reasoning.end, Role.END)
+            phases[Phase.TOOL][reasoning.end] = Role.END
         phases[Phase.TOOL].update({start: Role.TOOL_START} if start else {})
         phases[Phase.TOOL].update({end: Role.TOOL_END} if end else {})
     return make_layout(phases, token_ids, kept)

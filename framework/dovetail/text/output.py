@@ -65,8 +65,8 @@ class FormatParser(Machine):
             make_id=make_id,
         )
         self._markers = spec.reasoning or Markers("", "")
-        self._before_end = "" if keep_markers else self._markers.before_end
         self._tools = spec.tools
+        self._held_in = "" if keep_markers else self._newlines_in_thinking()
         self._answer = spec.answer
         self._answers = self._answered = False
         self._trailing = (spec.tools.before_start if spec.tools else "") or (
@@ -123,7 +123,7 @@ class FormatParser(Machine):
             return None if self._closer else self._passing_table()
         if self._lead is not None or self._tail or (self._phase is Phase.IN and not self._begun):
             return None
-        return self._passing_table(self._before_end if self._phase is Phase.IN else self._trailing)
+        return self._passing_table(self._held_in if self._phase is Phase.IN else self._trailing)
 
     def _pass_call(self, piece: str) -> list[Event]:
         events = self._body.feed(piece) if self._body is not None else []
@@ -148,7 +148,14 @@ class FormatParser(Machine):
             return self._take_end(marker)
         if role in (Role.ANSWER_START, Role.ANSWER_END):
             return self._take_answer(role)
+        if role is Role.BREAK:
+            if not self._priming:
+                self._text(ReasoningDelta, self._tail)
+                self._leave_thinking()
+            return False
         if role is Role.DROPPED:
+            if self._phase is Phase.IN:
+                self._leave_thinking()
             self._skip = ""
             return True
         if self._priming:
@@ -197,9 +204,15 @@ class FormatParser(Machine):
     def _take_end(self, marker: str) -> bool:
         if self._phase is Phase.OPEN and (self._lead is None or self._answered) and not self._priming:
             return False
-        if self._phase is Phase.OUT and not self._unclosed:
+        if self._phase in (Phase.OUT, Phase.TOOL) and not self._unclosed:
             return False
+        if self._phase is Phase.TOOL:
+            if self._body is not None and self._body.inside_value:
+                return False
+            self._close_section("")
         self._unclosed = False
+        if self._phase is Phase.IN and not self._keep_markers:
+            self._text(ReasoningDelta, self._tail[: max(len(self._tail) - len(self._markers.before_end), 0)])
         self._trim(self._tail + "".join(self._lead or ()) + marker)
         self._phase, self._skip = Phase.OUT, self._markers.after_end
         self._tail, self._lead = "", self._new_lead()
@@ -207,6 +220,8 @@ class FormatParser(Machine):
 
     def _take_answer(self, role: enum.Enum) -> bool:
         """Drop a marker around the answer. Text that was held as its newlines goes with it."""
+        if self._phase is Phase.IN:
+            self._leave_thinking()
         if self._answer is None or (role is Role.ANSWER_START and self._lead is None and not self._priming):
             return False
         if role is Role.ANSWER_END and not self._answers:
@@ -216,6 +231,11 @@ class FormatParser(Machine):
         self._skip = self._answer.after_start if self._answers else self._answer.after_end
         self._tail, self._lead = "", self._new_lead()
         return True
+
+    def _leave_thinking(self) -> None:
+        """End thinking that was not closed: something came that stands in no thinking. A late end marker is dropped."""
+        self._phase, self._skip, self._unclosed = Phase.OUT, "", True
+        self._tail, self._lead = "", self._new_lead()
 
     def _open_section(self, marker: str) -> None:
         """Begin a tool section. What was dropped before it comes back if the section holds no call."""
@@ -241,6 +261,12 @@ class FormatParser(Machine):
         self._phase = Phase.OUT
         self._lead = self._new_lead()
 
+    def _newlines_in_thinking(self) -> str:
+        """Return what may be dropped from the end of thinking: what stands before its end marker, or before a call."""
+        before_end, tools = self._markers.before_end, self._tools
+        before_call = "" if tools is None or not self._markers.ended_by_tools else tools.before_start
+        return max(before_end, before_call, key=len)
+
     # Station 3: sinks.
 
     def _sink(self, text: str) -> None:
@@ -259,7 +285,7 @@ class FormatParser(Machine):
                 self._feed_body(text)
         elif self._phase is Phase.IN:
             self._begun = True
-            self._text(ReasoningDelta, self._hold_tail(text, self._before_end))
+            self._text(ReasoningDelta, self._hold_tail(text, self._held_in))
         else:
             self._sink_content(text)
 

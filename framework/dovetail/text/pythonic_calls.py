@@ -6,7 +6,7 @@ Positional arguments take their names from the tool's schema, in its order. With
 | written | becomes |
 |---|---|
 | `city=Rome, Italy, days=3` | `"Rome, Italy"`, for a parameter that may be a string |
-| `city="the "old" town"` | a string, for such a parameter |
+| `city="the "old" town"` | a string, for such a parameter and for one that no schema knows |
 | `days="3"` | `3`, for one that may not |
 | `city=3` | `"3"`, for one that must be |
 | `city="Rome"days=3` | two arguments |
@@ -206,7 +206,7 @@ class PythonicCalls(ToolBody):
                 value = quoted(text.strip())
             self._add_json(key, value)
         elif not self._add_two(key, text, depth):
-            if "string" not in types:
+            if "string" not in types and (types or text.lstrip()[:1] not in ("'", '"')):
                 self._failed = True
                 return
             if (inner := _unquoted(text.strip())) is not None:

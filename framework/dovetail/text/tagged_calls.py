@@ -35,6 +35,7 @@ _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 _CDATA_START = "<![CDATA["
 _WRAPPERS = frozenset(["arguments", "input", "parameters", "properties"])
 """Keys under which models put all arguments at times, as JSON."""
+_OBJECT = frozenset(["object"])
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
 
@@ -61,6 +62,7 @@ class Tags:
         value_start: What opens the value behind the key; empty where the value follows at once.
         value_end: Closes a value.
         newlines: Whether one newline on either side of a value belongs to the tags.
+        spelled: Other spellings of opening tags, each with the tag that it stands for.
         cdata: Whether a value may stand in `<![CDATA[…]]>`. Values come when they are complete then.
         read_name: Takes the name from the text between `call`.
         read_key: Takes the key from the text between `key`, and whether its value is a string (None: the schema says).
@@ -72,6 +74,7 @@ class Tags:
     value_start: str = ""
     value_end: str
     newlines: bool = False
+    spelled: tuple[tuple[str, str], ...] = ()
     cdata: bool = False
     read_name: Callable[[str], str] = plain_name
     read_key: Callable[[str], tuple[str, bool | None]] = plain_key
@@ -96,6 +99,7 @@ class TaggedCalls(ToolBody):
         self._tools = tools
         self._schema: Mapping[str, Any] | None = None
         self._matchers: dict[str, Matcher] = _matchers(tags)
+        self._meant = dict(tags.spelled)
         self._plain = _not_plain(tags)
         self._followers = _followers(tags)
         self._out: list[ToolEvent] = []
@@ -157,7 +161,9 @@ class TaggedCalls(ToolBody):
 
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
         held, self._held = self._held, ""
-        if self._at == "confirm" and (held or (complete and self._closer == self._tags.key[0])):
+        if self._at == "confirm" and (
+            held or (complete and self._meant.get(self._closer, self._closer) == self._tags.key[0])
+        ):
             self._unconfirmed()
         if held and self._at == "broken":
             self._out.append(Malformed("tool_call", held))
@@ -255,6 +261,7 @@ class TaggedCalls(ToolBody):
         self._space.clear()
         if self._call is None:
             self._raw.append(tag)
+        written, tag = tag, self._meant.get(tag, tag)
         if self._at == "call":
             self._begin_head("name")
         elif self._at == "name":
@@ -266,7 +273,7 @@ class TaggedCalls(ToolBody):
         elif self._at == "gap":
             self._at = "value"
         elif self._at == "value":
-            self._at, self._closer = "confirm", tag
+            self._at, self._closer = "confirm", written
         elif tag == tags.key[0]:
             self._begin_head("key")
         else:
@@ -314,6 +321,8 @@ class TaggedCalls(ToolBody):
     def _unwrap(self) -> bool:
         """Give out arguments of the tool that stand in one value. False: it holds none, and its key was given out."""
         text = self._cut_value().strip()
+        if text.startswith("{"):
+            text = value_text(text, _OBJECT)
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -348,7 +357,7 @@ class TaggedCalls(ToolBody):
             if after == len(text):
                 return after
         tags = self._tags
-        if self._closer == tags.key[0]:
+        if self._meant.get(self._closer, self._closer) == tags.key[0]:
             return self._confirm_key(text, pos, after)
         followers = self._followers[self._closer == tags.value_end]
         if text.startswith(followers.tags, after):
@@ -435,10 +444,14 @@ class Followers(NamedTuple):
 @lru_cache(maxsize=64)
 def _followers(tags: Tags) -> tuple[Followers, Followers]:
     """Return what may follow the end of a call, and that of a value."""
-    groups = (tags.call[0],), (tags.key[0], tags.call_end)
-    one, two = (tuple(filter(None, group)) for group in groups)
+    one, two = _spellings(tags, (tags.call[0],)), _spellings(tags, (tags.key[0], tags.call_end))
     begun = [frozenset(tag[:size] for tag in group for size in range(1, len(tag))) for group in (one, two)]
     return Followers(one, begun[0]), Followers(two, begun[1])
+
+
+def _spellings(tags: Tags, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return tags that there are, and all other spellings of them."""
+    return tuple(filter(None, (*wanted, *(text for text, meant in tags.spelled if meant in wanted))))
 
 
 @lru_cache(maxsize=64)
@@ -459,4 +472,4 @@ def _matchers(tags: Tags) -> dict[str, Matcher]:
         "gap": (tags.value_start,),
         "value": (tags.value_end, tags.call_end, tags.key[0]),
     }
-    return {at: matcher(tuple(text for text in texts if text)) for at, texts in places.items()}
+    return {at: matcher(_spellings(tags, texts)) for at, texts in places.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dovetail.contracts.reasoning import Markers
 from dovetail_parsers.reasoning.between import Between
 
-THINKING = Markers("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", ended_by_tools=True)
+THINKING = Markers("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", ended_by_tools=True, ended_by_answer=True)
 
 
 class CohereCommand3(Between):

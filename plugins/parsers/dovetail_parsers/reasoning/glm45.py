@@ -30,7 +30,15 @@ class Glm45(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(
-            reasoning=Markers("<think>", "</think>", after_start="", before_end="", after_end="\n", ended_by_tools=True)
+            reasoning=Markers(
+                "<think>",
+                "</think>",
+                after_start="",
+                before_end="",
+                after_end="\n",
+                ended_by_tools=True,
+                ended_by=("<tool_call>",),
+            )
         )
 
     def detect(self, template: TemplateView) -> float:

@@ -28,7 +28,15 @@ class KimiK2(ReasoningParser):
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
         return FormatSpec(
-            reasoning=Markers("<think>", "</think>", after_start="", before_end="", after_end="", ended_by_tools=True)
+            reasoning=Markers(
+                "<think>",
+                "</think>",
+                after_start="",
+                before_end="",
+                after_end="",
+                ended_by_tools=True,
+                ended_by=("<|tool_calls_section_begin|>",),
+            )
         )
 
     def detect(self, template: TemplateView) -> float:

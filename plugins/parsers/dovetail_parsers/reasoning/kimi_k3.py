@@ -21,7 +21,9 @@ from dovetail_parsers.reasoning.between import Between
 class KimiK3(Between):
     """Thinking and answer in elements."""
 
-    markers = Markers("<|open|>think<|sep|>", "<|close|>think<|sep|>", "", "", "", ended_by_tools=True)
+    markers = Markers(
+        "<|open|>think<|sep|>", "<|close|>think<|sep|>", "", "", "", ended_by_tools=True, ended_by_answer=True
+    )
     answer = Markers("<|open|>response<|sep|>", "<|close|>response<|sep|>", "", "", "")
     dropped = ("<|close|>message<|sep|>", "<|end_of_msg|>")
     knows = ("<|open|>", "<|sep|>", "think")

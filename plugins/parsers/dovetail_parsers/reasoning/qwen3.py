@@ -32,7 +32,7 @@ class Qwen3(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True))
+        return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True, ended_by=("<tool_call>",)))
 
     def detect(self, template: TemplateView) -> float:
         """Qwen's templates speak ChatML and mention the markers."""

@@ -31,7 +31,9 @@ class Qwen3Thinking(ReasoningParser):
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Declare the markers."""
-        return FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
+        return FormatSpec(
+            reasoning=Markers("<think>", "</think>", ended_by_tools=True, ended_by=("<tool_call>",)), initial=State.IN
+        )
 
     def detect(self, template: TemplateView) -> float:
         """ChatML whose generation prompt opens thinking, without a switch."""

@@ -18,7 +18,7 @@ from dovetail_parsers.reasoning.between import Between
 class Solar(Between):
     """Thinking and answer in messages of their own."""
 
-    markers = Markers("<|think|>", "<|end|>", "", "", "", ended_by_tools=True)
+    markers = Markers("<|think|>", "<|end|>", "", "", "", ended_by_tools=True, ended_by_answer=True)
     answer = Markers("<|content|>", "<|end|>", "", "", "")
     dropped = ("<|begin|>assistant",)
     knows = ("<|think|>", "<|content|>")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,21 +25,33 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.call_grammar import Node, calls_grammar, element_arguments, name_of
 from dovetail.text.headed_calls import is_half_a_head
-from dovetail.text.schema_types import properties_of, schemas_by_tool, types_of, value_text
+from dovetail.text.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
 from dovetail_parsers.tools.sections import Section
 
 MARK = "]<]minimax[>["
 _INVOKE = re.compile(r"<invoke name=[\"']?([\w.:/\-]+)[\"']?>")
 _TAG = re.compile(r"<(/?)([^<>\s]+)>")
+_MAX_DEPTH = 64
+"""Elements in one another; deeper ones are text."""
 
 
 @dataclass(slots=True)
 class Element:
-    """An element that is being read."""
+    """An element that is being read; where its schema wants a string, tags in it (`inner`, those open) are text."""
 
     name: str
-    text: str = ""
+    schema: Any = None
+    is_text: bool = False
+    inner: Counter[str] = field(default_factory=Counter)
+    texts: list[str] = field(default_factory=list)
     children: list[Element] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What was written in it, tags that count left out."""
+        if len(self.texts) > 1:
+            self.texts[:] = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
 
 
 class ElementCalls(ToolBody):
@@ -90,7 +103,7 @@ class ElementCalls(ToolBody):
             if is_cut and self._wants_no_text():
                 value = self._stack[-1]
                 if value.text.endswith("]") and value.text.count("]") > value.text.count("["):
-                    value.text = value.text[:-1]
+                    value.texts[:] = [value.text[:-1]]
         self._end_call()
         self._out += self._noise()
         return self._take_out()
@@ -115,7 +128,7 @@ class ElementCalls(ToolBody):
         if self._call is None:
             self._raw.append(text)
         else:
-            self._stack[0].text += text
+            self._stack[0].texts.append(text)
 
     def _noise(self) -> list[ToolEvent]:
         """Return what stands outside of calls."""
@@ -136,40 +149,68 @@ class ElementCalls(ToolBody):
             self._end_call()
             start = self._new_call(tag[1])
             self._call, self._schema = start.index, self._schemas.get(tag[1])
-            self._stack = [Element("", piece[tag.end() :])]
+            self._stack = [Element("", self._schema, texts=[piece[tag.end() :]])]
             self._out += [*self._noise(), start]
         elif self._call is None:
             self._text(MARK + piece)
         elif tag[1]:
-            self._close(tag[2], tag[0], piece[tag.end() :])
+            self._close(tag[2], tag[0], piece)
+        elif self._opens(tag[2]):
+            self._open(tag[2], piece[tag.end() :])
         else:
-            self._stack.append(Element(tag[2], piece[tag.end() :]))
+            self._stack[-1].inner[tag[2]] += 1
+            self._stack[-1].texts.append(MARK + piece)
+
+    def _opens(self, name: str) -> bool:
+        """Whether a tag opens an element here. A parameter that is still to come ends text that was not closed."""
+        if not self._stack[-1].is_text:
+            return len(self._stack) <= _MAX_DEPTH
+        root = self._stack[0]
+        given = {element.name for element in root.children} | {self._stack[1].name}
+        if len(self._stack) != 2 or name in given or name not in properties_of(self._schema):
+            return False
+        self._close_last()
+        return True
+
+    def _open(self, name: str, text: str) -> None:
+        parent = self._stack[-1].schema
+        schema = properties_of(parent if isinstance(parent, Mapping) else None).get(name)
+        if name == "item" and schema is None and isinstance(parent, Mapping):
+            schema = parent.get("items")
+        types = types_of(schema, self._schema)
+        self._stack.append(Element(name, schema, "string" in types and not types & CONTAINERS, texts=[text]))
 
     def _text(self, text: str) -> None:
         if self._call is not None:
-            self._stack[-1].text += text
+            self._stack[-1].texts.append(text)
         elif text.strip():
             self._raw.append(text)
 
-    def _close(self, name: str, tag: str, behind: str) -> None:
+    def _close(self, name: str, tag: str, piece: str) -> None:
         """Take a closing tag; one of nothing that is open closes what was opened last, and is shown."""
+        behind = piece[len(tag) :]
         if name == "invoke":
             self._end_call()
             self._text(behind)
             return
         names = [element.name for element in self._stack[1:]]
         if name not in names:
+            last = self._stack[-1]
+            if last.inner[name] > 0:
+                last.inner[name] -= 1
+                last.texts.append(MARK + piece)
+                return
             self._unread(MARK + tag)
         while len(self._stack) > 1 and self._close_last() != name and name in names:
             pass
-        self._stack[-1].text += behind
+        self._stack[-1].texts.append(behind)
 
     def _close_last(self) -> str:
         """Close the element that was opened last. Text beside its children is no part of a value: it is shown."""
         element = self._stack.pop()
         self._stack[-1].children.append(element)
         if element.children and element.text.strip():
-            self._stack[0].text += element.text
+            self._stack[0].texts.append(element.text)
         return element.name
 
     def _end_call(self) -> None:
