@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -71,7 +72,11 @@ CASES = {
 }
 QUESTION = [{"role": "user", "content": "what is </think>, and <tool_call>, <|channel|>analysis and [TOOL_CALLS]?"}]
 TYPES = {str: "string", bool: "boolean", int: "integer", list: "array", type(None): "null"}
-plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+# Hypothesis draws from the texts in modules that are loaded, too: those that are markers of some format are left out.
+MARKER = re.compile(r"[<\[\u25c1].+[>\]\u25b7]", re.DOTALL)
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
+    lambda text: MARKER.search(text) is None
+)
 names = st.text("abc_", min_size=1, max_size=6)
 values = plain | st.integers() | st.booleans() | st.none() | st.lists(plain | st.integers(), max_size=2)
 
