@@ -233,4 +233,6 @@ def announce(settings: ServeSettings, listener: socket.socket, phases: Phases) -
     names = ", ".join(settings.served_model_name or [str(settings.model_path)])
     scheme = "http" if settings.ssl_certfile is None else "https"
     logger.info("Serving %s at %s://%s:%d/v1 (documentation: /docs)", names, scheme, shown, port)
+    if not settings.disable_playground:
+        logger.info("Chat in a browser: %s://%s:%d", scheme, shown, port)
     logger.info("The server is fired up and ready to roll!")

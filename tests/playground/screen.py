@@ -102,6 +102,22 @@ class Screen:
         """Keep a picture."""
         self.page.screenshot(path=self.folder / f"{name}.png")
 
+    def focused(self) -> str:
+        """The name of what has the focus."""
+        name = self.page.evaluate(
+            "(() => { const e = document.activeElement; return e.getAttribute('aria-label')"
+            " ?? e.labels?.[0]?.firstChild?.textContent ?? e.textContent.trim().slice(0, 60); })()"
+        )
+        return str(name).strip()
+
+    def reach(self, name: str) -> None:
+        """Press Tab until something has the focus."""
+        for _ in range(90):
+            if self.focused() == name:
+                return
+            self.page.keyboard.press("Tab")
+        raise AssertionError(f"{name} is not reached by Tab")
+
     def set(self, label: str, value: str) -> None:
         """Fill a field of the settings."""
         self.page.get_by_label(label, exact=True).fill(value)

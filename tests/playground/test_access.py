@@ -82,24 +82,15 @@ def test_the_keyboard_is_enough(screen: Screen, server: ScriptedServer) -> None:
     names = walk(screen, 80)
     for name in ("New conversation", "Hello", "Settings", "Try again", "Copy reply", "As a program", "Dark"):
         assert name in names, (name, names)
-    reach(screen, "Dark")
+    screen.reach("Dark")
     keys.press("Enter")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    reach(screen, "Temperature")
+    screen.reach("Temperature")
     keys.type("0.5")
     assert page.get_by_label("Temperature").input_value() == "0.5"
-    reach(screen, "Try again")
+    screen.reach("Try again")
     keys.press("Enter")
     page.get_by_text("2 of 2").last.wait_for()
-
-
-def focused(screen: Screen) -> str:
-    """The name of what has the focus."""
-    name = screen.page.evaluate(
-        "(() => { const e = document.activeElement; return e.getAttribute('aria-label')"
-        " ?? e.labels?.[0]?.firstChild?.textContent ?? e.textContent.trim().slice(0, 60); })()"
-    )
-    return str(name).strip()
 
 
 def walk(screen: Screen, most: int) -> list[str]:
@@ -112,18 +103,9 @@ def walk(screen: Screen, most: int) -> list[str]:
             " const box = e.closest('.box') ?? e; const s = getComputedStyle(box);"
             " return box !== e || s.outlineStyle !== 'none'; })()"
         )
-        assert style in (None, True), focused(screen)
-        found.append(focused(screen))
+        assert style in (None, True), screen.focused()
+        found.append(screen.focused())
     return found
-
-
-def reach(screen: Screen, name: str) -> None:
-    """Press Tab until something has the focus."""
-    for _ in range(90):
-        if focused(screen) == name:
-            return
-        screen.page.keyboard.press("Tab")
-    raise AssertionError(f"{name} is not reached by Tab")
 
 
 def test_a_screen_reader_is_told(screen: Screen, server: ScriptedServer) -> None:

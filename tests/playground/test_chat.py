@@ -228,9 +228,11 @@ def test_the_same_request_as_a_program(screen: Screen, server: ScriptedServer) -
     assert body["messages"] == [{"role": "user", "content": "It's a 'quoted' question"}]
     assert body["temperature"] == 0.25
     dialog.get_by_role("button", name="Python").click()
+    dialog.get_by_label("Code, Python").wait_for()
     program = ast.parse(dialog.locator("pre").inner_text())
     assert "extra_body={'repetition_penalty': 1.1}" in ast.unparse(program)
     dialog.get_by_role("button", name="JavaScript").click()
+    dialog.get_by_label("Code, JavaScript").wait_for()
     assert server.base in dialog.locator("pre").inner_text()
     dialog.get_by_label("Copy code").click()
     dialog.get_by_label("Copied").wait_for()

@@ -6,11 +6,31 @@ import { ChatPage } from "./chat/page.js";
 import { IconButton } from "./parts/buttons.js";
 import { KeyDialog } from "./parts/key.js";
 
-const PAGES = [["chat", "Chat"]];
+// Each with what loads it when it is first opened.
+const PAGES = {
+  chat: ["Chat"],
+  compare: ["Compare", async () => (await import("./compare/page.js")).ComparePage],
+  model: ["Model", async () => (await import("./model/page.js")).ModelPage],
+  batches: ["Batches", async () => (await import("./batches/page.js")).BatchesPage],
+  live: ["Live", async () => (await import("./live/page.js")).LivePage],
+};
 
 function route() {
   const [, page = "", id = ""] = location.hash.split("/");
-  return { page: PAGES.some(([name]) => name === page) ? page : "chat", id };
+  return { page: Object.hasOwn(PAGES, page) ? page : "chat", id };
+}
+
+/** A page that is loaded when it is opened. */
+function Lazy({ page }) {
+  const [found, setFound] = useState({ page: "", Kind: null, problem: "" });
+  useEffect(() => {
+    let isWanted = true;
+    const set = (what) => isWanted && setFound({ page, Kind: null, problem: "", ...what });
+    PAGES[page][1]().then((Kind) => set({ Kind }), () => set({ problem: "The server does not answer; this page could not be loaded." }));
+    return () => (isWanted = false);
+  }, [page]);
+  if (found.page !== page) return html`<main id="page" class="page" aria-busy="true"></main>`;
+  return found.Kind ? html`<${found.Kind} />` : html`<main id="page" class="page"><p class="problem">${found.problem}</p></main>`;
 }
 
 function Status() {
@@ -40,28 +60,29 @@ function App() {
     setIsNight(isDark());
   };
   return html`
-    <a class="skip" href="#composer" onClick=${skip}>Skip to the page</a>
+    <a class="skip" href="#page" onClick=${skip}>Skip to the page</a>
     <header class="top">
       <a class="brand" href="#/chat"><img src=${new URL("icon.svg", import.meta.url).href} alt="" width="24" height="24" />Dovetail</a>
-      <nav aria-label="Pages">${
-        PAGES.length > 1 &&
-        PAGES.map(([name, label]) => html`<a key=${name} href=${`#/${name}`} aria-current=${name === page ? "page" : undefined}>${label}</a>`)
-      }</nav>
+      <nav aria-label="Pages">${Object.entries(PAGES).map(
+        ([name, [label]]) => html`<a key=${name} href=${`#/${name}`} aria-current=${name === page ? "page" : undefined}>${label}</a>`,
+      )}</nav>
       <${IconButton} icon=${isNight ? "sun" : "moon"} label=${isNight ? "Light" : "Dark"} onClick=${switchTheme} />
     </header>
     <${Status} />
     ${
       error
-        ? html`<main class="page"><h1>This page has an error</h1><p class="problem">${String(error)}</p><p>Your conversations are kept.</p>
+        ? html`<main id="page" class="page"><h1>This page has an error</h1><p class="problem">${String(error)}</p><p>Your conversations are kept.</p>
             <button type="button" onClick=${recover}>Show the page again</button></main>`
-        : html`<${ChatPage} id=${id} />`
+        : page === "chat"
+          ? html`<${ChatPage} id=${id} />`
+          : html`<${Lazy} page=${page} />`
     }
     <${KeyDialog} />`;
 }
 
 function skip(event) {
   event.preventDefault();
-  document.querySelector("main textarea, main [href], main button")?.focus();
+  document.querySelector("#page textarea, #page input, #page button, #page [tabindex]")?.focus();
 }
 
 restoreTheme();

@@ -18,7 +18,8 @@ export function Calls({ node, canAnswer, answer }) {
   if (!node.calls.length) return null;
   const submit = (event) => {
     event.preventDefault();
-    answer(node, node.calls.map((call, i) => [call, answers[i] ?? ""]));
+    const given = [...event.currentTarget.querySelectorAll("textarea")].map((area) => area.value);
+    answer(node, node.calls.map((call, i) => [call, given[i]]));
   };
   return html`<form class="calls" onSubmit=${submit}>
     ${node.calls.map((call, i) => {
@@ -29,7 +30,7 @@ export function Calls({ node, canAnswer, answer }) {
         ${!isJson && node.state !== "writing" && html`<p class="note">These arguments are not JSON; they are shown as they came.</p>`}
         ${canAnswer && html`<label>What ${call.name} gives back
           <textarea rows="2" placeholder='{"temperature": 21}' value=${answers[i] ?? ""}
-            onInput=${(event) => setAnswers({ ...answers, [i]: event.target.value })}></textarea></label>`}
+            onInput=${({ target }) => setAnswers((all) => ({ ...all, [i]: target.value }))}></textarea></label>`}
       </section>`;
     })}
     ${canAnswer && html`<p class="actions"><button type="submit">Send ${node.calls.length > 1 ? "the results" : "the result"}</button></p>`}

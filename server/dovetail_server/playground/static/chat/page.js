@@ -18,7 +18,7 @@ const GONE = "This conversation is not in this browser any more. What you type b
 export function ChatPage({ id }) {
   const [conversation, setConversation] = useState(() => fresh());
   const [notice, setNotice] = useState("");
-  const [draft, setDraft] = useState("");
+  const [draft, setDraft] = useDraft();
   const [panel, setPanel] = useState(null); // of the two at the sides, the one that is open on a small screen
   const [hasSettings, setHasSettings] = useState(innerWidth > 1100);
   const [program, setProgram] = useState(null);
@@ -92,7 +92,7 @@ export function ChatPage({ id }) {
 
   return html`<div class=${`chat ${panel ? `open-${panel}` : ""} ${hasSettings ? "" : "without-settings"}`} onKeyDown=${closeOnEscape}>
     <${ConversationList} current=${conversation.id} onNew=${onNew} onLeave=${() => setPanel(null)} />
-    <main class="talk" aria-label="Conversation">
+    <main id="page" class="talk" aria-label="Conversation">
       <div class="bar">
         <${IconButton} icon="menu" label="Conversations" class="quiet small-only" aria-expanded=${panel === "list"} onClick=${() => setPanel(panel === "list" ? null : "list")} />
         <h1 dir="auto">${plain(conversation.title) || "New conversation"}</h1>
@@ -115,6 +115,14 @@ export function ChatPage({ id }) {
     ${panel && html`<div class="shade" onClick=${() => setPanel(null)}></div>`}
     ${program && html`<${ProgramDialog} body=${program} onClose=${() => setProgram(null)} />`}
   </div>`;
+}
+
+let unsent = ""; // outlives a look at another page
+
+function useDraft() {
+  const [draft, setDraft] = useState(unsent);
+  const set = (text) => setDraft((unsent = text));
+  return [draft, set];
 }
 
 function spoken(node) {

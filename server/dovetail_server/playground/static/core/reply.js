@@ -98,5 +98,6 @@ export function figures(reply) {
 }
 
 export function seconds(ms) {
-  return ms < 1000 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(1)} s`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(1)} s`;
+  return ms >= 10 || ms <= 0 ? `${Math.max(0, Math.round(ms))} ms` : `${Number(ms.toFixed(1))} ms`;
 }

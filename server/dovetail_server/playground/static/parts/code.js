@@ -81,12 +81,16 @@ export function languageOf(name) {
 export function Code({ text, language = "", label = "" }) {
   const known = text.length <= MOST ? languageOf(language) : null;
   const [, setLoaded] = useState(0);
+  const isColoured = known && loaded.has(known);
   useEffect(() => {
-    if (known && !loaded.has(known)) load(known).then(() => setLoaded((count) => count + 1), console.warn);
+    if (!known || isColoured) return;
+    // Another block may have loaded it since this one was laid out.
+    const ready = loaded.has(known) ? Promise.resolve() : load(known);
+    ready.then(() => setLoaded((count) => count + 1), console.warn);
   }, [known]);
   const name = label || language.trim().split(/\s/, 1)[0] || "text";
   return html`<figure class="code">
     <figcaption><span>${plain(name)}</span><${CopyButton} text=${text} what="code" /></figcaption>
-    <pre tabindex="0" role="region" aria-label=${`Code, ${name}`} dir="ltr"><code>${known && loaded.has(known) ? coloured(text, known) : plain(text)}</code></pre>
+    <pre tabindex="0" role="region" aria-label=${`Code, ${name}`} dir="ltr"><code>${isColoured ? coloured(text, known) : plain(text)}</code></pre>
   </figure>`;
 }
