@@ -43,6 +43,26 @@ def test_random_schemas_mean_the_same() -> None:
     assert 0.1 * num < num_valid < 0.9 * num
 
 
+EVALUATED: list[tuple[Any, Any]] = [
+    ({"properties": {"a": {}}, "additionalProperties": True, "unevaluatedProperties": False}, {"a": 1, "b": 2}),
+    ({"allOf": [{"additionalProperties": True}], "unevaluatedProperties": False}, {"b": 2}),
+    ({"allOf": [{"unevaluatedProperties": True}], "unevaluatedProperties": False}, {"b": 2}),
+    ({"prefixItems": [{"type": "string"}], "items": True, "unevaluatedItems": False}, ["a", 42]),
+    ({"allOf": [{"items": True}], "unevaluatedItems": False}, [1]),
+    ({"if": {"properties": {"a": {"const": 1}}, "required": ["a"]}, "unevaluatedProperties": False}, {"a": 1}),
+]
+"""Schemas, and what they allow because what says nothing else says that everything is evaluated."""
+
+
+@pytest.mark.parametrize(("given", "value"), EVALUATED)
+def test_what_allows_everything_evaluates_it(given: Any, value: Any) -> None:
+    """Finished texts are judged so, and no form of the schema forbids them."""
+    assert is_valid({"$schema": "https://json-schema.org/draft/2020-12/schema", **given}, value)
+    assert holds(plain(given), value)
+    assert holds(normalize(given).schema, value)
+    assert not holds(normalize({"properties": {"a": {}}, "unevaluatedProperties": False}).schema, {"b": 1})
+
+
 ENFORCEABLE: dict[str, Any] = {
     "no-ops": {
         "uniqueItems": False, "not": False, "minItems": 0, "minProperties": 0, "additionalProperties": True,

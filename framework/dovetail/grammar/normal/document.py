@@ -21,6 +21,7 @@ MAX_GROWTH, MAX_ADDED = 4, 65536
 """A rewritten schema is kept within so many times its size, and so many bytes more."""
 
 _REFERENCES = frozenset(REFERENCES)
+_UNEVALUATED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,14 @@ class _Document:
             if isinstance(node, dict) and isinstance(node.get("$dynamicAnchor"), str)
         )
 
+    def _says_unevaluated(self) -> bool:
+        return self._is_unevaluated_said
+
+    @cached_property
+    def _is_unevaluated_said(self) -> bool:
+        found = (node for _, node in schema.every(self._given) if isinstance(node, dict))
+        return any(node[key] not in (True, {}) for node in found for key in _UNEVALUATED & node.keys())
+
     def write(self) -> Any:
         """Return the document; definitions that nothing refers to are left out."""
         root = self._node(self._given, "")
@@ -137,7 +146,7 @@ class _Document:
             if key in meaning:
                 holds = key in schema.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
-        return nodes.simplify(made, self.places)
+        return nodes.simplify(made, self.places, self._says_unevaluated)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:
         """Return where a node's reference leads, in the new document; a boolean where it leads to one."""

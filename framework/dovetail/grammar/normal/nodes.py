@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,15 @@ class Place:
         return "/".join((self.pointer, first, *parts[1:]))
 
 
-def simplify(node: Node, places: dict[int, Place]) -> Any:
-    """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed."""
+def simplify(node: Node, places: dict[int, Place], says_unevaluated: Callable[[], bool]) -> Any:
+    """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed.
+
+    Args:
+        node: The schema.
+        places: Where each schema stood.
+        says_unevaluated: Whether the document speaks of what is unevaluated: then what allows everything says that it
+            is evaluated.
+    """
     if _SIMPLIFIED.isdisjoint(node):
         return node  # most are: what follows asks for each keyword
     names: dict[str, str] = {}
@@ -71,7 +78,7 @@ def simplify(node: Node, places: dict[int, Place]) -> Any:
     _clamp(node)
     if "not" in node and node["not"] in (True, {}):
         return False
-    _drop_silent(node)
+    _drop_silent(node, says_unevaluated)
     _unevaluated(node)
     _contains(node)
     return node
@@ -117,19 +124,26 @@ _SILENT: dict[str, tuple[Any, ...]] = {
     "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
 }  # fmt: skip
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+_EVALUATING = {"additionalProperties": "unevaluatedProperties", "items": "unevaluatedItems"}
+"""Keywords beside which nothing is unevaluated, and what would speak of that."""
+_TELLING = frozenset((*_EVALUATING, *_EVALUATING.values()))
 _SIMPLIFIED = frozenset((*_SILENT, *COUNTS, *_BOUNDS, "additionalItems", "dependencies", "if", "then", "else", "allOf"))
 """Keywords that `simplify` may change."""
 
 
-def _drop_silent(node: Node) -> None:
+def _drop_silent(node: Node, says_unevaluated: Callable[[], bool]) -> None:
     """Leave out keywords that every instance passes, and those that need another beside them."""
+    for evaluating, rest in _EVALUATING.items():
+        if evaluating in node:
+            node.pop(rest, None)
     for key in _SILENT.keys() & node.keys():
-        if any(node[key] == value and type(node[key]) is type(value) for value in _SILENT[key]):
+        is_silent = any(node[key] == value and type(node[key]) is type(value) for value in _SILENT[key])
+        if is_silent and not (key in _TELLING and says_unevaluated()):
             del node[key]
     if "if" not in node:
         node.pop("then", None)
         node.pop("else", None)
-    elif "then" not in node and "else" not in node:
+    elif "then" not in node and "else" not in node and not says_unevaluated():
         del node["if"]
     if "contains" not in node:
         node.pop("minContains", None)

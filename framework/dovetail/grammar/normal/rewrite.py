@@ -170,6 +170,8 @@ class Rewriter:
     def condition(self, node: Node) -> None:
         """`if`: it and `then` hold, or its opposite and `else` do."""
         first, then, other = node["if"], node.get("then", True), node.get("else", True)
+        if then is True and other is True:
+            return  # it is there for what it evaluates
         if then is True:
             made = any_of([first, other])
         else:
