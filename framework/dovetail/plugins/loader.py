@@ -12,8 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from types import FrameType
 from typing import Any
 
@@ -26,6 +24,7 @@ from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State
+from dovetail.plugins.scan import installed_version
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -241,12 +240,9 @@ def _with_options(planned: PlannedPlugin, loaded: Any) -> Any:
 def _check_version(planned: PlannedPlugin) -> None:
     if planned.file or not planned.distribution:
         return
-    try:
-        found = installed_version(planned.distribution)
-    except PackageNotFoundError:
-        raise _error(
-            planned, "its distribution is not installed in this process's environment", "reinstall it"
-        ) from None
+    found = installed_version(planned.distribution)
+    if found is None:
+        raise _error(planned, "its distribution is not installed in this process's environment", "reinstall it")
     if found != planned.version:
         raise _error(planned, f"version {found} is installed now", "restart the server so that it plans anew")
 

@@ -148,7 +148,7 @@ def make_plan(
     facts = {"device": device, "architecture": model or "", "quantization": quant_method}
     planned: list[PlannedPlugin] = []
     for kind, row in KINDS.items():
-        default = row.default if row.default in registry.names(kind) else None
+        default = row.default if row.default and row.default in registry.names(kind) else None
         name = single.get(kind) or (default if model else None)
         if name == AUTO and row.fact and not facts[row.fact]:
             name = None

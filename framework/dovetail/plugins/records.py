@@ -72,10 +72,14 @@ class PluginRecord:
         """Whether it may be selected."""
         return self.state not in UNUSABLE
 
+    @property
+    def keys(self) -> set[str]:
+        """Its name and aliases, in the form in which names of its kind are compared."""
+        return {normalise(self.kind, own) for own in (self.name, *self.facts.aliases)}
+
     def answers_to(self, name: str) -> bool:
         """Whether its name or an alias equals the bare `name`."""
-        key = normalise(self.kind, name)
-        return any(normalise(self.kind, own) == key for own in (self.name, *self.facts.aliases))
+        return normalise(self.kind, name) in self.keys
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values: what `dovetail plugin list --json` and `GET /v1/plugins` show."""

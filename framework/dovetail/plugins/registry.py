@@ -8,6 +8,7 @@ and what to do; nothing ever falls back to something else.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,12 +67,8 @@ class Registry:
     def names(self, kind: str) -> list[str]:
         """Return the names of `kind` that can be used, sorted; qualified where a bare one would be ambiguous."""
         usable = [record for record in self.of_kind(kind) if record.usable]
-        shown = set()
-        for record in usable:
-            rivals = [other for other in usable if other is not record and other.answers_to(record.name)]
-            clear = record.builtin or not rivals
-            shown.add(record.name if clear else record.qualified)
-        return sorted(shown)
+        claims = Counter(key for record in usable for key in record.keys)
+        return sorted({r.name if r.builtin or claims[normalise(kind, r.name)] == 1 else r.qualified for r in usable})
 
     def resolve(self, kind: str, name: str) -> PluginRecord:
         """Return the plugin that `name` means.
@@ -254,7 +251,7 @@ def _note_taken_names(records: list[PluginRecord]) -> None:
     by_key: dict[tuple[str, str], list[PluginRecord]] = {}
     for record in records:
         if record.usable:
-            for own in {normalise(record.kind, own) for own in (record.name, *record.facts.aliases)}:
+            for own in record.keys:
                 by_key.setdefault((record.kind, own), []).append(record)
     for record in records:
         if record.usable and not record.builtin and not record.reason:

@@ -116,6 +116,12 @@ def _first_install(name: str, path: list[str] | None) -> tuple[str, str] | None:
     return None
 
 
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution as it is installed now; None if it is not."""
+    found = _first_install(distribution, None)
+    return None if found is None else found[0]
+
+
 def _parse_entry_points(text: str) -> Iterator[EntryPoint]:
     """Read the lines of `dovetail.` groups. An INI file, but configparser takes longer than the whole scan."""
     if "dovetail." not in text:
