@@ -28,7 +28,7 @@ def test_open_streams_go_on_through_a_kill_as_if_nothing_was(caplog: pytest.LogC
         client = make_engine(dtype="float32", max_running_requests=16)
         await client.start()
         try:
-            submits = mixed(64 if FULL else 20)
+            submits = mixed(64) if FULL else mixed(20, 80)
             want = await Reading(client, submits).end()
             reading = Reading(client, submits)
             await reading.reach(sum(len(each[0]) for each in want) // 3)

@@ -175,6 +175,10 @@ def test_mistakes_of_run_batch(
     assert not (tmp_path / "out").exists()
 
 
+NUM_TASKS = 48
+"""Several times as many as are done at once, and as are done when the server is killed."""
+
+
 def test_a_killed_server_goes_on_with_its_batch(tmp_path: Path) -> None:
     """`kill -9` of `dovetail serve` in the middle; the next start finishes the batch without being asked."""
     command = f"dovetail serve --num-threads 1 --served-model-name {NAME} --file-storage-path {tmp_path / 'storage'}"
@@ -186,7 +190,7 @@ def test_a_killed_server_goes_on_with_its_batch(tmp_path: Path) -> None:
             wait_for_server(f"http://localhost:{port}", timeout=120)
             with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="None") as client:
                 if attempt == 0:
-                    _, batch = submit(client, tmp_path / "in.jsonl", [task(i, max_tokens=32) for i in range(120)])
+                    _, batch = submit(client, tmp_path / "in.jsonl", [task(i, max_tokens=32) for i in range(NUM_TASKS)])
                     while batch.request_counts.completed < 10:
                         time.sleep(0.05)
                         batch = client.batches.retrieve(batch.id)
@@ -196,6 +200,6 @@ def test_a_killed_server_goes_on_with_its_batch(tmp_path: Path) -> None:
                 assert batch is not None
                 batch = poll(client, batch, "completed", "failed")
                 lines = client.files.content(batch.output_file_id or "").text.splitlines()
-                assert [json.loads(each)["custom_id"] for each in lines] == [f"task-{i}" for i in range(120)]
+                assert [json.loads(each)["custom_id"] for each in lines] == [f"task-{i}" for i in range(NUM_TASKS)]
         finally:
             terminate_process(process, timeout=60)
