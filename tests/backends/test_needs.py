@@ -114,7 +114,7 @@ def test_two_halves_provide_what_both_do() -> None:
     """A hybrid lacks what one of its halves lacks."""
     assert common_caps(ALL, ALL) == ALL
     assert common_caps(ALL, replace(ALL, mixers=frozenset({"kv"}))).mixers == {"kv"}
-    for name in ("sliding_window", "sinks", "soft_cap", "bidirectional", "unequal_dims"):
+    for name in ("sliding_window", "chunked", "sinks", "soft_cap", "bidirectional", "unequal_dims"):
         assert not getattr(common_caps(ALL, replace(ALL, **{name: False})), name)  # type: ignore[arg-type]
 
 
@@ -124,7 +124,6 @@ UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
         lambda c: replace(c, layers=tuple(LayerSpec(index=i, reach=Recurrent(), state=STATE) for i in range(3))),
         r"needs a cache of recurrent states alone \(a layer that looks back must be among them\): no cache",
     ),
-    "chunks": (lambda c: changed(c, reach=Chunk(32)), "needs attention within chunks: no cache"),
     "another's": (lambda c: changed(c, cache_layer=2), "layer 1 reads the cache of layer 2, which is none before it"),
     "its own": (lambda c: changed(c, cache_layer=1), "layer 1 reads the cache of layer 1, which is none before it"),
     "nobody's": (lambda c: changed(c, cache_layer=9), "layer 1 reads the cache of layer 9, which is none before it"),
@@ -218,7 +217,7 @@ def test_a_reach_says_what_a_query_sees() -> None:
 class Boastful(TorchNativeBackend):
     """Says that it serves everything, with caps that do not."""
 
-    caps = replace(TorchNativeBackend.caps, soft_cap=False, unequal_dims=False, mixers=frozenset({"kv"}))
+    caps = replace(TorchNativeBackend.caps, chunked=False, soft_cap=False, unequal_dims=False, mixers=frozenset({"kv"}))
 
     @classmethod
     def why_not(cls, *args: Any) -> str | None:
@@ -235,7 +234,7 @@ class Boastful(TorchNativeBackend):
         ({"mixer": "latent", "num_kv_heads": 1}, r"torch_native.* LlamaForCausalLM needs latent rows \(MLA\), which"),
         ({"v_dim": 64}, r"torch_native.* LlamaForCausalLM needs keys and values of different widths, which"),
         ({"cache_layer": 0, "v_dim": 8}, "LlamaForCausalLM: layer 1 reads the cache of layer 0, and has another"),
-        ({"reach": Chunk(8)}, "LlamaForCausalLM needs attention within chunks: no cache or attention"),
+        ({"reach": Chunk(8)}, "torch_native.* LlamaForCausalLM needs attention within chunks, which it does not"),
     ],
 )
 def test_an_unmet_need_ends_the_start_before_a_weight_is_read(

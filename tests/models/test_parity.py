@@ -24,15 +24,14 @@ only_full = pytest.mark.skipif(not FULL, reason="DOVETAIL_FULL=1 runs it")
 
 REFUSED = {
     "mamba2": "recurrent states alone",
-    "llama4_text": "attention within chunks",
     "deepseek_v32": "layers of type indexed_attention",
     "glm_moe_dsa": "layers of type indexed_attention",
     "deepseek_v4": "layers of type heavily_compressed_attention",
 }
 """What transformers builds and is not served through it, and a part of the reason."""
 SERVED = [kind for kind in DECODERS if kind not in REFUSED]
-SAMPLE = {"gpt_oss", "nemotron_h"}
-"""Experts, windows, sinks; states, and layers that look at one token."""
+SAMPLE = {"gpt_oss", "nemotron_h", "llama4_text"}
+"""Experts, windows, sinks; states, and layers that look at one token; chunks."""
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in SAMPLE else only_full) for k in SERVED])

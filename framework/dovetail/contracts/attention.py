@@ -51,6 +51,7 @@ class AttentionCaps:
     graph: Literal["none", "decode", "mixed"] = "none"
     batch_invariant: bool = False
     sliding_window: bool = False
+    chunked: bool = False
     sinks: bool = False
     soft_cap: bool = False
     bidirectional: bool = False
@@ -64,7 +65,8 @@ class AttentionLayer:
     """One attention layer of the model as a backend sees it: a `LayerSpec` with its tensors and this rank's heads.
 
     Scores are multiplied by `scale`, and become `soft_cap * tanh(score / soft_cap)` if it is not None.
-    `sliding_window` counts the tokens that a query sees, itself included; `sinks` is `[Hq]` float32 or None. `qk_dim`
+    `sliding_window` counts the tokens that a query sees, itself included; with `chunk_size` it sees those of its own
+    stretch of so many tokens, counted from the beginning of its request; `sinks` is `[Hq]` float32 or None. `qk_dim`
     is D, `v_dim` is Dv. Of a `latent` layer the pool has one row `[D]` a token: the one key, and its first Dv numbers
     are the value.
     """
@@ -77,6 +79,7 @@ class AttentionLayer:
     scale: float
     latent: bool = False
     sliding_window: int | None = None
+    chunk_size: int | None = None
     sinks: Tensor | None = None
     soft_cap: float | None = None
 
@@ -95,6 +98,7 @@ class AttentionLayer:
             scale=spec.scale,
             latent=spec.mixer == "latent",
             sliding_window=spec.sliding_window,
+            chunk_size=spec.chunk_size,
             sinks=sinks,
             soft_cap=spec.soft_cap,
         )

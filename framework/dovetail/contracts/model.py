@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from dovetail.contracts.cache import DTYPE_BYTES, FULL, CacheGroup, CacheTensor, Reach, Recurrent, Window, cache_groups
+from dovetail.contracts.cache import (
+    DTYPE_BYTES,
+    FULL,
+    CacheGroup,
+    CacheTensor,
+    Chunk,
+    Reach,
+    Recurrent,
+    Window,
+    cache_groups,
+)
 from dovetail.contracts.options import Configurable
 from dovetail.errors import ModelError
 
@@ -160,6 +170,11 @@ class LayerSpec:
     def sliding_window(self) -> int | None:
         """Tokens that a query sees, itself included; None: no such bound."""
         return self.reach.size if isinstance(self.reach, Window) else None
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Length of the stretches, counted from the beginning, of which a query sees its own; None: no such bound."""
+        return self.reach.size if isinstance(self.reach, Chunk) else None
 
 
 def dense_layers(

@@ -22,6 +22,7 @@ class Needs:
         mixers: What layers keep of a token.
         unequal_dims: A layer has keys and values of different widths.
         sliding_window: A layer sees only the last tokens.
+        chunked: A layer sees only what is before a token in its own stretch of tokens.
         soft_cap: A layer caps its scores.
         sinks: A layer has sinks.
         bidirectional: A layer sees what is behind a token.
@@ -31,6 +32,7 @@ class Needs:
     mixers: frozenset[Mixer] = frozenset({"kv"})
     unequal_dims: bool = False
     sliding_window: bool = False
+    chunked: bool = False
     soft_cap: bool = False
     sinks: bool = False
     bidirectional: bool = False
@@ -40,6 +42,7 @@ MIXERS: dict[Mixer, str] = {"kv": "keys and values for each head", "latent": "la
 FLAGS = {
     "unequal_dims": "keys and values of different widths",
     "sliding_window": "a sliding window",
+    "chunked": "attention within chunks",
     "soft_cap": "a soft cap on attention scores",
     "sinks": "attention sinks",
     "bidirectional": "attention in both directions",
@@ -55,6 +58,7 @@ def needs_of(config: ModelConfig) -> Needs:
         mixers=frozenset(spec.mixer for spec in specs),
         unequal_dims=any(spec.mixer == "kv" and spec.qk_dim != spec.v_dim for spec in specs),
         sliding_window=any(isinstance(spec.reach, Window) for spec in specs),
+        chunked=any(isinstance(spec.reach, Chunk) for spec in specs),
         soft_cap=any(spec.soft_cap is not None for spec in specs),
         sinks=any(spec.sinks for spec in specs),
         bidirectional=any(not spec.causal for spec in specs),
@@ -83,8 +87,6 @@ def unserved(config: ModelConfig) -> str | None:
     lacking = []
     if all(isinstance(spec.reach, Recurrent) for spec in specs):
         lacking.append("a cache of recurrent states alone (a layer that looks back must be among them)")
-    if any(isinstance(spec.reach, Chunk) for spec in specs):
-        lacking.append("attention within chunks")
     return f"{name} needs {', '.join(lacking)}: no cache or attention backend provides that" if lacking else None
 
 

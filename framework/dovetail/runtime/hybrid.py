@@ -117,6 +117,7 @@ def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
         graph=_graph(prefill, decode),
         batch_invariant=prefill.batch_invariant and decode.batch_invariant,
         sliding_window=prefill.sliding_window and decode.sliding_window,
+        chunked=prefill.chunked and decode.chunked,
         sinks=prefill.sinks and decode.sinks,
         soft_cap=prefill.soft_cap and decode.soft_cap,
         bidirectional=prefill.bidirectional and decode.bidirectional,

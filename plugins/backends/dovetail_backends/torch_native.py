@@ -27,6 +27,11 @@ SMALL_KEYS, SMALL_STEP = 256, 16
 """Up to so many keys are computed in steps of so many, more in steps of `SMALL_KEYS`."""
 
 
+Bounds = tuple[int | None, int | None]
+"""Sliding window and chunk of a layer."""
+UNBOUNDED: Bounds = (None, None)
+
+
 @dataclass(slots=True, eq=False)
 class DecodeGroup:
     """Decode rows of similar length, padded to the longest.
@@ -37,7 +42,7 @@ class DecodeGroup:
         num_keys: L, so many of what the pages hold are computed with.
         lens: `[n]` tokens of each.
         is_even: All have as many tokens: nothing to mask.
-        bias: Additive mask by sliding window, made by the first layer that needs it.
+        bias: Additive mask by sliding window and chunk, made by the first layer that needs it.
     """
 
     rows: Tensor | None
@@ -45,7 +50,7 @@ class DecodeGroup:
     num_keys: int
     lens: Tensor
     is_even: bool
-    bias: dict[int | None, Tensor | None] = field(default_factory=dict)
+    bias: dict[Bounds, Tensor | None] = field(default_factory=dict)
 
 
 class TorchNativeBackend(AttentionBackend):
@@ -55,6 +60,7 @@ class TorchNativeBackend(AttentionBackend):
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"bfloat16", "float16", "float32"}),
         sliding_window=True,
+        chunked=True,
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
@@ -107,7 +113,7 @@ class TorchNativeBackend(AttentionBackend):
         n, hk = q.shape[0], layer.num_kv_heads
         keys, values = self._layout.gather(layer, group.wanted, n, group.num_keys)
         q, d = widened(q, keys.shape[-1]), keys.shape[-1]
-        mask = self._decode_mask(layer.sliding_window, q.dtype, group)
+        mask = self._decode_mask(bounds(layer), q.dtype, group)
         if is_plain(layer):
             found = attend_rows(q.view(n, hk, -1, d), keys, values, mask, layer.scale).reshape(n, -1, d)
         else:
@@ -139,8 +145,9 @@ class TorchNativeBackend(AttentionBackend):
         num_new, num_keys, d = q.shape[0], keys.shape[2], keys.shape[3]
         q = widened(q, d)
         queries = q.transpose(0, 1)[None]
-        plain_causal = num_new == num_all and layer.sliding_window is None and is_plain(layer) and num_new > 1
-        mask = None if plain_causal else self._extend_mask(num_new, num_all, num_keys, layer.sliding_window, q.dtype)
+        reach = bounds(layer)
+        plain_causal = num_new == num_all and reach == UNBOUNDED and is_plain(layer) and num_new > 1
+        mask = None if plain_causal else self._extend_mask(num_new, num_all, num_keys, reach, q.dtype)
         if not is_plain(layer):
             attended = attend_written_out(queries, keys, values, mask, layer)
         elif num_new == 1:
@@ -152,26 +159,34 @@ class TorchNativeBackend(AttentionBackend):
             )
         out.copy_(attended[0].transpose(0, 1)[..., : layer.v_dim])
 
-    def _decode_mask(self, window: int | None, dtype: torch.dtype, group: DecodeGroup) -> Tensor | None:
-        """Additive mask `[n, 1, 1, L]`, the same for all layers of one window; None if every key is seen."""
-        if window not in group.bias:
-            lens = group.lens[:, None]
-            places = torch.arange(group.num_keys, device=self.device)
-            seen = places < lens
-            if window is not None:
-                seen &= places >= lens - window
+    def _decode_mask(self, reach: Bounds, dtype: torch.dtype, group: DecodeGroup) -> Tensor | None:
+        """Additive mask `[n, 1, 1, L]`, the same for all layers that see as far; None if every key is seen."""
+        if reach not in group.bias:
+            seen = self._seen(group.lens[:, None] - 1, group.num_keys, reach)
             bias = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
-            group.bias[window] = None if window is None and group.is_even else bias[:, None, None]
-        return group.bias[window]
+            group.bias[reach] = None if reach == UNBOUNDED and group.is_even else bias[:, None, None]
+        return group.bias[reach]
 
-    def _extend_mask(self, num_new: int, num_all: int, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive mask `[num_new, L]`: causal, within the window."""
+    def _extend_mask(self, num_new: int, num_all: int, num_keys: int, reach: Bounds, dtype: torch.dtype) -> Tensor:
+        """Additive mask `[num_new, L]`: causal, within window and chunk."""
+        seen = self._seen(torch.arange(num_all - num_new, num_all, device=self.device)[:, None], num_keys, reach)
+        return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+
+    def _seen(self, queries: Tensor, num_keys: int, reach: Bounds) -> Tensor:
+        """Which of the keys queries at places `[n, 1]` see, `[n, L]`."""
+        window, chunk = reach
         places = torch.arange(num_keys, device=self.device)
-        queries = places[num_all - num_new : num_all, None]
         seen = places <= queries
         if window is not None:
             seen &= places > queries - window
-        return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+        if chunk is not None:
+            seen &= places >= queries - queries % chunk
+        return seen
+
+
+def bounds(layer: AttentionLayer) -> Bounds:
+    """Return how far back the queries of a layer see."""
+    return layer.sliding_window, layer.chunk_size
 
 
 def num_keys_for(num: int) -> int:

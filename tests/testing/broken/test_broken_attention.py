@@ -24,6 +24,7 @@ class Right(AttentionBackend):
         dtypes=frozenset({"float32"}),
         head_dims=frozenset({8, 16}),
         sliding_window=True,
+        chunked=True,
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
@@ -70,6 +71,8 @@ class Right(AttentionBackend):
             seen = (places <= queries) & (places < length)
             if layer.sliding_window is not None:
                 seen = seen & (places > queries - layer.sliding_window)
+            if layer.chunk_size is not None:
+                seen = seen & (places >= queries - queries % layer.chunk_size)
             result = scored(q, k[pages, places % size], v[pages, places % size], layer, seen)
             mine = (tokens >= begin) & (tokens < end)
             out.copy_(torch.where(mine[:, None, None], result, out.double()))
@@ -108,6 +111,8 @@ def right(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Ten
     seen = places <= queries
     if layer.sliding_window is not None:
         seen = seen & (places > queries - layer.sliding_window)
+    if layer.chunk_size is not None:
+        seen = seen & (places >= queries - queries % layer.chunk_size)
     return scored(q, keys, values, layer, seen)
 
 
@@ -436,6 +441,8 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "takes zero for the end": (TakesZeroForTheEnd, "test_pages_behind_a_window", "pages given back: wrong result at"),
     "ignores the window": (mistaken(ignores_window=True), "test_sliding_window", "it ignores the sliding window"),
     "window off by one": (mistaken(window_shift=1), "test_sliding_window", "window is one token too wide"),
+    "ignores the chunk": (mistaken(ignores_chunk=True), "test_chunks", "it ignores the chunk"),
+    "slides the chunk": (mistaken(slides_chunk=True), "test_chunks", "it takes the chunk for a sliding window"),
     "ignores sinks": (mistaken(ignores_sinks=True), "test_sinks", "it ignores the sinks"),
     "ignores the soft cap": (mistaken(ignores_soft_cap=True), "test_soft_cap", "it ignores the soft cap of the scores"),
     "ignores the prefix": (

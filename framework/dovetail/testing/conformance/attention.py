@@ -98,6 +98,7 @@ class AttentionBackendConformance(Conformance):
             wrong["page size 7777"] = (case.config(), device, case.dtype, 7777)
         needs: dict[str, dict[str, Any]] = {
             "sliding_window": {"window": 4},
+            "chunked": {"chunk": 4},
             "soft_cap": {"soft_cap": 30.0},
             "sinks": {"sinks": True},
         }
@@ -209,6 +210,16 @@ class AttentionBackendConformance(Conformance):
         for size in self._page_sizes():
             for lengths in (DECODE, PREFILL, MIXED):
                 self._verify(lengths, "pages given back", window=window, page_size=size, gives_back=True)
+
+    @pytest.mark.parametrize("chunk", [1, 6, 16])
+    def test_chunks(self, chunk: int) -> None:
+        """A query sees its own stretch of `chunk_size` tokens, as far as itself; pages before that are not needed."""
+        if not self._caps().chunked:
+            pytest.skip("caps claim no attention within chunks")
+        for size in self._page_sizes():
+            for lengths in (DECODE, PREFILL, MIXED):
+                self._verify(lengths, chunk=chunk, page_size=size)
+                self._verify(lengths, "pages given back", chunk=chunk, page_size=size, gives_back=True)
 
     def test_sinks(self) -> None:
         """Sinks are one more, valueless key of every query head."""

@@ -22,6 +22,8 @@ class Mistake:
     sentence: str = ""
     ignores_window: bool = False
     window_shift: int = 0
+    ignores_chunk: bool = False
+    slides_chunk: bool = False
     ignores_sinks: bool = False
     ignores_soft_cap: bool = False
     scale: float | None = None
@@ -45,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mist
     scores = torch.einsum("nhd,lhd->hnl", queries, keys) * scale
     if layer.soft_cap is not None and not mistake.ignores_soft_cap:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    scores = scores.masked_fill(~_seen(num_new, num_all, layer.sliding_window, mistake, q.device), float("-inf"))
+    scores = scores.masked_fill(~_seen(num_new, num_all, layer, mistake, q.device), float("-inf"))
     if layer.sinks is not None and not mistake.ignores_sinks:
         sinks = layer.sinks.double().to(q.device)[:, None, None].expand(-1, num_new, 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
@@ -54,8 +56,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mist
     return torch.einsum("hnl,lhd->nhd", weights, values)
 
 
-def _seen(num_new: int, num_all: int, window: int | None, mistake: Mistake, device: torch.device) -> Tensor:
+def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, device: torch.device) -> Tensor:
     """Which key each query sees, `[n, L]`."""
+    window, chunk = layer.sliding_window, layer.chunk_size
     places = torch.arange(num_all, device=device)
     queries = places[num_all - num_new :, None] - mistake.misses_newest
     seen = places <= queries.clamp(min=0)
@@ -63,6 +66,8 @@ def _seen(num_new: int, num_all: int, window: int | None, mistake: Mistake, devi
         seen = torch.ones_like(seen)
     if window is not None and not mistake.ignores_window:
         seen &= places > queries - (window + mistake.window_shift)
+    if chunk is not None and not mistake.ignores_chunk:
+        seen &= places > queries - chunk if mistake.slides_chunk else places >= queries - queries % chunk
     if mistake.ignores_prefix:
         seen &= places >= num_all - num_new
     return seen | (places == num_all - num_new) if not bool(seen.any(-1).all()) else seen
@@ -75,6 +80,9 @@ def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
         yield Mistake("it ignores the sliding window", ignores_window=True)
         yield Mistake("its sliding window is one token too wide", window_shift=1)
         yield Mistake("its sliding window is one token too narrow", window_shift=-1)
+    if layer.chunk_size is not None:
+        yield Mistake("it ignores the chunk", ignores_chunk=True)
+        yield Mistake("it takes the chunk for a sliding window", slides_chunk=True)
     if layer.sinks is not None:
         yield Mistake("it ignores the sinks", ignores_sinks=True)
     if layer.soft_cap is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.contracts.cache import Full, Window
+from dovetail.contracts.cache import Chunk, Full, Window
 from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
@@ -32,9 +32,9 @@ class Case:
 
     `common` holds, per request, how many of its leading tokens stand in pages of the request before it, rounded down to
     whole pages that both have cached. Where it is given, the batch has the hint `shares_prefixes` if `hint` is true.
-    With `gives_back`, pages wholly behind the window of a request's first query are not its any more. `v_dim` is the
-    width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are the
-    value. With `reads_another`, the layer has no cache of its own.
+    With `gives_back`, pages wholly behind the window or chunk of a request's first query are not its any more. `v_dim`
+    is the width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are
+    the value. With `reads_another`, the layer has no cache of its own.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -43,6 +43,7 @@ class Case:
     num_kv_heads: int = 4
     head_dim: int = 16
     window: int | None = None
+    chunk: int | None = None
     sinks: bool = False
     scale: float | None = None
     soft_cap: float | None = None
@@ -67,6 +68,13 @@ class Case:
         return not self.latent and self.value_dim == self.head_dim
 
     @property
+    def reach(self) -> Full | Window | Chunk:
+        """How far back a query sees."""
+        if self.chunk is not None:
+            return Chunk(self.chunk)
+        return Full() if self.window is None else Window(self.window)
+
+    @property
     def num_decode(self) -> int:
         """Leading requests that bring one token and are past their prompt."""
         for number, (cached, new) in enumerate(self.lengths):
@@ -78,6 +86,7 @@ class Case:
         """Say what is special about the batch."""
         parts = [f"page size {self.page_size}", f"{self.num_qo_heads} query and {self.num_kv_heads} KV heads"]
         parts += [f"head dim {self.head_dim}"] + ([f"sliding window {self.window}"] if self.window else [])
+        parts += [f"chunks of {self.chunk}"] if self.chunk else []
         parts += ["pages given back"] if self.gives_back else []
         parts += [f"latent rows whose first {self.value_dim} numbers are the value"] if self.latent else []
         parts += [f"values {self.value_dim} wide"] if not (self.latent or self.has_pairs) else []
@@ -104,7 +113,7 @@ class Case:
             v_dim=self.value_dim,
             mixer="latent" if self.latent else "kv",
             scale=self.head_dim**-0.5 if self.scale is None else self.scale,
-            reach=Full() if self.window is None else Window(self.window),
+            reach=self.reach,
             sinks=self.sinks,
             soft_cap=self.soft_cap,
         )
@@ -259,8 +268,8 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
         if same:
             k[: same * size], v[: same * size] = (tensor[: same * size] for tensor in parts[-1][1:])
         _store(pool, case, pages, k[:cached], v[:cached])
-        if case.gives_back and case.window is not None:
-            num_gone = Window(case.window).start(cached) // size
+        if case.gives_back:
+            num_gone = case.reach.start(cached) // size
             table[row, :num_gone] = 0
             pool.fill(pages[:num_gone], float("nan"))
         slots += [pages[i // size] * size + i % size for i in range(cached, cached + new)]

@@ -24,7 +24,7 @@ from dovetail.contracts.attention import (
     Phase,
     StateSave,
 )
-from dovetail.contracts.cache import Recurrent, Window
+from dovetail.contracts.cache import Chunk, Recurrent, Window
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, ModelPlugin
 from dovetail.contracts.needs import unserved
@@ -50,6 +50,7 @@ class ReferenceAttention(AttentionBackend):
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32", "bfloat16"}),
         sliding_window=True,
+        chunked=True,
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
@@ -237,7 +238,7 @@ class TinyEngine:
     def _give_back(self, request: Running) -> None:
         """Overwrite what no layer sees any more that is as its spec says: an engine gives it to others."""
         for group, pool in zip(paged_groups(self.config), self.pool.pools, strict=True):
-            if isinstance(group.reach, Window):
+            if isinstance(group.reach, Chunk | Window):
                 places = torch.arange(group.reach.start(request.computed))
                 pages = self.page_table[request.row, places // PAGE_SIZE].long()
                 for index in group.writers:

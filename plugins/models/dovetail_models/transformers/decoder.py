@@ -143,7 +143,8 @@ class TransformersDecoder(nn.Module):
                 parent, _, own = name.rpartition(".")
                 setattr(made.get_submodule(parent), own, Rows(module))
         made.eval().requires_grad_(False)
-        prefix = made.base_model_prefix
+        # Of a part of a larger model the prefix is its place in that: Llama 4's.
+        prefix = made.base_model_prefix if hasattr(made, made.base_model_prefix) else "model"
         self.body = getattr(made, prefix)
         setattr(made, prefix, Given(self.body))
         self.head = made
