@@ -23,10 +23,37 @@ CONFORMANCE = tuple(name for name in testing.__all__ if name.endswith("Conforman
 KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conformance_class", "run_conformance")
 
 
+KIT_OWNER, ALL_OWNER = "kit", "all kinds"
+OWNERS = {
+    "attention": "attention_backend",
+    "cache": "model",
+    "grammar": "grammar_backend",
+    "layers": "model",
+    "logits": "logits_processor",
+    "model": "model",
+    "needs": "model",
+    "observers": "hooks",
+    "options": ALL_OWNER,
+    "quantization": "quantization",
+    "reasoning": "reasoning_parser",
+    "scheduling": "schedule_policy",
+    "speculation": "speculator",
+    "tools": "tool_parser",
+}
+"""Whose version a module of the contracts belongs to."""
+UNIONS = {"Event": "reasoning_parser", "Reach": "model", "ToolEvent": "tool_parser"}
+
+
 def header() -> list[str]:
-    """Return the versions: a change of one of them is a version bump."""
-    kinds = ", ".join(f"{kind.name} {kind.oldest_api}-{kind.api}" for kind in KINDS.values())
+    """Return the versions: what changes below needs one of them raised."""
+    kinds = ", ".join(f"{kind.name} {kind.oldest_api}-{kind.api}.{kind.minor}" for kind in KINDS.values())
     return [f"dovetail {dovetail.__version__}", f"api {kinds}"]
+
+
+def owner_of(name: str) -> str:
+    """Return whose version a name of the contracts belongs to."""
+    module = getattr(getattr(contracts, name), "__module__", "").rpartition(".")[2]
+    return UNIONS[name] if name in UNIONS else OWNERS[module]
 
 
 def hook_functions() -> dict[str, Any]:
@@ -35,14 +62,17 @@ def hook_functions() -> dict[str, Any]:
 
 
 def lines() -> list[str]:
-    """Return the header and one line per public name, sorted within each part."""
-    found = [line for name in contracts.__all__ for line in of_class("contracts", name, getattr(contracts, name))]
-    found += [f"hooks.{name}{_signature(value)}" for name, value in hook_functions().items()]
+    """Return the header, and of each owner of a version its name and one line per public name, sorted."""
+    found: dict[str, set[str]] = {owner: set() for owner in (*KINDS, ALL_OWNER, KIT_OWNER)}
+    for name in contracts.__all__:
+        found[owner_of(name)].update(of_class("contracts", name, getattr(contracts, name)))
+    found["hooks"].update(f"hooks.{name}{_signature(value)}" for name, value in hook_functions().items())
     for name in PLUGIN_NAMES:
         value = getattr(plugins, name, None) or getattr(plugins.registry, name)
-        found += of_class("plugins", name, value)
-    found += [line for name in KIT for line in of_class("testing", name, getattr(testing, name))]
-    return [*header(), *sorted(set(found))]
+        found["hooks"].update(of_class("plugins", name, value))
+    for name in KIT:
+        found[KIT_OWNER].update(of_class("testing", name, getattr(testing, name)))
+    return [*header(), *(line for owner, own in found.items() for line in (f"[{owner}]", *sorted(own)))]
 
 
 def of_class(home: str, name: str, value: Any) -> Iterator[str]:

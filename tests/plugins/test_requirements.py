@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from dovetail.errors import PluginError
@@ -69,3 +73,28 @@ def test_a_class_that_needs_a_later_minor_version_is_refused(site: FakeSite) -> 
         "reasoning_parser 'acme' of acme 1.2: it needs API 1.7 of reasoning_parser, this dovetail speaks 1.0; "
         "upgrade dovetail"
     )
+
+
+@pytest.mark.parametrize(
+    ("requires", "source", "said"),
+    [
+        (["Requires-Dist: dovetail>=99"], PARSER, "it requires dovetail >=99, this is "),
+        (["Requires-Python: >=4"], PARSER, "it requires Python >=4, this is 3."),
+        ([], PARSER.replace("needs_minor = 0", "needs_minor = 7"), "it needs API 1.7 of reasoning_parser"),
+    ],
+)
+def test_the_start_ends_with_one_line(site: FakeSite, requires: list[str], source: str, said: str) -> None:
+    """`dovetail serve` with such a plugin: exit code 2, and one line that says why, before anything is loaded."""
+    add(site, *requires, source=source)
+    path = os.pathsep.join([str(site.root), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail_server", "serve", "--reasoning-parser", "acme", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=120,
+    )
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert (done.returncode, len(errors)) == (2, 1), done.stderr
+    assert said in errors[0]

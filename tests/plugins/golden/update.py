@@ -1,21 +1,28 @@
 """Write `public_api.txt` anew: `python tests/plugins/golden/update.py [--unreleased]`.
 
-Additions are written. A line that would vanish or change is refused, unless the version of the API (`plugins/kinds.py`)
-or of Dovetail was raised; `--unreleased` says that no release holds what changes.
+Every public line belongs to a kind of plugin, whose version stands in the header. A line that is new or changed is
+refused unless that kind's `minor` (`plugins/kinds.py`) was raised, one that is gone unless its `api` was; what the
+conformance kit loses needs a new version of Dovetail. `--unreleased` says that no release holds what changes, and is
+itself refused once the changelog has a release.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 GOLDEN = HERE / "public_api.txt"
-SOURCE = HERE.parents[2] / "docs/reference/public_api.py"
+SOURCE = ROOT / "docs/reference/public_api.py"
 HEADER_LEN = 2
+KIT_OWNER, ALL_OWNER = "kit", "all kinds"
+Line = tuple[str, str]
+"""Whose version a public name belongs to, and the name with its signature."""
 
 
 def public_api() -> ModuleType:
@@ -28,24 +35,72 @@ def public_api() -> ModuleType:
     return module
 
 
-def differences(golden: list[str], now: list[str]) -> tuple[list[str], list[str], bool]:
-    """Return what vanished, what is new, and whether a version was raised."""
-    old, new = set(golden[HEADER_LEN:]), set(now[HEADER_LEN:])
-    return sorted(old - new), sorted(new - old), golden[:HEADER_LEN] != now[:HEADER_LEN]
+def owned(text: list[str]) -> set[Line]:
+    """Return the lines behind the header, each with its owner."""
+    found, owner = set(), ""
+    for line in text[HEADER_LEN:]:
+        if line.startswith("["):
+            owner = line.strip("[]")
+        else:
+            found.add((owner, line))
+    return found
+
+
+def versions(text: list[str]) -> dict[str, tuple[str, str]]:
+    """Return API and minor version of each kind; of the kit Dovetail's."""
+    rows = re.findall(r"(\w+) \d+-(\d+)\.(\d+)", text[1])
+    return {kind: (api, minor) for kind, api, minor in rows} | {KIT_OWNER: (text[0], "")}
+
+
+def differences(golden: list[str], now: list[str]) -> tuple[set[Line], set[Line]]:
+    """Return what vanished or changed, and what is new or changed."""
+    old, new = owned(golden), owned(now)
+    return old - new, new - old
+
+
+def unraised(golden: list[str], now: list[str]) -> list[str]:
+    """Return a line for each difference whose version was not raised, with the number to raise."""
+    gone, added = differences(golden, now)
+    before, after = versions(golden), versions(now)
+    left = {name_of(line) for _, line in owned(now)}
+    found = []
+    for owner, line in sorted(gone | added):
+        is_lost = name_of(line) not in left
+        for kind in [kind for kind in before if kind != KIT_OWNER] if owner == ALL_OWNER else [owner]:
+            was, is_now = before.get(kind, ("", "")), after.get(kind, ("", ""))
+            raised = was[0] != is_now[0] if is_lost or kind == KIT_OWNER else was != is_now
+            if not raised and not (kind == KIT_OWNER and (owner, line) in added):
+                number = "Dovetail's version" if kind == KIT_OWNER else f"{'api' if is_lost else 'minor'} of {kind}"
+                found.append(f"{line}: raise {number}")
+    return found
+
+
+def name_of(line: str) -> str:
+    """Return the name that a line is of."""
+    return re.split(r"[(:=]| ->", line, maxsplit=1)[0].strip()
+
+
+def has_release(changelog: str) -> bool:
+    """Whether the changelog has a section of a release."""
+    return re.search(r"^## \d", changelog, re.MULTILINE) is not None
 
 
 def main() -> int:
-    """Write the file; exit code 1 where that needs a version bump."""
+    """Write the file; exit code 1 where that needs a version raised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unreleased", action="store_true", help="what changes is in no release yet")
     args = parser.parse_args()
+    if args.unreleased and has_release((ROOT / "CHANGELOG.md").read_text("utf-8")):
+        print("refused: there is a release; raise the version of what changes in kinds.py")
+        return 1
     now = public_api().lines()
     golden = GOLDEN.read_text("utf-8").splitlines() if GOLDEN.exists() else now[:HEADER_LEN]
-    gone, added, bumped = differences(golden, now)
-    if gone and not bumped and not args.unreleased:
-        print("refused; raise the API version in kinds.py and write an adapter, for these changed or vanished:")
-        print("\n".join(f"  {line}" for line in gone))
+    refused = [] if args.unreleased else unraised(golden, now)
+    if refused:
+        print("refused; where `api` is raised an adapter is needed, too (plugins/kinds.py, plugins/adapters.py):")
+        print("\n".join(f"  {line}" for line in refused))
         return 1
+    gone, added = differences(golden, now)
     GOLDEN.write_text("\n".join(now) + "\n", "utf-8")
     print(f"{GOLDEN.name}: {len(added)} lines added, {len(gone)} removed")
     return 0
