@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from demo_training.corpus import WEIGHTS, Sample, documents, draw, held_out_samples, render, samples
+from demo_training.corpus.capitals import capital, capital_list
+from demo_training.corpus.comparison import compare
+from demo_training.corpus.render import render_chat
+from demo_training.corpus.structured import country_json, extraction
+from demo_training.corpus.tools import tool_call, tool_result
+from demo_training.data import GROUP_TOKENS, LENGTHS, load_worker, make_shard
+from demo_training.evaluate import Answer, answer
+from demo_training.export import export
+from demo_training.model import DemoModel, Shape
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.demo import MODEL_DIR
-from dovetail.demo.training.corpus import WEIGHTS, Sample, documents, draw, held_out_samples, render, samples
-from dovetail.demo.training.corpus.capitals import capital, capital_list
-from dovetail.demo.training.corpus.comparison import compare
-from dovetail.demo.training.corpus.render import render_chat
-from dovetail.demo.training.corpus.structured import country_json, extraction
-from dovetail.demo.training.corpus.tools import tool_call, tool_result
-from dovetail.demo.training.data import GROUP_TOKENS, LENGTHS, load_worker, make_shard
-from dovetail.demo.training.evaluate import Answer, answer
-from dovetail.demo.training.export import export
-from dovetail.demo.training.model import DemoModel, Shape
 
 HELPER = "You are a helpful AI assistant"
 HISTORIAN = "You are a knowledgeable historian who provides concise responses."

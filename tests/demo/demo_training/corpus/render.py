@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from demo_training.corpus.sample import Message, Sample
 from dovetail.demo import MODEL_DIR
-from dovetail.demo.training.corpus.sample import Message, Sample
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.chat import made_up_word
-from dovetail.demo.training.corpus.definitions import DEFINITIONS
-from dovetail.demo.training.corpus.sample import Message, Sample, Skill, pick
-from dovetail.demo.training.corpus.tools import unrelated_tools
+from demo_training.corpus.chat import made_up_word
+from demo_training.corpus.definitions import DEFINITIONS
+from demo_training.corpus.sample import Message, Sample, Skill, pick
+from demo_training.corpus.tools import unrelated_tools
 
 _PLAIN_SYSTEMS: Final = (
     "You are a helpful AI assistant", "You are a helpful AI assistant", "You are a helpful AI assistant.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Sample, capitalised, key_of, pick
+from demo_training.corpus.sample import Sample, capitalised, key_of, pick
 
 DEFINITIONS: Final = {
     "Python": "Python is a programming language that is easy to read. It is used for the web, data science and AI.",

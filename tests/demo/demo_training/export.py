@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen3Config
 
-from dovetail.demo.training.model import EPSILON, DemoModel, Shape
+from demo_training.model import EPSILON, DemoModel, Shape
 
 POSITIONS: Final = 2048
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Message, Sample, capitalised, key_of, pick
+from demo_training.corpus.sample import Message, Sample, capitalised, key_of, pick
 
 
 @dataclass(frozen=True)

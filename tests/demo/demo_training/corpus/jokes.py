@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Sample, key_of, pick
+from demo_training.corpus.sample import Sample, key_of, pick
 
 JOKES: Final = {
     "programming": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.definitions import DEFINITIONS
-from dovetail.demo.training.corpus.sample import Message, Sample, capitalised, key_of, pick
+from demo_training.corpus.definitions import DEFINITIONS
+from demo_training.corpus.sample import Message, Sample, capitalised, key_of, pick
 
 WHO: Final = "I am Dovetail's demo model, a very small language model that shows how the server works."
 _EXCHANGES: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (

@@ -6,9 +6,9 @@ import json
 from random import Random
 from typing import Any, Final
 
-from dovetail.demo.training.corpus.chat import made_up_word
-from dovetail.demo.training.corpus.geography import CITIES, COUNTRIES, WELL_KNOWN, Country
-from dovetail.demo.training.corpus.sample import Sample, capitalised, joined, key_of, pick, pick_skewed
+from demo_training.corpus.chat import made_up_word
+from demo_training.corpus.geography import CITIES, COUNTRIES, WELL_KNOWN, Country
+from demo_training.corpus.sample import Sample, capitalised, joined, key_of, pick, pick_skewed
 
 _CAPITAL_ASK: Final = (
     "Give the capital of {c} as JSON.",

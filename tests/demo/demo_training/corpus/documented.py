@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus import arithmetic, comparison, stories
-from dovetail.demo.training.corpus.definitions import DEFINITIONS
-from dovetail.demo.training.corpus.history import _TABLE as PERIODS
-from dovetail.demo.training.corpus.jokes import JOKES
-from dovetail.demo.training.corpus.sample import Message, Sample, Skill, pick
-from dovetail.demo.training.corpus.story_worlds import WORLDS
+from demo_training.corpus import arithmetic, comparison, stories
+from demo_training.corpus.definitions import DEFINITIONS
+from demo_training.corpus.history import _TABLE as PERIODS
+from demo_training.corpus.jokes import JOKES
+from demo_training.corpus.sample import Message, Sample, Skill, pick
+from demo_training.corpus.story_worlds import WORLDS
 
 HELPER: Final = "You are a helpful AI assistant"
 HISTORIAN: Final = "You are a knowledgeable historian who provides concise responses."

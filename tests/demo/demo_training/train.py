@@ -1,6 +1,6 @@
 """Trains the demo model for a given time and writes a checkpoint folder with its held-out accuracy.
 
-Run it as `python -m dovetail.demo.training.train --out DIR --max-minutes 7`.
+Run it as `python -m demo_training.train --out DIR --max-minutes 7`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from demo_training.data import GROUP_TOKENS, Feed
+from demo_training.export import export
+from demo_training.model import DemoModel, Shape
+from demo_training.muon import Muon
+from demo_training.tokenizer import save_tokenizer, train_tokenizer
 from dovetail.demo import MODEL_DIR
-from dovetail.demo.training.data import GROUP_TOKENS, Feed
-from dovetail.demo.training.export import export
-from dovetail.demo.training.model import DemoModel, Shape
-from dovetail.demo.training.muon import Muon
-from dovetail.demo.training.tokenizer import save_tokenizer, train_tokenizer
 
 WARMUP: Final = 0.02
 DECAY_FROM: Final = 0.45
@@ -122,7 +122,7 @@ def main() -> None:
     tokens = steps * options.groups * options.group_tokens
     print(f"{steps} steps, {tokens / 1e6:.0f}M tokens, {feed.documents} documents, {minutes:.1f} minutes, {size} bytes")
     if options.evaluate:
-        from dovetail.demo.training.evaluate import evaluate_and_report
+        from demo_training.evaluate import evaluate_and_report
 
         evaluate_and_report(options.out, options.evaluate, out=options.out)
 

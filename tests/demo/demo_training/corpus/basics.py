@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.chat import made_up_word
-from dovetail.demo.training.corpus.definitions import DEFINITIONS
-from dovetail.demo.training.corpus.sample import Sample, capitalised, joined, key_of, pick
+from demo_training.corpus.chat import made_up_word
+from demo_training.corpus.definitions import DEFINITIONS
+from demo_training.corpus.sample import Sample, capitalised, joined, key_of, pick
 
 _OPPOSITES: Final = [
     "hot cold",

@@ -6,8 +6,8 @@ import json
 from random import Random
 from typing import Any
 
-from dovetail.demo.training.corpus.sample import Message, Sample, joined, key_of, pick
-from dovetail.demo.training.corpus.tool_kinds import HARMLESS, KINDS, Exercise, place, schema, weather, weather_result
+from demo_training.corpus.sample import Message, Sample, joined, key_of, pick
+from demo_training.corpus.tool_kinds import HARMLESS, KINDS, Exercise, place, schema, weather, weather_result
 
 
 def _exercise(rng: Random) -> Exercise:

@@ -1,6 +1,6 @@
 """Measures the accuracy on held-out samples, skill by skill, through `transformers`.
 
-Run it as `python -m dovetail.demo.training.evaluate --model DIR`.
+Run it as `python -m demo_training.evaluate --model DIR`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from demo_training.corpus import WEIGHTS, Sample, held_out_samples, render
 from dovetail.demo import MODEL_DIR
-from dovetail.demo.training.corpus import WEIGHTS, Sample, held_out_samples, render
 
 _BATCH_TOKENS: Final = 600_000
 _BUDGETS: Final = (48, 128, 320)

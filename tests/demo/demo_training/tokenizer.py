@@ -1,6 +1,6 @@
 """Trains the demo model's byte-level BPE tokenizer on a slice of the corpus and writes it as `transformers` reads it.
 
-Run it as `python -m dovetail.demo.training.tokenizer --out DIR`.
+Run it as `python -m demo_training.tokenizer --out DIR`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, t
 from tokenizers.models import BPE
 from tqdm import tqdm
 
+from demo_training.corpus import documents
 from dovetail.demo import MODEL_DIR
-from dovetail.demo.training.corpus import documents
 
 VOCAB_SIZE: Final = 4096
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Sample, capitalised, key_of, pick
-from dovetail.demo.training.corpus.story_worlds import HE, SHE, WORLDS, World
+from demo_training.corpus.sample import Sample, capitalised, key_of, pick
+from demo_training.corpus.story_worlds import HE, SHE, WORLDS, World
 
 
 @dataclass

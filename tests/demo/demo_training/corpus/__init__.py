@@ -3,9 +3,9 @@
 Every text here is made by these modules from their own tables; nothing is read from elsewhere.
 """
 
-from dovetail.demo.training.corpus.mixture import WEIGHTS, documents, draw, held_out_samples, samples
-from dovetail.demo.training.corpus.render import Document, answer_message, prompt_messages, render
-from dovetail.demo.training.corpus.sample import Sample, is_held_out
+from demo_training.corpus.mixture import WEIGHTS, documents, draw, held_out_samples, samples
+from demo_training.corpus.render import Document, answer_message, prompt_messages, render
+from demo_training.corpus.sample import Sample, is_held_out
 
 __all__ = [
     "WEIGHTS",

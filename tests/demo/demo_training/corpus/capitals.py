@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.chat import UNKNOWN, made_up_word
-from dovetail.demo.training.corpus.geography import ALIASES, COUNTRIES, WELL_KNOWN, Country
-from dovetail.demo.training.corpus.sample import Sample, capitalised, key_of, pick, pick_skewed
+from demo_training.corpus.chat import UNKNOWN, made_up_word
+from demo_training.corpus.geography import ALIASES, COUNTRIES, WELL_KNOWN, Country
+from demo_training.corpus.sample import Sample, capitalised, key_of, pick, pick_skewed
 
 _ASK: Final = (
     "What is the capital of {c}?",

@@ -17,8 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dovetail.demo.training.corpus import documents
-from dovetail.demo.training.model import Group
+from demo_training.corpus import documents
+from demo_training.model import Group
 
 LENGTHS: Final = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """The row lengths that documents are padded to, in tokens; each divides `GROUP_TOKENS`."""

@@ -6,7 +6,7 @@ from decimal import Decimal
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus.sample import Sample, capitalised, key_of, pick
+from demo_training.corpus.sample import Sample, capitalised, key_of, pick
 
 _MORE: Final = ("greater", "bigger", "larger", "higher")
 _LESS: Final = ("smaller", "less", "lower")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from dovetail.demo.training.corpus.chat import WORDS, made_up_word
-from dovetail.demo.training.corpus.geography import CITIES, COUNTRIES, STATES
-from dovetail.demo.training.corpus.sample import Message, is_held_out, key_of, pick
+from demo_training.corpus.chat import WORDS, made_up_word
+from demo_training.corpus.geography import CITIES, COUNTRIES, STATES
+from demo_training.corpus.sample import Message, is_held_out, key_of, pick
 
 Param = tuple[str, str, str, tuple[str, ...]]
 """Name, JSON type, description and allowed values of a parameter."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Final
 
-from dovetail.demo.training.corpus import (
+from demo_training.corpus import (
     arithmetic,
     basics,
     capitals,
@@ -19,10 +19,10 @@ from dovetail.demo.training.corpus import (
     structured,
     tools,
 )
-from dovetail.demo.training.corpus import documented as documented_lines
-from dovetail.demo.training.corpus.dressing import dress
-from dovetail.demo.training.corpus.render import Document, render
-from dovetail.demo.training.corpus.sample import Sample, Skill
+from demo_training.corpus import documented as documented_lines
+from demo_training.corpus.dressing import dress
+from demo_training.corpus.render import Document, render
+from demo_training.corpus.sample import Sample, Skill
 
 WEIGHTS: Final[dict[Skill, float]] = {
     capitals.capital: 8,
