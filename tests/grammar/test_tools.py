@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +16,14 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarLimits, GrammarMa
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.bits import ids_of
+from dovetail.grammar.free_text import auto_grammar
 from dovetail.grammar.limits import check_spec
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.vocabularies import byte_level
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.tokenizer import Tokenizer
+from dovetail_parsers import inkling, muse
 
 TOOLS = [
     {
@@ -42,7 +46,10 @@ NAMES = [name for name in BUILT_IN if name != "template"]
 """`template` has the format that a chat template writes, and none without one."""
 
 
+LONG = bool(os.environ.get("DOVETAIL_FULL"))
 MARKERS = (
+    *muse.MARKS,
+    *inkling.MARKS,
     *("<tool_call>", "</tool_call>", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
     *("<|return|>", "｜DSML｜", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *(
@@ -81,11 +88,17 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def walk(
-    matcher: GrammarMatcher, vocabulary: Vocabulary, rng: random.Random, begin: Sequence[int] = (), most: int = 400
+    matcher: GrammarMatcher,
+    vocabulary: Vocabulary,
+    rng: random.Random,
+    begin: Sequence[int] = (),
+    most: int = 400,
+    *,
+    is_begun: bool = False,
 ) -> list[int] | None:
     """Random tokens to the end of the grammar, markers taken gladly; None where it gets long."""
     taken = [*begin]
-    assert matcher.accept(taken) == len(taken)
+    assert is_begun or matcher.accept(taken) == len(taken)
     row = np.zeros((1, vocabulary.mask_words), dtype=np.int32)
     for _ in range(most):
         matcher.fill(row, 0)
@@ -126,7 +139,7 @@ def compiled(name: str, choice: Any, vocabulary: Vocabulary) -> tuple[ToolParser
     """Return a format's parser, and the grammar of its calls."""
     plan = make_plan(Registry.scan(), tool_parser=name, grammar_backend="llguidance")
     parser: ToolParser = load(plan, "api").get("tool_parser", name)()
-    spec = parser.grammar(TOOLS, choice, True, choice == "auto")
+    spec = auto_grammar(parser, TOOLS, True, True) if choice == "auto" else parser.grammar(TOOLS, choice, True, False)
     assert spec is not None
     check_spec(spec)
     backend = load(plan, "engine").get("grammar_backend", "llguidance")(vocabulary)
@@ -173,3 +186,45 @@ def test_a_strict_call_cannot_be_anything_else(name: str, tokenizer: Tokenizer, 
     wrong = tokenizer.encode(text, add_special_tokens=False)
     matcher = compiled(name, "auto", vocabulary)[1].matcher()
     assert matcher.accept(wrong) < len(wrong), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_way_to_write_a_call_gets_past_strict(name: str, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """With `auto` a reply is plain content or calls that conform, however tolerant the format's parser is.
+
+    Walks through the masks are led, as far as these allow it, to every text that opens a call for the parser, and to
+    calls that do not conform behind it.
+    """
+    parser, grammar = compiled(name, "auto", vocabulary)
+    spec = parser.extend(FormatSpec(), TOOLS)
+    if spec.messages is not None and spec.messages.start not in tokenizer.added_tokens:
+        return  # such a format's markers are tokens, or thinking cannot be told from calls
+    texts = temptations(name, spec, tokenizer, vocabulary)
+    num_calls = 0
+    for seed in range(4 * len(texts) if LONG else len(texts) + 8):
+        rng = random.Random(seed)
+        forced = texts[seed] if seed < len(texts) else "".join(rng.choices([*texts, "so ", "\n"], k=3))
+        ids = tokenizer.encode(ANSWERS.get(name, "") * (seed % 2) + forced, add_special_tokens=False)
+        matcher = grammar.matcher()
+        taken = walk(matcher, vocabulary, rng, ids[: matcher.accept(ids)], is_begun=True)
+        if taken is None:
+            continue
+        calls = parse_full(make_parser(spec, tokenizer), taken).tool_calls
+        for call in calls:
+            check_arguments(call.arguments)
+        num_calls += len(calls)
+    assert num_calls
+
+
+def temptations(name: str, spec: FormatSpec, tokenizer: Tokenizer, vocabulary: Vocabulary) -> list[str]:
+    """Return what opens a call, alone and with calls behind it, that conform and that do not."""
+    required = compiled(name, NAMED, vocabulary)[1]
+    begin = tokenizer.encode(CALLS.get(name, ""), add_special_tokens=False)
+    walks = (walk(required.matcher(), vocabulary, random.Random(seed), begin) for seed in range(30))
+    right = tokenizer.decode(next(found for found in walks if found), skip_special_tokens=False)
+    wrong = re.sub(r'(["\'>\n])[cf](["\'<\n])', r"\1k\2", right)
+    tools = spec.tools
+    openers = [] if tools is None else [text for text in (tools.start, *tools.also, *tools.bare) if text]
+    bodies = [part for text in openers for whole in (right, wrong) if (part := whole[whole.find(text) :]) != whole[-1:]]
+    written = '{"name": "get_weather", "arguments": {"unit": "k", "days": 3}}'
+    return [right, wrong, *openers, *bodies, *(text + body for text in openers for body in (written, f"[ {written}]"))]

@@ -17,6 +17,7 @@ from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.fields import Asked
+from dovetail.grammar.free_text import auto_grammar
 from dovetail.grammar.limits import check_schema, check_spec
 from dovetail.grammar.normal import normalize
 from dovetail.grammar.route import Route, Router, ToolSchema, Way, Weakened, not_strict, weakened
@@ -134,7 +135,10 @@ class ToolRouter:
 
     def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
         strict = any(tool["function"].get("strict") for tool in tools)
-        spec = self._parser.grammar(tools, choice, strict, parallel)
+        if choice == "auto":
+            spec = auto_grammar(self._parser, tools, strict, parallel)
+        else:
+            spec = self._parser.grammar(tools, choice, strict, parallel)
         if spec is None:
             text = f"{self._param}: the tool format {self._name!r} has no grammar, so this cannot be enforced"
             raise RequestError(f"{text}; use tool_choice auto", param=self._param, code="unsupported_parameter")

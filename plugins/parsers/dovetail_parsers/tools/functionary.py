@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.text.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
 from dovetail.text.reply_grammar import Tools
 from dovetail_parsers.functionary import ALL, FunctionaryParser, Known, knows
 
@@ -32,8 +32,7 @@ class Functionary(ToolParser):
         return replace(spec, machine=FunctionaryParser, tools=ToolFormat(">>>", "", body=Known(names), before_start=""))
 
     def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
-        """The whole reply: calls, with `auto` also an answer before them or alone."""
-        answer = {"type": "tag", "begin": f"{ALL}\n", "content": {"type": "any_text"}, "end": ""}
+        """The whole reply: calls, with `auto` an answer before them or alone; in it stand no other calls."""
         return calls_grammar(
             tools,
             choice,
@@ -41,9 +40,30 @@ class Functionary(ToolParser):
             lambda tool: (f"{name_of(tool)}\n", json_arguments(tool), ""),
             separator=">>>",
             trigger=">>>",
-            instead=answer,
+            instead=_answer(tools, parallel),
         )
 
     def detect(self, template: TemplateView) -> float:
         """What the template says of recipients."""
         return 0.95 if knows(template) else 0.0
+
+
+def _answer(tools: Tools, parallel: bool) -> Node:
+    """Describe an answer and the calls that may follow it."""
+
+    def call(tool: Mapping[str, Any], content: Node) -> dict[str, Any]:
+        return {"type": "tag", "begin": f">>>{name_of(tool)}\n", "content": content, "end": ""}
+
+    arguments = [json_arguments(tool) for tool in tools]
+    calls = [call(tool, content) for tool, content in zip(tools, arguments, strict=True)]
+    more: Node = {"type": "tags_with_separator", "tags": calls, "separator": ""}
+    first = [
+        call(tool, sequence(each, more) if parallel else each) for tool, each in zip(tools, arguments, strict=True)
+    ]
+    content = {
+        "type": "triggered_tags",
+        "triggers": [each["begin"] for each in first],
+        "tags": [{key: value for key, value in each.items() if key != "type"} for each in first],
+        "stop_after_first": True,
+    }
+    return {"type": "tag", "begin": f"{ALL}\n", "content": content, "end": ""}
