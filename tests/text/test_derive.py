@@ -29,6 +29,7 @@ from dovetail.text.derive import (
 )
 from dovetail.text.detect import detect, resolve_parsers
 from dovetail.text.formats import bound_reasoning, bound_tools
+from dovetail.text.output import make_parser, parse_full
 from dovetail.text.stream import NoTemplate
 from dovetail.text.templates import FOLDER
 
@@ -55,6 +56,8 @@ CALLS = {
     + "</fn>\n</c>" + END,
     "tags without a section": LOOP + '<fn name="{{ f.name }}">' + ITEMS + '<p name="{{ k }}">' + VALUE + "</p>" + END
     + "</fn>" + END,
+    "tags with the type of a value": "{% if m.tool_calls %}<cs>" + LOOP + '<call name="{{ f.name }}">' + ITEMS
+    + '<arg name="{{ k }}" type="{{ "str" if v is string else "json" }}">' + VALUE + "</arg>" + END + "</call>" + END + "</cs>{% endif %}",
     "keys and values": LOOP + "\n<c>{{ f.name }}\n" + ITEMS + "<k>{{ k }}</k>\n<v>" + VALUE + "</v>\n" + END + "</c>" + END,
     "python": "{% if m.tool_calls %}<cs>[" + LOOP + "{% if not loop.first %}, {% endif %}{{ f.name }}(" + ITEMS
     + "{% if not loop.first %}, {% endif %}{{ k }}={{ v | tojson }}" + END + ")" + END + "]</cs>{% endif %}",
@@ -63,6 +66,9 @@ THOUGHT = {
     "tags": ("<why>", "</why>"),
     "tags and newlines": ("<why>\n", "\n</why>\n\n"),
     "capitals": ("[REASON]", "[/REASON]"),
+    "two brackets": ("[[reason]]\n", "\n[[/reason]]\n\n"),
+    "brackets of another script": ("《思考》", "《/思考》\n"),
+    "control characters": ("\x02", "\x03"),
     "with an answer": ("<|START_WHY|>", "<|END_WHY|><|START_SAY|>"),
 }
 
@@ -112,6 +118,20 @@ def test_calls_of_no_known_family(name: str, tmp_path: Path) -> None:
         grammar = bound.grammar(tools_of((TWICE,)) or (), choice, True, True)
         assert grammar is not None
         check(json.loads(grammar.source))
+
+
+def test_attributes_of_a_key_may_differ() -> None:
+    """A tag that says the type of its value is read whatever type that is; the schema decides."""
+    template = chat(HEAD + CALLS["tags with the type of a value"] + TAIL)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    arguments = {"city": '3 "<b>', "days": 3}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}
+    written = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = template.render([written], add_generation_prompt=False).text
+    text = text.partition("<|assistant|>")[2].removesuffix("<|stop|>")
+    (read,) = parse_full(make_parser(derive(template).spec([tool])), text=text).tool_calls
+    assert (read.name, json.loads(read.arguments)) == ("f", arguments)
 
 
 @pytest.mark.parametrize("name", THOUGHT)

@@ -34,7 +34,7 @@ from dovetail.text.chat import common_len
 from dovetail.text.headed_calls import Head, HeadedCalls
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.pythonic_calls import PythonicCalls
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tagged_calls import TaggedCalls, Tags, plain_key
 
 NAMES = ("dovetail_alpha", "dovetail_beta")
 KEYS = ("dovetail_key_one", "dovetail_key_two", "dovetail_key_three")
@@ -42,6 +42,8 @@ VALUES = ("dovetail value one", "dovetail value two", "dovetail value three")
 FIRST = {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}
 SECOND = {KEYS[2]: VALUES[2]}
 _UNIT = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z_]{2,}\]|◁[^◁▷]*▷")
+_ATTRIBUTES = re.compile(r"([\"'])\s[^<>]*>")
+"""Closes a key in quotes and holds more attributes, as the type of its value."""
 _SPACES = " \t\r\n"
 
 Tools = Sequence[Mapping[str, Any]]
@@ -388,8 +390,12 @@ def _tagged_shape(text: str) -> CallShape | None:
     frame = _frame(text, calls, inside, marker if made.start else "", made.end)
     spaces = to_value[: to_value.find(tags.value_start)].removeprefix(tags.key[1]) if tags.value_start else ""
 
+    attributes = to_value.partition(">")[0] if tags.read_key is _key_before_attributes else ""
+
     def arguments(tool: Tool) -> Node:
-        return tagged_arguments(tool, tags, behind_key=spaces, behind_value=behind_value)
+        return tagged_arguments(
+            tool, tags, key=lambda name, _: name + attributes, behind_key=spaces, behind_value=behind_value
+        )
 
     return replace(made, before=_newlines(pre), frame=replace(frame, arguments=arguments))
 
@@ -413,10 +419,12 @@ def _tags_of(
     close, opened = _split_value_start(to_value.strip())
     if not close:
         return None
+    has_attributes = _ATTRIBUTES.fullmatch(close) is not None
     tags = Tags(
         call=(call_open, name_close) if call_open else ("", ""),
         call_end=call_end if call_open else "",
-        key=(key_open, close),
+        key=(key_open, ">" if has_attributes else close),
+        read_key=_key_before_attributes if has_attributes else plain_key,
         value_start=opened,
         value_end=value_end,
         newlines=is_newline and to_value.endswith("\n"),
@@ -430,6 +438,11 @@ def _tags_of(
     shown = {"call": f"{call_open}NAME{name_close}", "parameter": f"{key_open}KEY{to_value}VALUE{value_end}"}
     also = (call_open,) if call_open else ()
     return CallShape("tagged", start, end, body, inner=inner, also=also, shown=shown), tags
+
+
+def _key_before_attributes(text: str) -> tuple[str, bool | None]:
+    """Read `city" type="str"`: what other attributes say of a value is not known, the schema does."""
+    return re.split("[\"']", text, maxsplit=1)[0].strip(), None
 
 
 def _split_value_start(text: str) -> tuple[str, str]:

@@ -256,7 +256,7 @@ def _thinking(template: ChatTemplate, head: str, turn_end: str) -> tuple[Markers
         between = between.removesuffix(answer_start)
         answer = _answer(answer_start, turn_end)
         end = between.strip()
-        start = _start(before, end, head) or _in_prompt(template, before, switches)
+        start = _start(before, end, head) or _in_prompt(template, before, switches) or _added(before, head)
         if not end or not start.strip():
             continue
         if start.strip() != start:
@@ -279,6 +279,12 @@ def _start(before: str, end: str, head: str) -> str:
     if last and not head.rstrip().endswith(last):
         return last
     return next((end.replace(c, o, 1) for c, o in _PARTNERS if c in end and _UNIT.fullmatch(end)), "")
+
+
+def _added(before: str, head: str) -> str:
+    """Return what stands before thinking and not before an answer alone, for markers that look like none."""
+    common = common_len(before, head)
+    return "" if any(unit.start() < common < unit.end() for unit in _UNIT.finditer(before)) else before[common:]
 
 
 def _in_prompt(template: ChatTemplate, before: str, switches: Mapping[str, Any]) -> str:
