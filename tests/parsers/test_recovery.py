@@ -213,6 +213,11 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
     ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
     ("kimi-k2", f"{K2_SECTION}{K2}oops this is no name", f"{K2_SECTION}{K2}oops this is no name", []),
     ("lfm2", "<|tool_call_start|>[f(city='x', da", None, [("f", '{"city": "x"')]),
+    ("lfm2", "<|tool_call_start|>[f(days=1, city='x \\'y\\' z", None, [("f", '{"days": 1, "city": "x \'y\' z')]),
+    ("lfm2", f"<|tool_call_start|>[f(city='{LONG}\\", None, [("f", f'{{"city": "{LONG}')]),
+    ("pythonic", "[g(any='x'", None, [("g", '{"any": "x"')]),
+    ("pythonic", f"[g(any='a -n '{LONG}, b", None, [("g", f'{{"any": "a -n \'{LONG}, b')]),
+    ("pythonic", f"[f(days=1, list=['{LONG}", f" list=['{LONG}", [("f", '{"days": 1')]),
     ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,da', None, [("f", '{"city": "x"')]),
     ("gemma4", '<|tool_call>call:f{city:<|"|>x<|"|>,days:', None, [("f", '{"city": "x", "days": ')]),
     # What cannot be a name is shown.

@@ -340,3 +340,10 @@ def test_elements_in_one_another_without_end_are_linear(tokenizer: Tokenizer) ->
     reply = fold([*parser.feed((), text), *parser.finish("stop")])
     (call,) = reply.tool_calls
     assert call.arguments.count("<a>") + call.arguments.count('"a"') + (reply.content or "").count("<a>") == depth
+
+
+def test_a_recipient_that_is_no_name_is_not_lost(tokenizer: Tokenizer) -> None:
+    """Beam's tags are arguments of a tool; behind what cannot be one the text passes, and the recipient with it."""
+    text = "w[[<|channel|>analysis <|constrain|>xml<|message|>so<|call|>"
+    found = parse(text, tokenizer, reasoning="gpt-oss", tools="beam", tail="<|start|>assistant to=find,")
+    assert found == (None, None, [("find,w[[", "so")])

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.text.headed_calls import MAX_CUT_HEAD
 from dovetail.text.python_literals import literal_json
 from dovetail.text.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
 
@@ -84,10 +85,32 @@ class PythonicCalls(ToolBody):
         return self._take_out()
 
     def cut(self) -> list[ToolEvent]:
-        """End the section, cut short: the beginning of an argument is none yet, and no content."""
-        if self._call is not None:
+        """End the section, cut short: a text keeps its beginning; half of another argument is none, and no content."""
+        is_given = self._at == "argument" and self._add_beginning("".join(self._part))
+        if is_given or (self._call is not None and len("".join(self._raw)) <= MAX_CUT_HEAD):
             self._raw.clear()
         return self.close()
+
+    def _add_beginning(self, text: str) -> bool:
+        """Give out the beginning of a text that was cut off. False: what was cut off is none."""
+        if self._text_key:
+            key, value = self._text_key, ",".join([*self._text_parts, text])
+        else:
+            found = _KEYWORD.fullmatch(text)
+            if found is None:
+                return False
+            key, value = found[1], found[2]
+        types = types_of(properties_of(self._schema).get(key), self._schema)
+        value = value.lstrip()
+        if value[:1] not in ("'", '"') or (types and "string" not in types):
+            return False
+        json_text = literal_json(value)
+        if json_text is None:
+            cut = literal_json(value + value[0]) or literal_json(value.rstrip("\\") + value[0]) or quoted(value[1:])
+            json_text = cut[:-1]
+        self._start()
+        self._args(("{" if not self._num_arguments else ", ") + quoted(key) + ": " + json_text)
+        return True
 
     @property
     def inside_value(self) -> bool:

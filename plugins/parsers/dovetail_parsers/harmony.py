@@ -41,6 +41,8 @@ _NAMED_FUNCTION = re.compile(r"functions\.[^\s<]*")
 _CHANNEL = re.compile(r"analysis|commentary|final")
 _PART = re.compile(r"(<\|[a-z]+\|>)?((?:(?!<\|[a-z]+\|>).)+)", re.DOTALL)
 _NAME = re.compile(r"[a-z_\-]{1,32}")
+_TOOL = re.compile(r"[\w.:/\-]+")
+"""Names that calls of tags may have; under any other the text passes as written, as arguments."""
 _NAMED = ("<|channel|>", "<|constrain|>")
 _KNOWN = re.compile(r"(?:user|system|developer|tool|assistant|analysis|commentary|final|json|code|xml)+")
 _WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "xml", "to=")
@@ -107,7 +109,7 @@ class HarmonyParser(MessagesParser):
         channels = _CHANNEL.findall(_RECIPIENT.sub("", header))
         if recipient and self._reads_calls and not self._priming:
             name = recipient[1].removeprefix("functions.") or recipient[1]
-            if "<|constrain|>xml" in header:
+            if "<|constrain|>xml" in header and _TOOL.fullmatch(name):
                 return Header(Phase.TOOL, body=partial(self._tagged, name), stray=stray)
             return Header(Phase.TOOL, name, stray=stray)
         return Header(Phase.IN if channels and channels[-1] == "analysis" else Phase.OUT, stray=stray)
