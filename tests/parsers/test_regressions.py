@@ -347,3 +347,17 @@ def test_a_recipient_that_is_no_name_is_not_lost(tokenizer: Tokenizer) -> None:
     text = "w[[<|channel|>analysis <|constrain|>xml<|message|>so<|call|>"
     found = parse(text, tokenizer, reasoning="gpt-oss", tools="beam", tail="<|start|>assistant to=find,")
     assert found == (None, None, [("find,w[[", "so")])
+
+
+@pytest.mark.parametrize("size", [100, 300, 2000])
+def test_long_noise_before_a_call_is_the_same_in_every_chunking(size: int, tokenizer: Tokenizer) -> None:
+    """It comes with the markers in it if it is long, whether the call is in the same piece or not."""
+    begin, end = "<|plamo:begin_tool_request:plamo|>", "<|plamo:end_tool_arguments:plamo|>"
+    name = "<|plamo:begin_tool_name:plamo|>now<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+    noise = f"{begin}no name{'?' * size}{end}{'?' * 300}"
+    text = f"<|plamo:begin_tool_requests:plamo|>{noise}{begin}{name}<|plamo:constrain|>json<|plamo:msg|>{{}}{end}"
+    _, content, calls = parse(text, tokenizer, reasoning=None, tools="plamo3")
+    assert calls == [("now", "{}")]
+    assert content is not None
+    assert (end in content) == (size + 300 > 512)
+    assert content.count("?") == size + 300

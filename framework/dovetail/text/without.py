@@ -87,13 +87,14 @@ class Without(ToolBody):
                 self._noise.append(event.text)
                 self._with_markers.append(event.text)
                 self._num_noise += len(event.text)
+                self._is_noise = self._num_noise > MAX_NOISE
+                taken += self._shown() if self._is_noise else []
                 continue
             if isinstance(event, ToolStart) and not self._has_call:
-                self._has_call = True
+                self._has_call, self._is_noise = True, False
                 taken += [Malformed("tool_call", "".join(self._noise))] if self._noise else []
             taken.append(event)
-        self._is_noise = not self._has_call and self._num_noise > MAX_NOISE
-        return [*taken, *self._shown()] if self._is_noise else taken
+        return taken
 
     def _shown(self) -> list[ToolEvent]:
         """Return what is held with the markers in it: it is no beginning of a call."""
