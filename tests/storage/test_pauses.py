@@ -196,13 +196,26 @@ def test_a_stop_in_the_middle_of_an_expiry(pair: Pair, where: str) -> None:
         pair.victim.ask("delay", 0.0)
 
 
+def pause_between_transactions(pair: Pair) -> None:
+    """Stop the victim right behind a beat: within a transaction it would keep the survivor from writing."""
+    found: list[str] = []
+
+    def has_beaten() -> bool:
+        found[:] = [site for site in pair.victim.ask("sites") if site.startswith("db COMMITTED after UPDATE processes")]
+        return bool(found)
+
+    assert becomes(has_beaten, 60)
+    pair.victim.ask("arm", found[0], 1)
+    assert becomes(lambda: pair.victim.is_stopped, 60)
+
+
 def test_a_stop_while_a_response_is_generated(pair: Pair) -> None:
     """Others end it as failed; the server that goes on does not write over that, and tells the same."""
-    pair.victim.ask("delay", 0.1)
+    pair.victim.ask("delay", 3.0)
     try:
         body = {"model": "tiny", "input": "x", "background": True}
         path = f"/v1/responses/{pair.victim.post('/v1/responses', body).json()['id']}"
-        pair.victim.pause()
+        pause_between_transactions(pair)
         assert becomes(lambda: pair.survivor.get(path).json()["status"] == "failed", 60)
     finally:
         pair.victim.go_on()
