@@ -363,12 +363,20 @@ def test_async_messages(port: int) -> None:
     assert "Paris" in texts[0]
 
 
+def run_example(block: str) -> None:
+    """Run a page's example and close its client, whose connection the collector would find within another test."""
+    names: dict[str, Any] = {}
+    exec(compile(block, "example.md", "exec"), names)
+    if "client" in names:
+        names["client"].close()
+
+
 def test_the_examples_of_the_page_run(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The Python blocks of docs/api.md run as they stand and print what one expects."""
     page = (Path(__file__).parents[2] / "docs/api.md").read_text("utf-8").replace(":30000", f":{port}")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for block, answers in zip(blocks, (("Paris", "Tokyo"), ("2",)), strict=True):
-        exec(compile(block, "api.md", "exec"), {})
+        run_example(block)
         out = capsys.readouterr().out
         assert all(answer in out for answer in answers), out
 
@@ -378,9 +386,6 @@ def test_the_examples_of_the_clients_page_run(port: int, capsys: pytest.CaptureF
     page = (Path(__file__).parents[2] / "docs/clients.md").read_text("utf-8").replace(":30000", f":{port}")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for block, answers in zip(blocks, (("Paris", "Tokyo"), ("256",), (MODEL, "Paris"), ("8",)), strict=True):
-        names: dict[str, Any] = {}
-        exec(compile(block, "clients.md", "exec"), names)
-        if "client" in names:
-            names["client"].close()  # its connection would be found by the collector within another test
+        run_example(block)
         out = capsys.readouterr().out
         assert all(answer in out for answer in answers), out
