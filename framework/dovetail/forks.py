@@ -20,6 +20,7 @@ from concurrent.futures import Future
 import msgspec
 
 from dovetail.messages.frames import HEADER, MAX_FRAME
+from dovetail.orphans import wake_when_orphaned
 
 START_TIMEOUT_S = 60.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
@@ -214,6 +215,7 @@ class ForkTemplate:
 
 def control_of(argv: list[str]) -> socket.socket:
     """Be a template that begins: returns the socket of its parent, from which the first message comes."""
+    wake_when_orphaned()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
     return socket.socket(fileno=int(argv[0]))
@@ -243,6 +245,7 @@ def serve_forks(control: socket.socket, serve: Callable[[socket.socket], None]) 
 def _run(serve: Callable[[socket.socket], None], channel: socket.socket) -> None:
     status = 1
     try:
+        wake_when_orphaned()
         serve(channel)
         status = 0
     except (GoneError, TimeoutError):

@@ -16,6 +16,7 @@ from dovetail.engine.standstill import StandstillWatch
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.errors import ConfigError
 from dovetail.messages import Failed, Ready
+from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
@@ -32,6 +33,7 @@ ORPHANED = (
 
 def main(argv: list[str]) -> int:
     """Connect, load the plan, build the engine, serve; returns the exit code."""
+    wake_when_orphaned()
     # Ctrl-C, and a service manager's SIGTERM, reach the whole process group; the parent decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -33,6 +33,7 @@ from dovetail.executor.rank_messages import (
     send,
 )
 from dovetail.messages.executor import StepError
+from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
@@ -46,6 +47,7 @@ LEAVE_S = 2.0
 
 def main(argv: list[str]) -> int:
     """Serve until the first rank ends; returns the exit code."""
+    wake_when_orphaned()
     # They reach the whole process group; the parent decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

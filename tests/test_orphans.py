@@ -1,0 +1,88 @@
+"""A process that was stopped when its parent was killed ends all the same: nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PARENTS = {
+    "rank": """
+from multiprocessing import Pipe
+from dovetail.executor.group import ProcessFollower
+near, far = Pipe()
+pid = ProcessFollower(far).pid
+""",
+    "engine": """
+import socket, subprocess, tempfile
+path = tempfile.mkdtemp() + "/s"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+pid = subprocess.Popen([sys.executable, "-m", "dovetail.client.engine_main", path]).pid
+connection, _ = listener.accept()
+""",
+    "process that forks others": """
+import threading
+from dovetail.forks import ForkServer
+made = []
+thread = threading.Thread(target=lambda: made.append(ForkServer("dovetail.grammar.child")))
+thread.start()
+thread.join()  # the thread that starts a process may end long before its parent
+pid = made[0].pid
+""",
+}
+WAIT = "print(pid, flush=True); time.sleep(600)"
+BEGUN = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGCHLD - 1)
+"""Signals, one of which each ignores from its beginning, when it has seen to being woken; a shell ignores neither."""
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state; Z for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def has_begun(pid: int) -> bool:
+    """Whether a process has come to its own code."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return bool(int(ignored, 16) & BEGUN)
+
+
+def eventually(condition: object, limit_s: float = 120) -> bool:
+    assert callable(condition)
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems wake nobody")
+@pytest.mark.parametrize("what", list(PARENTS))
+def test_a_stopped_process_ends_with_its_parent(what: str) -> None:
+    """It is woken, and finds itself alone."""
+    code = f"import sys, time\n{PARENTS[what]}\n{WAIT}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            assert eventually(lambda: has_begun(pid))
+            os.kill(pid, signal.SIGSTOP)
+            assert eventually(lambda: state_of(pid) == "T")
+            parent.kill()
+            parent.wait(60)
+            assert eventually(lambda: state_of(pid) == "Z")
+        finally:
+            parent.kill()
+            if state_of(pid) != "Z":
+                os.kill(pid, signal.SIGKILL)
