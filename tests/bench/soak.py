@@ -51,11 +51,17 @@ class Watch:
 
     name: str
     pid: int
+    began: str = ""
     times: list[float] = field(default_factory=list)
     values: dict[str, list[int]] = field(default_factory=lambda: {"KiB": [], "own KiB": [], "files": [], "threads": []})
 
+    def __post_init__(self) -> None:
+        self.began = began_at(self.pid)
+
     def sample(self) -> None:
         try:
+            if began_at(self.pid) != self.began:
+                return  # it has ended, and another process has its number
             found = {
                 "KiB": status_kib(self.pid, "VmRSS"),
                 "own KiB": status_kib(self.pid, "RssAnon"),
@@ -78,6 +84,14 @@ class Watch:
         first, last = (statistics.median(v for _, v in part) for part in (points[:third], points[-third:]))
         slope = statistics.linear_regression(*zip(*points, strict=True)).slope * 3600
         return first, last, slope
+
+
+def began_at(pid: int) -> str:
+    """Return when a process began, in the system's count; the empty string if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def table_kib(log: Path) -> int:
