@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,28 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of the garbage collector's rounds, and let it run for the tests."""
     gc.freeze()
     gc.enable()
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        remember_builtins(interpreter)
+
+
+def remember_builtins(interpreter: ModuleType) -> None:
+    """Have Triton's interpreter look once for the names that it replaces in `triton.language`.
+
+    It looks through all members of its modules at each launch of a kernel, and at each call of a function within one,
+    which takes a third of the time of tests that run kernels.
+    """
+    is_builtin = interpreter.tl.core.is_builtin
+    names: dict[Any, list[str]] = {}
+
+    def patch(package: Any, builder: Any, scope: Any) -> None:
+        if package not in names:
+            names[package] = [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+        for name in names[package]:
+            if is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
