@@ -6,6 +6,7 @@ The job comes as JSON on standard input; the report is the last line of standard
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import os
 import signal
@@ -83,6 +84,7 @@ def run_module(module: str, job: str, timeout_s: float = TIMEOUT_S) -> dict[str,
 
 def main() -> None:
     """Do the job."""
+    gc.disable()  # it imports, says what it saw, and ends
     report = ChildReport(heavy_at_start=[name for name in HEAVY if name in sys.modules])
     job = json.load(sys.stdin)
     plan = PluginPlan.decode(base64.b64decode(job["plan"]))
