@@ -149,13 +149,13 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Models that take images: their text part's changes of `SIZES`, and the other keys."""
 
 
-def make_seeing(folder: Path, kind: str) -> Any:
+def make_seeing(folder: Path, kind: str, **changes: Any) -> Any:
     """Write a random checkpoint of a model that takes images, as `make_checkpoint`."""
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     torch.manual_seed(0)
     text, others = SEEING[kind]
-    config = CONFIG_MAPPING[kind](text_config={**SIZES, **text}, **others)
+    config = CONFIG_MAPPING[kind](text_config={**SIZES, **text, **changes}, **others)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     made.save_pretrained(folder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +90,8 @@ def family(architecture: str) -> dict[str, Any]:
     """Make checkpoints of a model's family: its experts are few and small."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if architecture.endswith("ForConditionalGeneration"):
+        return seeing(architecture)
     kind = next(k for k, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
 
     def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
@@ -98,6 +102,32 @@ def family(architecture: str) -> dict[str, Any]:
     if hasattr(FAMILIES.config_of(kind), "use_sliding_window"):
         configs.append({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1})
     return {"make_checkpoint": make_checkpoint, "configs": configs}
+
+
+def seeing(architecture: str) -> dict[str, Any]:
+    """Make checkpoints of a model that takes images, whose text part is compared."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    kind = next(k for k in FAMILIES.SEEING if MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[k] == architecture)
+
+    def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
+        FAMILIES.make_seeing(folder, kind, **{"vocab_size": 199, **changes})
+        file = folder / "model.safetensors"
+        tensors = {name: t for name, t in load_file(file).items() if not re.search(r"visual|vision|projector", name)}
+        save_file(tensors, file, {"format": "pt"})  # the kit tries what happens without each tensor, which uses all
+        return folder
+
+    def reference_logits(self: Any, folder: Path, ids: Sequence[int]) -> Any:
+        model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            return model(torch.tensor([list(ids)])).logits[0]
+
+    return {"make_checkpoint": make_checkpoint, "reference_logits": reference_logits, "configs": [{}]}
 
 
 BUILTINS = [
