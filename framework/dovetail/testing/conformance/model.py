@@ -178,7 +178,7 @@ class ModelConformance(Conformance):
 
     def test_unexpected_weights_are_named(self, checkpoints: list[Path], tmp_path: Path) -> None:
         """A checkpoint with a tensor that the architecture does not know is refused with its name."""
-        for name in ("model.layers.0.self_attn.unknown_proj.weight", "model.unknown_tower.patch.weight", "other.weight"):
+        for name in ("model.layers.0.self_attn.unknown_proj.weight", "model.other_tower.patch.weight", "other.weight"):
             _rewrite(checkpoints[0], tmp_path, {**_tensors(checkpoints[0]), name: torch.zeros(3)})
             try:
                 load_model(self.plugin(), tmp_path)
