@@ -23,10 +23,12 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, send
 from dovetail.grammar import child, trial
 from dovetail.grammar.cache import Enforced, Refused
+from dovetail.grammar.costly import lightened
 from dovetail.grammar.pool import ChildTimeoutError
 from dovetail.grammar.queue import FairQueue
 from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.grammar.trial import try_out
 from dovetail.grammar.wire import ChildJob, ChildReply
 from dovetail.messages import GrammarStep
@@ -238,6 +240,67 @@ def test_a_costly_source_is_built_once_before_its_process_answers(
     assert isinstance(blob, bytes)
     backend.load(blob)
     assert num_built == 1
+
+
+SLOW = {"type": "integer", "multipleOf": 1_000_003}
+
+
+def all_slow(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that needs a process is ready in time."""
+
+    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+        raise ChildTimeoutError
+
+    monkeypatch.setattr(service._compiler, "outside", outside)
+
+
+def test_what_takes_too_long_goes_without_its_costliest_keyword(
+    make_service: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else that a schema says is enforced, and what is not is named."""
+    service = make_service(5.0)
+    start_process(service)
+    all_slow(service, monkeypatch)
+    given = {"type": "object", "properties": {"n": SLOW, "c": {"enum": ["a"]}}, "required": ["n", "c"]}
+    steps = (json_step(given), json_step(given, weaken=True), json_step({"type": "object"}))
+    outcome = settle(service, service.request(steps))
+    assert isinstance(outcome, Enforced)
+    assert (outcome.step, outcome.ignored) == (1, ("/properties/n/multipleOf",))
+
+
+def test_a_costly_keyword_does_not_drop_a_tools_schema(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls are held to the rest of it, the report names the keyword's place, and they are judged."""
+    service = make_service(5.0)
+    start_process(service)
+    all_slow(service, monkeypatch)
+    plugins = load(make_plan(Registry.scan(), tool_parser="hermes", grammar_backend="auto"), "api")
+    nothing = Vocabulary(tokens=(), size=256, eos_ids=frozenset(), special_ids=frozenset(), fingerprint="")
+    front = StructuredOutputs({p.name: backend(nothing) for p, backend in plugins.candidates("grammar_backend")})
+    parameters = {"type": "object", "properties": {"n": SLOW, "city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    parser = plugins.get("tool_parser", "hermes")()
+    route = front.tools(parser, "hermes", [tool], "required", parallel=False, param="tools")
+    front.close()
+    outcome = settle(service, service.request(route.steps))
+    assert isinstance(outcome, Enforced)
+    assert route.needs_validation(outcome.step, outcome.ignored)
+    enforcement, ignored = route.ways[outcome.step].with_left_out(outcome.ignored)
+    assert (enforcement, ignored) == ("approximate", ("/tools/0/function/parameters/properties/n/multipleOf",))
+
+
+NOT_LIGHTER = ("a product of alternatives", "a product behind references")
+"""What is cheap by itself, and costly together."""
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_schemas_become_cheap_without_few_keywords(small: Vocabulary, name: str) -> None:
+    """Of backends that know what is cheap; of others nothing is known."""
+    plugins = load(make_plan(Registry.scan(), grammar_backend="auto"), "compiler")
+    found = lightened(plugins.get("grammar_backend", "llguidance")(small), spec(COSTLY[name]))
+    if found is not None:
+        assert 1 <= len(found[1]) <= 64
+    assert (found is None) == (name in NOT_LIGHTER)
+    assert lightened(plugins.get("grammar_backend", "outlines")(small), spec(COSTLY[name])) is None
 
 
 def test_waiting_counts(make_service: Make) -> None:

@@ -303,3 +303,15 @@ def test_a_kind_that_no_backend_reads_is_refused(backends: Mapping[str, GrammarB
     with pytest.raises(RequestError, match="--grammar-backend auto") as caught:
         Router({}).route(spec, "ebnf")
     assert (caught.value.param, caught.value.code) == ("ebnf", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_format_that_nobody_defines_is_named(backends: Mapping[str, GrammarBackend], name: str) -> None:
+    """It is an annotation, so the schema is enforced in full, but under strictness it is refused."""
+    given = {"type": "object", "properties": {"a": {"type": "string", "format": "f"}}, "required": ["a"]}
+    given["additionalProperties"] = False
+    spec = replace(json_spec(given), strict=True)
+    support = backends[name].supports(spec)
+    assert (support.level, support.ignored) == (SupportLevel.FULL, ("/properties/a/format",))
+    with pytest.raises(RequestError, match="/properties/a/format"):
+        Router({name: backends[name]}, strict_schema=True).route(spec, "response_format")

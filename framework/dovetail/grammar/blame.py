@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.contracts.grammar import Kind
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
+from dovetail.grammar.costly import costly_places
 from dovetail.grammar.keywords import MEANING
 from dovetail.grammar.refusals import LATER, TOO_COMPLEX
 from dovetail.grammar.route import Route
@@ -21,10 +22,8 @@ from dovetail.grammar.schema import escape
 from dovetail.grammar.weaken import schemas_with_places
 
 MAX_PLACES = 3
-MIN_WEIGHT = 500
 _WORDS = re.compile(r"[a-z]+[A-Z][A-Za-z]+|\b(?:pattern|regex|format|enum|const|not|if|contains|minimum|maximum)\b")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
-_REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _PAIRS = (
     *(("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")),
     ("minProperties", "maxProperties"),
@@ -92,32 +91,8 @@ def _contradictions(node: Mapping[str, Any]) -> Iterator[str]:
 
 def _costly(given: Any) -> list[tuple[str, str]]:
     """Return the places that cost most, the worst first."""
-    weights = [
-        (weight, f"{pointer}/{escape(key)}")
-        for pointer, node in _nodes(given)
-        for key, value in node.items()
-        if (weight := _weight(key, value)) >= MIN_WEIGHT
-    ]
-    weights.sort(key=lambda item: -item[0])
-    return [(place, advice(place)) for weight, place in weights[:MAX_PLACES] if weight * 10 >= weights[0][0]]
-
-
-def _weight(key: str, value: Any) -> float:
-    """Estimate what a keyword costs, in no unit."""
-    if key == "multipleOf" and isinstance(value, (int, float)):
-        return float(f"{value:.12f}".rstrip("0").rstrip(".").replace(".", "").lstrip("0") or 1)
-    if key in ("pattern", "format") and isinstance(value, str):
-        weight = float(len(value))
-        for low, high in _REPEAT.findall(value):
-            weight *= max(int(low), int(high or 0), 1)
-        return weight
-    if key in ("maxLength", "minLength", "maxItems", "minItems", "minProperties", "maxProperties"):
-        return float(value) if isinstance(value, (int, float)) else 0.0
-    if key in ("enum", "required"):
-        return float(len(value))
-    if key in ("properties", "patternProperties", "anyOf", "oneOf", "allOf"):
-        return len(value) ** 2 / 4
-    return 0.0
+    found = costly_places(given)[:MAX_PLACES]
+    return [(place, advice(place)) for weight, place in found if weight * 10 >= found[0][0]]
 
 
 def _nodes(given: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -15,6 +15,7 @@ import msgspec
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.errors import PluginError, RequestError
+from dovetail.grammar.costly import lightened
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
 from dovetail.grammar.unique.matcher import UniqueGrammar
@@ -116,6 +117,20 @@ class Compiler:
         result = backend.compile(spec_of(step), self._limits)
         made = backend.load(result) if isinstance(result, bytes) else result
         return Compiled(self._watched(step, made), backend)
+
+    def lighter(self, step: GrammarStep) -> Compiled | None:
+        """Compile in this thread what takes too long, without what costs most; None where that is not known.
+
+        Raises:
+            RequestError: The grammar is refused without it, too.
+        """
+        backend = self.backend(step.backend)
+        found = lightened(backend, spec_of(step))
+        if found is None:
+            return None
+        spec, gone = found
+        made = self.inline(msgspec.structs.replace(step, source=spec.source))
+        return Compiled(made.grammar, backend, ignored=gone)
 
     def outside(self, step: GrammarStep, deadline: float) -> Compiled:
         """Compile in a process of its own, and load the result here.

@@ -95,7 +95,7 @@ class Job:
         began: When a compilation began; None while it waits for its first.
         index: The way that is tried next.
         refused: Why the first way that was tried failed.
-        slow: Backends and sources that took too long: with less of the same source they would not be faster.
+        slow: Backends and sources that took too long: they may do without what costs most.
     """
 
     steps: Steps
@@ -323,8 +323,9 @@ class GrammarService:
             if now >= job.deadline and not self._has_grace(job):
                 break
             step = job.steps[job.index]
+            is_slow = (step.backend, step.source) in job.slow
             if job.index < len(job.steps) - 1 and (
-                (job.began is not None and now >= job.last_way_at) or (step.backend, step.source) in job.slow
+                (job.began is not None and now >= job.last_way_at) or (is_slow and not step.weaken)
             ):
                 job.index += 1
                 continue
@@ -335,7 +336,10 @@ class GrammarService:
                 if isinstance(alone, Enforced):
                     self._finish(job, dataclasses.replace(alone, step=job.index), 0)
                     return
-                compiled = self._compile(job, step, now, outside=outside)
+                compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, outside=outside)
+                if compiled is None and is_slow:
+                    job.index += 1
+                    continue
                 if compiled is None:
                     self._outside.put(job.owner, partial(self._work, job, outside=True))
                     return
@@ -346,6 +350,8 @@ class GrammarService:
                 job.refused = job.refused or _refusal(error)
                 if isinstance(error, ChildTimeoutError):
                     job.slow.add((step.backend, step.source))
+                    if step.weaken:
+                        continue  # without what costs most
                 if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
                     break
             job.index += 1

@@ -44,14 +44,21 @@ class Subset:
         if root is False:
             return Support.no("the schema false allows nothing")
         ignored: list[str] = []
+        annotations: list[str] = []
         for pointer, node in schema.nodes(spec.source):
             ignored += [f"{pointer}/{key}" for key in self._ignored(node)]
-        return Support.approximate(ignored) if ignored else Support.full()
+            if "format" in node and not self._may_enforce(node["format"]):
+                annotations.append(f"{pointer}/format")
+        return Support.approximate(ignored) if ignored else Support.full(annotations)
+
+    def _may_enforce(self, name: str) -> bool:
+        """Whether a format says something about an instance: others are annotations."""
+        return name in self.formats or name in _KNOWN_FORMATS
 
     def _ignored(self, node: Mapping[str, Any]) -> list[str]:
         """Keywords of one schema that may not be enforced."""
         keys = [key for key in node if key not in _SILENT and key[:2] != "x-"]
-        if "format" in node and not (node["format"] in self.formats or _is_known(node["format"])):
+        if "format" in node and not self._may_enforce(node["format"]):
             keys.remove("format")
         if not keys:
             return []
@@ -102,11 +109,6 @@ _KNOWN_FORMATS = frozenset(
         *("uri-template", "uuid"),
     ]
 )
-
-
-def _is_known(name: str) -> bool:
-    """Whether JSON Schema defines a format; others are annotations."""
-    return name in _KNOWN_FORMATS
 
 
 def _agrees(node: Mapping[str, Any], key: str, other: str) -> bool:
