@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 COMMANDS = {
     "serve": ("dovetail_server.cli.serve", "serve a model over HTTP"),
+    "chat": ("dovetail_server.cli.chat", "chat with a model in the terminal"),
+    "top": ("dovetail_server.cli.top", "watch a server at work"),
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
     "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
     "plan": ("dovetail_server.cli.plan", "show how memory would be divided, without loading weights"),

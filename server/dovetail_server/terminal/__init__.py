@@ -1,0 +1,1 @@
+"""A server from a terminal: `dovetail chat` and `dovetail top`."""
