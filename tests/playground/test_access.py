@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from screen import Screen
+from screen import LOOKS, Screen
 
 from dovetail_server.testing import ScriptedServer
 
@@ -28,8 +28,7 @@ def f(x): return "text", 1  # comment
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_chat_has_no_obstacles(
     new_screen: Callable[..., Screen], server: ScriptedServer, scheme: str, width: int
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from screen import Screen
+from screen import LOOKS, Screen
 
 from dovetail_server.testing import ScriptedServer
 
@@ -28,8 +28,7 @@ def call(screen: Screen, script: str, argument: Any = None) -> Any:
     return screen.page.evaluate(script, argument)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_no_page_has_obstacles(
     new_screen: Callable[..., Screen], server: ScriptedServer, scheme: str, width: int
 ) -> None:
