@@ -64,6 +64,25 @@ def test_ctrl_c_stops_the_reply_only(talk: Any, server: ScriptedServer) -> None:
     assert "More." in shown
 
 
+def test_ctrl_c_in_the_middle_of_a_write(talk: Any, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write ends before the reply is stopped, so that what is printed afterwards is seen."""
+    server.reply = "word " * 50
+    console = talk.chat.screen.console
+    written = []
+
+    def write(text: str) -> int:
+        written.append(text)
+        if len(written) == 10:
+            signal.raise_signal(signal.SIGINT)
+        return io.StringIO.write(talk.out, text)
+
+    monkeypatch.setattr(talk.out, "write", write)
+    shown = talk.type("Go on", "/help")
+    assert "stopped" in shown
+    assert "/retry" in shown
+    assert console._buffer_index == 0
+
+
 def test_a_tool_is_called_and_answered(talk: Any, server: ScriptedServer, tmp_path: Path) -> None:
     """A call is shown, its result asked for and sent; without one the call is taken back."""
     file = tmp_path / "tools.json"

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.errors import ConfigError, DovetailError
 from dovetail_server.terminal.client import Server
 from dovetail_server.terminal.conversation import KINDS, Conversation, Reply, read_json
+from dovetail_server.terminal.interrupt import Interrupt
 from dovetail_server.terminal.show import Screen
 
 Ask = Callable[[str], str]
@@ -30,6 +31,7 @@ class Chat:
         self.conversation = conversation
         self.screen = screen
         self.ask = ask
+        self.interrupt = Interrupt()
 
     def run(self) -> None:
         """Take lines until there are no more."""
@@ -74,9 +76,10 @@ class Chat:
         reply, note = Reply(sent=time.monotonic()), ""
         self.screen.begin()
         try:
-            with closing(self.server.chat(self.conversation.body())) as chunks:
+            with self.interrupt.armed(), closing(self.server.chat(self.conversation.body())) as chunks:
                 for chunk in chunks:
-                    self.take(reply, chunk)
+                    with self.interrupt.whole():
+                        self.take(reply, chunk)
         except KeyboardInterrupt:
             note = "stopped"
         except DovetailError as error:
