@@ -68,15 +68,14 @@ def test_ctrl_c_in_the_middle_of_a_write(talk: Any, server: ScriptedServer, monk
     """The write ends before the reply is stopped, so that what is printed afterwards is seen."""
     server.reply = "word " * 50
     console = talk.chat.screen.console
-    written = []
+    leave, writes = console._exit_buffer, iter(range(1000))
 
-    def write(text: str) -> int:
-        written.append(text)
-        if len(written) == 10:
+    def interrupted() -> None:
+        if next(writes) == 10:
             signal.raise_signal(signal.SIGINT)
-        return io.StringIO.write(talk.out, text)
+        leave()
 
-    monkeypatch.setattr(talk.out, "write", write)
+    monkeypatch.setattr(console, "_exit_buffer", interrupted)
     shown = talk.type("Go on", "/help")
     assert "stopped" in shown
     assert "/retry" in shown
