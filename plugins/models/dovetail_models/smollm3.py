@@ -23,7 +23,7 @@ class SmolLM3(Llama):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         num, every = int(hf.get("num_hidden_layers", 0)), int(hf.get("no_rope_layer_interval") or 4)
         rotated = hf.get("no_rope_layers") or [(index + 1) % every != 0 for index in range(num)]
-        if len(rotated) != num:
+        if num and len(rotated) != num:  # without a number the config is refused below
             raise ModelError(f"config.json: no_rope_layers has {len(rotated)} entries for {num} layers")
         # Without layer_types, windows are in layers without rotation.
         types = ["full_attention" if rotates else "sliding_attention" for rotates in rotated]
