@@ -53,7 +53,7 @@ def example(architecture: str, plugin: Any) -> tuple[str, ModelConfig]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     kinds = [kind for kind, cls in CLASSES.items() if architecture in (cls if isinstance(cls, tuple) else (cls,))]
-    kind = min(kinds, key=len)  # others are relatives that share the class
+    kind = min(kinds, key=lambda kind: (not kind.endswith("_text"), len(kind)))  # others share the class
     values = json.loads(CONFIG_MAPPING[kind](**MISSING.get(kind, {})).to_json_string(use_diff=False))
     return kind, plugin.config_from_hf({**values, "architectures": [architecture]})
 

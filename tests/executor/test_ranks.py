@@ -185,7 +185,7 @@ def test_experts_and_norms_behind(
 OWN = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
 exaone4 gemma2 gemma3_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo3 phi3 smollm3
-stablelm starcoder2
+stablelm starcoder2 llama4_text
 """
 SAMPLE = ("deepseek_v3", "gpt_oss")
 FULL = bool(os.environ.get("DOVETAIL_FULL"))

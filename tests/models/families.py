@@ -134,6 +134,11 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {**VISION, **LAYERS}, "mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
     ),
     "mistral3": ({"model_type": "mistral"}, {"vision_config": {**VISION, **LAYERS, "head_dim": 16}}),
+    "llama4": (
+        DECODERS["llama4_text"],
+        {"vision_config": {**VISION, **LAYERS, "projector_input_dim": 32, "projector_output_dim": 32}}
+        | {"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 5},
+    ),
     "llava": ({"model_type": "llama"}, {"vision_config": {**VISION, **LAYERS, "model_type": "clip_vision_model"}}),
     "qwen2_vl": (SECTIONS, {"vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}}),
     "qwen2_5_vl": (SECTIONS, {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}}),

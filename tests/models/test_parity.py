@@ -47,7 +47,7 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 FAMILIES = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
 exaone4 gemma2 gemma3_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo3 phi3 smollm3
-stablelm starcoder2
+stablelm starcoder2 llama4_text
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides those of the other tests."""
@@ -81,6 +81,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", {"attention_bias": True, "norm_topk_prob": False, "routed_scaling_factor": 0.7}),
     ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}}),
     ("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None, "first_k_dense_replace": 0}),
+    ("llama4_text", {"floor_scale": 16, "attn_scale": 0.5, "use_qk_norm": False, "num_experts_per_tok": 2}),
+    ("llama4_text", {"interleave_moe_layer_step": 2, "intermediate_size": 64, "attention_bias": True}),
+    ("llama4_text", {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0]}),
     ("glm4_moe_lite", {"n_group": 1, "topk_group": 1, "num_attention_heads": 3, "num_key_value_heads": 3}),
 ]
 """Other configurations of these families."""

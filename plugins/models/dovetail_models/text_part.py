@@ -17,6 +17,7 @@ from dovetail.errors import ModelError
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.glm4 import Glm4
 from dovetail_models.llama import Llama
+from dovetail_models.llama4 import Llama4
 from dovetail_models.ministral3 import Ministral3
 from dovetail_models.mistral import Mistral
 from dovetail_models.qwen2 import Qwen2
@@ -26,7 +27,7 @@ from dovetail_models.qwen3_moe import Qwen3Moe
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
     **{"gemma3_text": Gemma3, "qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3},
-    **{"qwen3_vl_moe_text": Qwen3Moe, "glm4": Glm4},
+    **{"qwen3_vl_moe_text": Qwen3Moe, "glm4": Glm4, "llama4_text": Llama4},
 }
 """Plugins by the `model_type` of the text part."""
 FLAT = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2}
@@ -59,6 +60,7 @@ class TextPart(ModelPlugin):
 
     architectures: ClassVar[Sequence[str]] = (
         "Gemma3ForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
