@@ -361,3 +361,10 @@ def test_long_noise_before_a_call_is_the_same_in_every_chunking(size: int, token
     assert content is not None
     assert (end in content) == (size + 300 > 512)
     assert content.count("?") == size + 300
+
+
+@pytest.mark.parametrize("text", [" to=self<|meaw0wge|>why", " to=self<|me<b>w0w"])
+def test_text_behind_a_recipient_of_muse_is_not_lost(text: str, tokenizer: Tokenizer) -> None:
+    """A header that is none is content; half a marker at the end of one is not."""
+    assert parse(text, tokenizer, reasoning="muse", tools="muse")[:2] == (None, text)
+    assert parse(" to=self<|mess", tokenizer, reasoning="muse", tools="muse")[:2] == (None, None)

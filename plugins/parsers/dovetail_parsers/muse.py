@@ -38,6 +38,7 @@ from dovetail.text.tagged_calls import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_TO = re.compile(r"to=[^\s<]*")
 _HEADER = re.compile(r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=[^\s<]*)?\s*")
 _BEGINNINGS = {word[:size] for word in ("assistant", "to=") for size in range(1, len(word) + 1)}
 _TAIL = re.compile(r"(?<=\s)(?:t|to|to=[^\s<]*)\Z")
@@ -121,7 +122,7 @@ class MuseParser(MessagesParser):
     def explains(self, header: str, written: str) -> bool:
         """Whether what was written is the beginning of a header and nothing else."""
         words = written.replace("<|start|>", " ").split()
-        known = all(word.startswith("to=") or word in _BEGINNINGS for word in words)
+        known = all(_is_recipient(word) or word in _BEGINNINGS for word in words)
         return known and ("<|start|>" in written or "to=" in written)
 
     @property
@@ -177,3 +178,9 @@ class SparkParser(MuseParser):
     """As Muse Spark: a message to nobody is reasoning."""
 
     unaddressed = Phase.IN
+
+
+def _is_recipient(word: str) -> bool:
+    """Whether a word is a recipient, with the beginning of a marker behind it where the output was cut there."""
+    found = _TO.match(word)
+    return found is not None and any(mark.startswith(word[found.end() :]) for mark in MARKS)
