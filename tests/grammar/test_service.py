@@ -180,7 +180,7 @@ def test_a_start_takes_nothing_of_a_grammars_time(
     began = time.monotonic()
     refused = settle(service, service.request((outlines_step(ENDLESS),)))
     assert isinstance(refused, Refused)
-    assert time.monotonic() - began < START_S
+    assert time.monotonic() - began < START_S / 2
 
 
 def test_a_killed_template_costs_nothing(make_service: Callable[[float], GrammarService]) -> None:

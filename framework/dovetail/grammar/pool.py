@@ -11,7 +11,7 @@ import msgspec
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process, receive, send
 from dovetail.grammar.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, time_left
 
-START_S = 20.0
+START_S = 60.0
 """What jobs wait for the first process, at most, beside the time that is theirs: on a busy machine it takes seconds."""
 
 GRACE_S = 0.25
