@@ -108,9 +108,10 @@ MAX_HEAD = 128
 """Characters at the end of a reply that was cut in which the head of a call may stand that is not shown."""
 WRAPPERS = re.compile(
     r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>|call_begin｜>[^<]*<｜tool_sep｜>"
-    r'|"[^"\n]*"\s*:'
+    r'|"[^"\n]*"\s*:|\btype="\w*"'
 )
-"""A recipient, a name that stands in a header once more, the word `function` before a name, and keys beside a call's."""
+"""A recipient, a name that stands in a header once more, the word `function` before a name, keys beside a call's, and
+the type of a parameter."""
 WITNESS = "\ue000"
 """Stands in a random text for a word that is found nowhere else."""
 PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", "'", '"', "\\", "find", ",", ";", "assistant", " to=functions.find", "analysis", "```", "\x01", "\r\n", "\u2028"]  # fmt: skip
@@ -438,6 +439,11 @@ def is_spelled_alike(given: Given, text: str, ids: Sequence[int]) -> bool:
     return marked == sum(1 for token_id in ids if token_id in set(added.values()))
 
 
+def joined(word: str, text: str) -> int:
+    """Count where a word may come to be as the marker within it is left out."""
+    return sum(text.count(word[:cut] + "<") for cut in range(1, len(word)))
+
+
 def lost(text: str, found: Any, reason: str) -> list[str]:
     """Return the words of a text that stand in no part of the reply, or more often than in the text.
 
@@ -448,5 +454,5 @@ def lost(text: str, found: Any, reason: str) -> list[str]:
     kept = " ".join([reasoning or "", content or "", *parts])
     wrapped = " ".join(WRAPPERS.findall(text))
     words = [word for word in dict.fromkeys(re.findall(r"w\d+w", text)) if word not in wrapped]
-    missing = [word for word in words if kept.count(word) != text.count(word)]
+    missing = [word for word in words if not 0 <= kept.count(word) - text.count(word) <= joined(word, text)]
     return [word for word in missing if reason != "length" or word not in text[-MAX_HEAD:]]
