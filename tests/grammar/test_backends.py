@@ -29,6 +29,7 @@ from dovetail.contracts.grammar import (
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.route import Route, Router
+from dovetail.grammar.structured_outputs import tell_unserved
 from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 
@@ -134,6 +135,18 @@ def test_a_strict_schema_is_refused_rather_than_weakened(backends: Mapping[str, 
     with pytest.raises(RequestError, match="/not"):
         Router(backends, strict_schema=True).route(spec, "response_format")
     assert Router(backends).route(spec, "response_format").ways
+
+
+def test_kinds_that_no_backend_reads_are_told_at_the_start(
+    backends: Mapping[str, GrammarBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One backend alone says what it leaves out; all together leave out nothing."""
+    tell_unserved(backends)
+    tell_unserved({})
+    assert not caplog.messages
+    tell_unserved({"outlines": backends["outlines"]})
+    [told] = caplog.messages
+    assert told.startswith("--grammar-backend outlines does not serve json_object, ebnf, lark, structural:")
 
 
 REGEXES = ["[ab]{2,4}c", "[0-9]{2,4}(ab|cd)?", "(foo|bar)+", "é?[0-9]{1,3}(\\.[0-9])?", "a*", '"[^"]*"']

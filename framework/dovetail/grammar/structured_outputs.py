@@ -9,6 +9,7 @@ report = front.report(route, Outcome(step=delta.grammar_step, text=text, ended=T
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ from dovetail.grammar.tool_route import ToolRouter, join
 from dovetail.grammar.validate import FinalValidator
 from dovetail.plugins import LoadedPlugins
 from dovetail.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
 MAX_JOINED = 4
@@ -46,6 +49,17 @@ class Outcome:
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
     ended: bool
+
+
+def tell_unserved(backends: Mapping[str, GrammarBackend]) -> None:
+    """Say in the log, before the first request, what kinds of grammar no backend reads."""
+    served = frozenset(kind for backend in backends.values() for kind in backend.kinds)
+    if unserved := [kind.value for kind in Kind if backends and kind not in served]:
+        logger.warning(
+            "--grammar-backend %s does not serve %s: a request with such a grammar is refused; auto serves all.",
+            ", ".join(backends),
+            ", ".join(unserved),
+        )
 
 
 class StructuredOutputs:
@@ -82,6 +96,7 @@ class StructuredOutputs:
         backends: dict[str, GrammarBackend] = {}
         for planned, backend in plugins.candidates("grammar_backend"):
             backends[planned.name] = backend(vocabulary)
+        tell_unserved(backends)
         return cls(backends, **options)
 
     def only(self, name: str | None, param: str = "grammar_backend") -> StructuredOutputs:
