@@ -32,7 +32,7 @@ serve: $(RUN_STAMP)  ## Serve the bundled demo model on PORT (30000); ARGS adds 
 	$(BIN)/dovetail serve --port $(PORT) $(ARGS)
 
 test: $(DEV_STAMP)  ## Run the tests; ARGS adds pytest's arguments.
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: ruff format spelling layers mypy  ## Lint, format, spelling, layers and types; make -k check runs all.
 

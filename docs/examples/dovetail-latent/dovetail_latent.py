@@ -134,7 +134,6 @@ class Latent(ModelPlugin):
         except KeyError as missing:
             raise ModelError(f"config.json: the key {missing} is missing") from None
         config = dense_config(hf, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=v)
-
         row: dict[str, Any] = {"mixer": "latent", "num_kv_heads": 1, "qk_dim": rank + rope, "v_dim": rank}
         scale = (nope + rope) ** -0.5
         return replace(config, layers=tuple(replace(spec, **row, scale=scale) for spec in config.layers))

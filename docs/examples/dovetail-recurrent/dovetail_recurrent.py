@@ -49,8 +49,7 @@ RULES = (
     WeightRule(LAYER + r"mlp\.down_proj", r"layers.\1.mlp.down"),
     WeightRule(LAYER + r"input_layernorm", r"layers.\1.attention_norm"),
     WeightRule(LAYER + r"post_attention_layernorm", r"layers.\1.mlp_norm"),
-    WeightRule(r"model\.norm", "norm"),
-    WeightRule("lm_head", "lm_head"),
+    WeightRule(r"(?:model\.)?(norm|lm_head)", r"\1"),
 )
 
 
