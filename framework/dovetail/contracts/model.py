@@ -218,6 +218,8 @@ class ModelConfig:
     """Longest request that will be served, set by the engine; None: `max_position_embeddings`."""
     num_params: int | None = None
     """How many weights there are, where the plugin knows; None: they are counted as a dense decoder's."""
+    not_loaded: str = ""
+    """Regular expression of whole names of tensors in a checkpoint that take no memory, because no layer wants them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from math import prod
 from pathlib import Path
@@ -66,6 +67,8 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     numel = packed = 0
     for header in checkpoint_headers(folder):
         if config.tie_word_embeddings and header.name.startswith("lm_head."):
+            continue
+        if config.not_loaded and re.fullmatch(config.not_loaded, header.name):
             continue
         if header.dtype in PLAIN_DTYPES:
             numel += prod(header.shape)

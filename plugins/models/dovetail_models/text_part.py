@@ -35,7 +35,7 @@ FLAT = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2}
 
 PREFIX = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
 OTHERS = r"visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline|audio_tower"
-NOT_TEXT = WeightRule(rf"(?:model\.)?(?:{OTHERS})(?:\..*)?", "")
+NOT_TEXT = rf"(?:model\.)?(?:{OTHERS})(?:\..*)?"
 
 
 def family_of(hf: Mapping[str, Any]) -> tuple[type[Llama], Mapping[str, Any]]:
@@ -80,7 +80,8 @@ class TextPart(ModelPlugin):
             text.get(key)  # what it says there does not hold
         given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, text)  # type: ignore[arg-type]
         config = family.config_from_hf(given)
-        return replace(config, architecture=str(hf["architectures"][0]), extra={**config.extra, "family": family})
+        extra = {**config.extra, "family": family}
+        return replace(config, architecture=str(hf["architectures"][0]), extra=extra, not_loaded=NOT_TEXT)
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
@@ -90,7 +91,7 @@ class TextPart(ModelPlugin):
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
         family: type[Llama] = config.extra["family"]
-        return (NOT_TEXT, *(_renamed(rule) for rule in family.weight_map(config)))
+        return (WeightRule(NOT_TEXT, ""), *(_renamed(rule) for rule in family.weight_map(config)))
 
 
 def _renamed(rule: WeightRule) -> WeightRule:
