@@ -142,6 +142,7 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
         load(self, start)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ForkServer, "load", slow)
+    monkeypatch.setattr("dovetail.grammar.service.START_S", 1.0)
     steps = (GrammarStep(backend="outlines", kind="regex", source="[ab]{3}"),)
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Refused)

@@ -198,6 +198,7 @@ def test_tokens_with_probabilities(screen: Screen, server: ScriptedServer) -> No
     screen.ask("Hello")
     page.get_by_label("Tokens", exact=True).click()
     tokens = page.locator(".token")
+    tokens.nth(2).wait_for()
     assert "".join(tokens.all_inner_texts()[:-1]).replace("·", " ").startswith("Hi there"[:3])
     rows = page.locator(".alternatives tr")
     assert rows.count() == 5

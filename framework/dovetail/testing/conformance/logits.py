@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -205,10 +206,12 @@ class LogitsProcessorConformance(Conformance):
             return len(gc.get_objects())
 
         serve(20)
-        first, second, third = serve(40), serve(40), serve(40)
+        counts = [serve(40) for _ in range(6)]
+        # What else lives in this process comes and goes as well: what leaks grows nearly every time.
+        grown = [later - earlier for earlier, later in pairwise(counts) if later - earlier >= 30]
         check(
-            third - first < 60 or second <= first or third <= second,
-            f"{third - first} objects more after each {80 * 3} requests; forget in release what admit has noted",
+            len(grown) < 4,
+            f"{max(grown, default=0)} objects more after {40 * 3} requests; forget in release what admit has noted",
         )
 
     def test_imports_no_torch(self) -> None:
