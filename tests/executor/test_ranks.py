@@ -182,21 +182,16 @@ def test_experts_and_norms_behind(
     assert said(make, 2) == said(make, 1)
 
 
-OWN = """
-mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
-exaone4 gemma2 gemma3_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo3 phi3 smollm3
-stablelm starcoder2 llama4_text
-"""
+FAMILIES = beside("families", "models/families.py")
 SAMPLE = ("deepseek_v3", "gpt_oss")
 FULL = bool(os.environ.get("DOVETAIL_FULL"))
 
 
 @pytest.mark.usefixtures("in_threads")
-@pytest.mark.parametrize("kind", OWN.split() if FULL else SAMPLE)
+@pytest.mark.parametrize("kind", FAMILIES.OWN if FULL else SAMPLE)
 def test_built_in_families_on_two_ranks(kind: str, tmp_path: Path) -> None:
     """Latent attention, sinks, experts with biases, norms in all places; `DOVETAIL_FULL=1` takes them all."""
-    families = beside("families", "models/families.py")
-    architecture = type(families.make_checkpoint(tmp_path, kind, vocab_size=512)).__name__
+    architecture = type(FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=512)).__name__
 
     def make(**settings: Any) -> EngineCore:
         return make_core(tmp_path, architecture, **settings)

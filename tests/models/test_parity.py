@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import DECODERS, SEEING, make_checkpoint, make_seeing
+from families import DECODERS, OWN, SEEING, make_checkpoint, make_seeing
 from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
@@ -45,14 +45,6 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
     else:
         check_schedules(tmp_path, model, model_impl="transformers")
 
-
-FAMILIES = """
-mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
-exaone4 gemma2 gemma3_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo3 phi3 smollm3
-stablelm starcoder2 llama4_text
-"""
-OWN = FAMILIES.split()
-"""Families with a plugin of their own, besides those of the other tests."""
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 5.0}

@@ -100,6 +100,21 @@ class SelfAttention(nn.Module):
         return attend_qkv(self.layer, heads, norm, rope, batch).view(-1, self.hq * self.d)
 
 
+class LateAttention(SelfAttention):
+    """Self-attention that changes queries and keys behind the rotation: an architecture says how in `late`."""
+
+    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
+        """See `SelfAttention.attend`."""
+        hq, hk = self.hq, self.hk
+        heads = qkv.view(-1, hq + 2 * hk, self.d)
+        q, k = self.late(ops.norm_rotate(heads[:, : hq + hk], None, 0.0, *rope), batch).split_with_sizes([hq, hk], 1)
+        return attend(self.layer, q, k, heads[:, hq + hk :], batch).view(-1, hq * self.d)
+
+    def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return rotated queries and keys `[T, Hq + Hk, D]`, the queries first, as the layer attends with them."""
+        return turned
+
+
 class WholeNormAttention(SelfAttention):
     """Self-attention whose queries, and whose keys, are normalised across all heads before rotation (OLMo 2)."""
 

@@ -175,6 +175,11 @@ def without_rope(config: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
     return replace(config, layer_ropes=plain)
 
 
+def alternating(num: int, every: int) -> list[str]:
+    """Types of layers of which each `every`-th sees everything and the others a window."""
+    return ["full_attention" if (index + 1) % every == 0 else "sliding_attention" for index in range(num)]
+
+
 def with_missing(hf: Mapping[str, Any], **values: Any) -> Mapping[str, Any]:
     """Return a config with values for keys that it does not have, or has as null; which keys are read is still told."""
     missing = {key: value for key, value in values.items() if hf.get(key) is None}

@@ -15,9 +15,8 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.layers.decoder import ParallelLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import LayerNorm
-from dovetail.runtime.hf_config import dense_config, with_missing, without_rope
+from dovetail.runtime.hf_config import alternating, dense_config, with_missing, without_rope
 from dovetail.runtime.rope_config import interleaved
-from dovetail_models.gemma2 import alternating
 from dovetail_models.llama import DenseDecoder, Llama
 
 

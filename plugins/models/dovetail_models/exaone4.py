@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.layers.decoder import PostNormLayer
-from dovetail.runtime.hf_config import dense_config, with_missing, without_rope
-from dovetail_models.gemma2 import alternating
+from dovetail.runtime.hf_config import alternating, dense_config, with_missing, without_rope
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.olmo3 import POST_NORMS
 

@@ -17,7 +17,7 @@ from dovetail.layers.decoder import SandwichLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import ZeroCenteredRMSNorm
 from dovetail.layers.transformer import SelfAttention
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.runtime.hf_config import alternating, dense_config, with_missing
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 SANDWICH = (
@@ -61,11 +61,6 @@ def gemma_config(hf: Mapping[str, Any], *, qk_norm: bool) -> ModelConfig:
         logit_cap=None if logit_cap is None else float(logit_cap),
         qk_norm=qk_norm,
     )
-
-
-def alternating(num: int, every: int) -> list[str]:
-    """Types of layers of which each `every`-th sees everything and the others a window."""
-    return ["full_attention" if (index + 1) % every == 0 else "sliding_attention" for index in range(num)]
 
 
 class Gemma2(Llama):

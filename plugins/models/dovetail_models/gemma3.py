@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.model import ModelConfig
-from dovetail.runtime.hf_config import with_missing
+from dovetail.runtime.hf_config import alternating, with_missing
 from dovetail.runtime.rope_config import with_window_ropes
-from dovetail_models.gemma2 import Gemma2, alternating, gemma_config
+from dovetail_models.gemma2 import Gemma2, gemma_config
 
 
 class Gemma3(Gemma2):

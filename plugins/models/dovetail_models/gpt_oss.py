@@ -14,7 +14,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts, Routing
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.runtime.hf_config import alternating, dense_config, with_missing
 from dovetail_models.experts import AT, EXPERTS, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER
 
@@ -43,8 +43,7 @@ class GptOss(ExpertModel):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        num = int(hf.get("num_hidden_layers", 0))
-        types = ["full_attention" if index % 2 else "sliding_attention" for index in range(num)]
+        types = alternating(int(hf.get("num_hidden_layers", 0)), 2)
         bias = bool(hf.get("attention_bias", True))
         config = dense_config(with_missing(hf, layer_types=types), sinks=True, qkv_bias=bias, out_bias=bias)
         for key, value in GATE.items():

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
-from dovetail.layers.transformer import SelfAttention
+from dovetail.layers.ops.reference import rms_norm
+from dovetail.layers.transformer import LateAttention
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
@@ -26,17 +25,11 @@ NORMS = (
 )
 
 
-class LateNormAttention(SelfAttention):
+class LateNormAttention(LateAttention):
     """Queries and keys are rotated, then normalised."""
 
-    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        hq, hk = self.hq, self.hk
-        heads = qkv.view(-1, hq + 2 * hk, self.d)
-        turned = ops.norm_rotate(heads[:, : hq + hk], None, 0.0, *rope)
-        if self.qk_norm is not None:
-            turned = ops.reference.rms_norm(turned, self.qk_norm.weight, self.qk_norm.eps)
-        out = attend(self.layer, turned[:, :hq], turned[:, hq:], heads[:, hq + hk :], batch)
-        return out.view(-1, hq * self.d)
+    def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
+        return turned if self.qk_norm is None else rms_norm(turned, self.qk_norm.weight, self.qk_norm.eps)
 
 
 class HunYuanDecoder(DenseDecoder):

@@ -18,10 +18,8 @@ from dovetail.contracts.cache import Chunk
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
 from dovetail.layers.moe import MixtureOfExperts, Routing
-from dovetail.layers.transformer import GatedMLP, SelfAttention
+from dovetail.layers.transformer import GatedMLP, LateAttention
 from dovetail.runtime.hf_config import dense_config, without_rope
 from dovetail.runtime.rope_config import interleaved
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
@@ -40,7 +38,7 @@ RULES = (
 )
 
 
-class Llama4Attention(SelfAttention):
+class Llama4Attention(LateAttention):
     """Queries and keys are normalised behind the rotation; where nothing is rotated, queries grow with the position."""
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
@@ -50,18 +48,14 @@ class Llama4Attention(SelfAttention):
         self._eps = config.norm_eps if config.extra["has_norm"] and self._is_rotated else None
         self._growth, self._floor = config.extra["query_growth"], config.extra["query_floor"]
 
-    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        hq, hk = self.hq, self.hk
-        heads = qkv.view(-1, hq + 2 * hk, self.d)
-        turned = ops.norm_rotate(heads[:, : hq + hk], None, 0.0, *rope)
+    def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
         if self._eps is not None:
             wide = turned.float()
-            turned = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(qkv.dtype)
-        q = turned[:, :hq]
+            return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(turned.dtype)
         if self._growth and not self._is_rotated:
             grown = torch.log1p(torch.floor((batch.positions + 1.0) / self._floor)) * self._growth + 1.0
-            q = (q * grown[:, None, None]).to(qkv.dtype)
-        return attend(self.layer, q, turned[:, hq:], heads[:, hq + hk :], batch).view(-1, hq * self.d)
+            turned[:, : self.hq] = turned[:, : self.hq] * grown[:, None, None]
+        return turned
 
 
 class Llama4Decoder(ExpertDecoder):

@@ -15,27 +15,22 @@ from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
-from dovetail.layers.transformer import SelfAttention
+from dovetail.layers.transformer import LateAttention
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.llama import DenseDecoder, Llama
 
 
-class GrowingQueryAttention(SelfAttention):
+class GrowingQueryAttention(LateAttention):
     """Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / original))`."""
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         super().__init__(config, index, ctx)
         self._beta, self._original = config.extra["query_beta"], config.extra["query_original"]
 
-    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        hq, hk = self.hq, self.hk
-        heads = qkv.view(-1, hq + 2 * hk, self.d)
-        turned = ops.norm_rotate(heads[:, : hq + hk], None, 0.0, *rope)
+    def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
         growth = 1 + self._beta * torch.log1p(torch.floor(batch.positions / self._original))
-        q = turned[:, :hq] * growth.to(qkv.dtype)[:, None, None]
-        return attend(self.layer, q, turned[:, hq:], heads[:, hq + hk :], batch).view(-1, hq * self.d)
+        turned[:, : self.hq] *= growth.to(turned.dtype)[:, None, None]
+        return turned
 
 
 class Ministral3Decoder(DenseDecoder):

@@ -15,9 +15,8 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.layers.decoder import PostNormLayer
 from dovetail.layers.transformer import WholeNormAttention
-from dovetail.runtime.hf_config import dense_config, with_missing
+from dovetail.runtime.hf_config import alternating, dense_config, with_missing
 from dovetail.runtime.rope_config import with_window_ropes
-from dovetail_models.gemma2 import alternating
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 from dovetail_models.olmoe import WHOLE_NORM
 
