@@ -19,6 +19,7 @@ from concurrent.futures import Future
 
 import msgspec
 
+from dovetail import log
 from dovetail.messages.frames import HEADER, MAX_FRAME
 from dovetail.orphans import wake_when_orphaned
 
@@ -216,6 +217,7 @@ class ForkTemplate:
 def control_of(argv: list[str]) -> socket.socket:
     """Be a template that begins: returns the socket of its parent, from which the first message comes."""
     wake_when_orphaned()
+    log.follow("worker")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy: its socket tells how it ended
     return socket.socket(fileno=int(argv[0]))

@@ -2,16 +2,23 @@
 
 Warnings and errors carry their level after the time; plain information does not. Everything of Dovetail logs below the
 logger `dovetail`.
+
+With `--log-format json` every line is one JSON object instead (`dovetail.log_json`). The processes that a server starts
+find the choice in their environment.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 LEVELS = ("debug", "info", "warning", "error")
+FORMAT_VARIABLE = "DOVETAIL_LOG_FORMAT"
+"""The environment variable of `--log-format`."""
+Format = Literal["text", "json"]
 
 
 class LineFormatter(logging.Formatter):
@@ -28,12 +35,53 @@ class LineFormatter(logging.Formatter):
         return f"{head}] {record.levelname}: {rest}"
 
 
-def setup(level: str = "info", stream: TextIO | None = None) -> logging.Logger:
-    """Send the logger `dovetail` to `stream` (standard error by default) in the common format; safe to call again."""
+def is_json() -> bool:
+    """Whether this process, and those that it starts, log JSON."""
+    return os.environ.get(FORMAT_VARIABLE) == "json"
+
+
+def setup(
+    level: str = "info", stream: TextIO | None = None, *, form: Format | None = None, process: str = "server"
+) -> logging.Logger:
+    """Send the logger `dovetail` to `stream` (standard error by default) in the common format; safe to call again.
+
+    Args:
+        level: Of `LEVELS`.
+        stream: Where to; JSON goes to standard error alone.
+        form: The format; that of the parent process if not given.
+        process: What lines of JSON call this process.
+    """
+    if form == "json":
+        os.environ[FORMAT_VARIABLE] = form
+    elif form == "text":
+        os.environ.pop(FORMAT_VARIABLE, None)
+    follow(process)
+    handler: logging.Handler
+    if is_json():
+        from dovetail.log_json import JsonHandler
+
+        handler = JsonHandler()
+    else:
+        handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+        handler.setFormatter(LineFormatter())
     logger = logging.getLogger("dovetail")
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(LineFormatter())
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
     return logger
+
+
+def follow(process: str) -> None:
+    """Write as the parent process does, whoever writes here: for processes that log nothing themselves."""
+    if is_json():
+        from dovetail import log_json
+
+        log_json.take_over(process)
+
+
+def complain(text: str) -> None:
+    """Write why a process ends, where nobody may have set up a log."""
+    if is_json():
+        logging.getLogger("dovetail").error("%s", text)
+    else:
+        print(text, file=sys.stderr, flush=True)

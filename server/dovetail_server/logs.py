@@ -71,6 +71,8 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
     handlers: dict[str, dict[str, Any]] = {
         name: {"class": "logging.StreamHandler", "formatter": name, "stream": "ext://sys.stderr"} for name in formatters
     }
+    if log.is_json():
+        handlers = {name: {"class": "dovetail.log_json.JsonHandler"} for name in formatters}
     handlers["access"]["filters"] = ["skip_early_probes"]
     quiet = "warning" if level == "info" else level  # uvicorn's own start-up chatter is replaced by the phase table
     return {

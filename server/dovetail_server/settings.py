@@ -362,6 +362,11 @@ class ServeSettings(PluginSettings, BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="What is logged.", json_schema_extra=flag(common=True)
     )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        description="`json` makes every line of every process one JSON object, tracebacks and warnings too.",
+        json_schema_extra=flag(),
+    )
     log_requests: bool = Field(
         False,
         description="Log each generation request and its result in one line each, without its text.",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dovetail import log
 from dovetail.messages import EngineInfo
+
+logger = logging.getLogger("dovetail.server")
 
 
 class Phases:
@@ -27,7 +31,11 @@ class Phases:
         self.rows.append((name, time.perf_counter() - began, ", ".join(notes)))
 
     def show(self) -> None:
-        """Print the table to standard error."""
+        """Print the table to standard error; as a line for each phase where lines are objects."""
+        if log.is_json():
+            for name, seconds, notes in self.rows:
+                logger.info("Phase %s: %.2f s. %s", name, seconds, notes, extra={"phase": name, "seconds": seconds})
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table

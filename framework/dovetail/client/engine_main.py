@@ -34,6 +34,7 @@ ORPHANED = (
 def main(argv: list[str]) -> int:
     """Connect, load the plan, build the engine, serve; returns the exit code."""
     wake_when_orphaned()
+    log.follow("engine")
     # Ctrl-C, and a service manager's SIGTERM, reach the whole process group; the parent decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     try:
         serve(transport, transport.receive_start())
     except ClosedError:
-        print(f"dovetail: error: {ORPHANED}", file=sys.stderr, flush=True)
+        log.complain(f"dovetail: error: {ORPHANED}")
         return 1
     except ConfigError as error:
         transport.send(Failed(str(error), user_error=True))
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 def serve(transport: SocketTransport, start: Start) -> None:
     """Start the engine and run its loop."""
-    log.setup(start.log_level)
+    log.setup(start.log_level, process="engine")
     with imports.for_good():
         plugins = load(start.plan, "engine")
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner

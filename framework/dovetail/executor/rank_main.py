@@ -48,6 +48,7 @@ LEAVE_S = 2.0
 def main(argv: list[str]) -> int:
     """Serve until the first rank ends; returns the exit code."""
     wake_when_orphaned()
+    log.follow("rank")
     # They reach the whole process group; the parent decides when the engine stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
         start = next_command(pipe)
         if not isinstance(start, StartRank):
             raise TypeError(f"the first command is to start, not {type(start).__name__}")
-        log.setup(logging.getLevelName(start.log_level).lower())
+        log.setup(logging.getLevelName(start.log_level).lower(), process=f"rank {start.rank}")
         serve(pipe, start)
     except (EOFError, OSError):
         return 0

@@ -11,6 +11,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from dovetail import log
 from dovetail.plugins.guard import running
 
 OWN = ("dovetail", "dovetail_server", "multiprocessing")
@@ -23,7 +24,7 @@ def name_exits() -> None:
     def named_exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
         if os.getpid() == owner and str(caller.f_globals.get("__name__")).partition(".")[0] not in OWN:
-            print(f"dovetail: error: {ended_by(f'os._exit({status})', caller)}", file=sys.stderr, flush=True)
+            log.complain(f"dovetail: error: {ended_by(f'os._exit({status})', caller)}")
             status = status or 1
         really_exit(status)
 

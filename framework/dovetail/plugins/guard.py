@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
+from dovetail import log
 from dovetail.errors import PluginError
 
 logger = logging.getLogger("dovetail.plugins")
@@ -104,5 +104,5 @@ def _watch(done: threading.Event, over: threading.Event, timeout_s: float, text:
     if ident is not None:
         signal.pthread_kill(ident, signal.SIGALRM)
     if not done.wait(GRACE_S):
-        print(f"dovetail: error: {text}", file=sys.stderr, flush=True)
+        log.complain(f"dovetail: error: {text}")
         os._exit(2)

@@ -106,7 +106,7 @@ def run(wish: Wish, settings: ServeSettings) -> int:
 
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
-    log.setup(settings.log_level)
+    log.setup(settings.log_level, form=settings.log_format)
     prepared = prepare(preflight.with_model(settings))
     from dovetail_server.offline_batch import run_file
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
+from dovetail import log
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Serve until a signal. Exit code 2 for what the user can fix, 1 for what the engine could not do."""
+    log.follow("server")
     try:
         settings = settings_from(argv)
         return 0 if settings is None else serve(settings)
     except ConfigError as error:
-        print(f"dovetail serve: error: {' '.join(str(error).split())}", file=sys.stderr)
+        log.complain(f"dovetail serve: error: {' '.join(str(error).split())}")
         return 2
     except DovetailError as error:
-        print(f"dovetail serve: {error}", file=sys.stderr)
+        log.complain(f"dovetail serve: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:  # nothing of ours raises it
         text = ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__))
-        print(f"dovetail serve: error: {text}", file=sys.stderr)
+        log.complain(f"dovetail serve: error: {text}")
         return error.code if isinstance(error.code, int) and error.code else 1
 
 
@@ -62,13 +63,12 @@ def serve(settings: ServeSettings) -> int:
     import asyncio
     import signal
 
-    from dovetail import log
     from dovetail.processing.prepare import prepare
     from dovetail_server import preflight
     from dovetail_server.connections import raise_file_limit
     from dovetail_server.startup import Phases
 
-    log.setup(settings.log_level)
+    log.setup(settings.log_level, form=settings.log_format)
     name_exits()
     raise_file_limit()
     phases = Phases()

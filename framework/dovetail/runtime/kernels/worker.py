@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+from dovetail import log
+
 MAX_ERROR_LEN = 500
 REPLIES = 3
 """File descriptor of the replies: what a kernel's module may print goes to standard error."""
@@ -137,6 +139,7 @@ class _NoDriver:
 
 def main() -> None:
     """Read the device's line, then serve."""
+    log.follow("compiler")
     os.dup2(1, REPLIES)
     os.dup2(2, 1)
     num_jobs = max(1, len(os.sched_getaffinity(0)) - 1)
