@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.contracts.observers import HttpEnd
+from dovetail.contracts.observers import HttpEnd, HttpStart
 from dovetail.errors import RequestError
 from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.observers import Observers
+from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.serving.sse import DIRECT
 from dovetail_server.state import ServerState
 
@@ -30,6 +31,7 @@ WHOLE_BODY = 10
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 26
 """In the scope: `send` past our layers, which look at the ends of a reply and would be five calls for each token."""
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 
@@ -59,7 +61,10 @@ class Edge:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        began = time.perf_counter()
+        origin = Origin()
+        ORIGIN.set(origin)
+        if self.observers.want_http_starts:
+            self._tell_start(scope, request_id, origin)
         try:
             await self.app(scope, receive, send_with_id)
         finally:
@@ -70,9 +75,15 @@ class Edge:
                         method=scope["method"] if scope["method"] in METHODS else "other",
                         route=route_of(scope),
                         status=status,
-                        seconds=time.perf_counter() - began,
+                        seconds=time.perf_counter() - origin.began,
+                        number=origin.http,
                     )
                 )
+
+    def _tell_start(self, scope: Scope, request_id: str, origin: Origin) -> None:
+        headers = Headers(scope=scope)
+        trace = {name: ",".join(headers.getlist(name)) for name in TRACE_HEADERS if name in headers}
+        self.observers.http_started(HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace))
 
 
 def route_of(scope: Scope) -> str:
@@ -165,6 +176,8 @@ class Exchange:
             raise RequestError(f"{text} (--body-timeout, --min-body-rate)", code="body_timeout", status=408) from None
         finally:
             self._waiting_s += time.monotonic() - began
+            if (origin := ORIGIN.get()) is not None:
+                origin.body_s = self._waiting_s
 
     def _patience_s(self) -> float | None:
         """Return how long the body's next piece may take."""

@@ -23,6 +23,7 @@ from dovetail.contracts.observers import (
     CacheEvent,
     CacheObserver,
     HttpEnd,
+    HttpStart,
     LoadStats,
     RequestEnd,
     RequestObserver,
@@ -43,7 +44,14 @@ SAY_EVERY_S = 60.0
 CLOSE_S = 2.0
 """What still waits when the server stops is told for so long."""
 CACHE_METHODS = ("cache_changed", "cache_cleared", "events_lost")
-REQUEST_METHODS = ("request_started", "request_progressed", "request_ended", "http_ended", "events_lost")
+REQUEST_METHODS = (
+    "http_started",
+    "request_started",
+    "request_progressed",
+    "request_ended",
+    "http_ended",
+    "events_lost",
+)
 LOGGER_METHODS = ("log",)
 
 
@@ -81,6 +89,10 @@ class Watched:
             default = getattr(RequestObserver, name, None)
             if default is None or getattr(method, "__func__", None) is not default:
                 self._methods[name] = method, label
+
+    def wants(self, name: str) -> bool:
+        """Whether this method is called."""
+        return name in self._methods
 
     @property
     def is_behind(self) -> bool:
@@ -223,6 +235,16 @@ class Observers:
         """Tell every cache observer that an engine begins with an empty cache."""
         for watched in self.cache:
             watched.tell("cache_cleared", num_restarts)
+
+    @property
+    def want_http_starts(self) -> bool:
+        """Whether any of them is told when an HTTP request begins."""
+        return any(watched.wants("http_started") for watched in self.requests)
+
+    def http_started(self, request: HttpStart) -> None:
+        """Tell every observer that an HTTP request begins."""
+        for watched in self.requests:
+            watched.tell("http_started", request)
 
     def started(self, request: RequestStart) -> None:
         """Tell every observer that a request was admitted."""

@@ -13,7 +13,10 @@ TELL_S = 1.0
 class Pace:
     """One per request. `took` runs for every token: it reads the clock and appends a number."""
 
-    __slots__ = ("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_number", "_observers", "_request_id")
+    __slots__ = (
+        *("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_number", "_observers", "_request_id"),
+        "parse_s",
+    )
 
     def __init__(self, observers: Observers, request_id: str, number: int, began: float) -> None:
         """Start; `began` is the `perf_counter` at submission."""
@@ -25,12 +28,15 @@ class Pace:
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
         self._num = 0
+        self.parse_s = 0.0
+        """What detokenizing and parsing took so far."""
 
-    def took(self, index: int, num_tokens: int) -> None:
-        """Note that a choice got tokens, which came together."""
+    def took(self, index: int, num_tokens: int, began: float) -> None:
+        """Note that a choice got tokens, which came together and were parsed from `began` till now."""
         if not num_tokens:
             return
         now = perf_counter()
+        self.parse_s += now - began
         last = self._last.get(index)
         self._last[index] = now
         self._num += num_tokens

@@ -372,6 +372,14 @@ class ServeSettings(PluginSettings, BaseSettings):
         description="Log each generation request and its result in one line each, without its text.",
         json_schema_extra=flag("enable-log-requests", common=True),
     )
+    log_slow_requests: float = Field(
+        0.0,
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Seconds from which on a generation request gets a line that says where its time went; 0 for none.",
+        json_schema_extra=flag(),
+    )
     disable_access_log: bool = Field(
         False,
         description="Do not log a line per HTTP request.",

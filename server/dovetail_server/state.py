@@ -13,6 +13,7 @@ from dovetail_server.bodies.context import ReadingContext
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.settings import ServeSettings
+from dovetail_server.slow_log import SlowLog
 from dovetail_server.storage.lazy import LazyStorage
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class ServerState(ReadingContext):
         )
         self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
         self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
+        if settings.log_slow_requests:
+            self.hooks.observers.add_observers("--log-slow-requests", SlowLog(settings.log_slow_requests))
         self.registry: Registry | None = None
         """All installed plugins with what became of them."""
         self.created = int(time.time())

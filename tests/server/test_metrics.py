@@ -234,30 +234,31 @@ def test_pace_tells_the_first_token_at_once_and_the_rest_about_every_second(cloc
     seen, observers = Seen(), Observers()
     observers.add_observers("test", seen)
     pace = Pace(observers, "r", 1, began=99.5)
-    pace.took(0, 1)
+    pace.took(0, 1, now[0] - 0.5)
     assert observers.settle()
     assert (seen.events[0].first_token_s, seen.events[0].num_tokens, list(seen.events[0].gaps_s)) == (0.5, 1, [])
     for _ in range(4):
         now[0] += 0.125
-        pace.took(0, 1)
+        pace.took(0, 1, now[0] - 0.5)
     now[0] += 0.25
-    pace.took(1, 2)
-    pace.took(0, 0)
+    pace.took(1, 2, now[0])
+    pace.took(0, 0, now[0])
     assert observers.settle()
     assert len(seen.events) == 1
     now[0] += 0.5
-    pace.took(0, 2)
+    pace.took(0, 2, now[0])
     assert observers.settle()
     told = seen.events[1]
     assert (told.first_token_s, told.num_tokens) == (None, 8)
     assert list(told.gaps_s) == [0.125] * 4 + [0.375] * 2
     now[0] += 0.25
-    pace.took(1, 1)
+    pace.took(1, 1, now[0])
     pace.tell()
     pace.tell()
     assert observers.settle()
     assert len(seen.events) == 3
     assert list(seen.events[2].gaps_s) == [0.75]
+    assert pace.parse_s == 5 * 0.5
 
 
 def test_a_third_party_sees_what_the_server_counts(make_harness: Callable[..., Harness]) -> None:

@@ -10,8 +10,25 @@ made of these two and of nothing else. Importing this takes no torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpStart:
+    """The headers of an HTTP request have come. Told to observers that override `http_started` only.
+
+    Attributes:
+        number: What to tell it from others by; the server never uses one again.
+        request_id: What its reply will carry as `x-request-id`.
+        at: When, in seconds since 1970.
+        trace: Its headers that carry a trace on, by lower-case name: `traceparent`, `tracestate`, `baggage`.
+    """
+
+    number: int
+    request_id: str
+    at: float
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +40,24 @@ class RequestStart:
         num_choices: Engine requests that it is made of.
         num_prompt_tokens: Of all its prompts.
         number: What to tell it from others by; the server never uses one again.
+        at: When, in seconds since 1970.
+        http: The `HttpStart.number` of the HTTP request that it came by; 0 for a line of a batch.
+        batch_id: Of the batch that it is a line of; else "".
+        operation: `chat`, `text_completion` or `embeddings`.
+        model: The first served name.
+        params: How it is sampled, as far as its caller or the model says so: `temperature`, `top_p`, `max_tokens`, ….
     """
 
     request_id: str
     num_choices: int
     num_prompt_tokens: int
     number: int = 0
+    at: float = 0.0
+    http: int = 0
+    batch_id: str = ""
+    operation: str = "text_completion"
+    model: str = ""
+    params: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +80,27 @@ class RequestProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceTimes:
+    """Where the time of one choice went, in seconds from its request's submission on: one part after the other.
+
+    Attributes:
+        queued_s: Until it was first computed; all there was where that never came.
+        prefill_s: From there to its first token; None where that never came.
+        decode_s: From there to its last token.
+        delivery_s: What it took longer, because nobody took the tokens: a client reads slowly.
+        grammar_s: Until its grammar was compiled, beside the queue and the prompt; None without one.
+        waited_s: Of all this, waiting again after it had to give its pages up.
+    """
+
+    queued_s: float
+    prefill_s: float | None = None
+    decode_s: float = 0.0
+    delivery_s: float = 0.0
+    grammar_s: float | None = None
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnd:
     """It is over, whatever ended it.
 
@@ -63,6 +113,10 @@ class RequestEnd:
         num_cached_tokens: Of the prompts' tokens, those that the prefix cache held.
         num_retractions: How often choices gave their pages up and waited again.
         number: As in `RequestStart`.
+        body_s: Before the submission, waiting for the HTTP request's body to come.
+        prepare_s: Before the submission, all else: reading the body, rendering the prompt, tokenizing it.
+        parse_s: Of `seconds`, what detokenizing and parsing the reply took.
+        choices: Where their time went, one per choice.
     """
 
     request_id: str
@@ -73,6 +127,10 @@ class RequestEnd:
     num_cached_tokens: int = 0
     num_retractions: int = 0
     number: int = 0
+    body_s: float = 0.0
+    prepare_s: float = 0.0
+    parse_s: float = 0.0
+    choices: tuple[ChoiceTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +143,7 @@ class HttpEnd:
         route: The route's path with its parameters as in the OpenAPI document; "" where there is none.
         status: Of the reply; None where the client left before one began.
         seconds: From its headers to the end of the reply.
+        number: As in `HttpStart`.
     """
 
     request_id: str
@@ -92,10 +151,14 @@ class HttpEnd:
     route: str
     status: int | None
     seconds: float
+    number: int = 0
 
 
 class RequestObserver:
     """Is told when requests begin, go on and end. Override what you need; new methods arrive with defaults."""
+
+    def http_started(self, request: HttpStart) -> None:
+        """An HTTP request begins, of any route; what it submits is told after this, and may end after its reply."""
 
     def request_started(self, request: RequestStart) -> None:
         """A request was admitted."""

@@ -108,6 +108,7 @@ class Admission:
             self._expected = max(0, self._expected) + self._pages_expected(request)
         self._scheduler.running.append(request)
         self._pages.admit(request)
+        request.timing.admitted()
         request.num_sampled = request.num_output
         self._plan.num_new_requests += 1
         self._plan.num_cached_tokens += request.computed_len

@@ -29,6 +29,8 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
     first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
     first.num_retractions = then.num_retractions
     first.grammar_step, first.grammar_ignored = then.grammar_step, then.grammar_ignored
+    if then.times is not None:
+        first.times = then.times
     first.finish = then.finish
 
 

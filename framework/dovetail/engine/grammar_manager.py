@@ -148,6 +148,7 @@ class GrammarManager:
         if error is not None:
             return Finish("abort", None, item.why or error, "grammar_failed")
         request.undecided = False
+        request.timing.decided()
         request.constraint = constraint
         if outcome is not None:
             request.grammar_ignored = outcome.ignored

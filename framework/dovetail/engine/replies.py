@@ -114,8 +114,10 @@ class Replies:
         delta = _delta(request, ids, request.cached_len, request.finish)
         if logprobs:
             delta.logprobs = [logprob for logprob in logprobs[: len(ids)] if logprob is not None] or None
-        if first and request.prompt_logprobs is not None:
-            delta.prompt_logprobs = request.prompt_logprobs
+        if first:
+            delta.times = request.timing.first()
+            if request.prompt_logprobs is not None:
+                delta.prompt_logprobs = request.prompt_logprobs
         if request.finish is not None:
             self.scheduler.end(request)
         return delta
@@ -135,5 +137,6 @@ def _delta(request: Request, ids: list[int], cached_len: int, finish: Finish | N
         num_retractions=request.num_retractions,
         grammar_step=request.grammar_step,
         grammar_ignored=request.grammar_ignored,
+        times=None if finish is None else request.timing.told(),
         finish=finish,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.cache.node import Node, Pages
+from dovetail.engine.timing import Timing
 from dovetail.grammar.constraint import Constraint
 from dovetail.messages import Finish, GrammarStep, Pool, SamplingParams, Submit, Thinking, TokenLogprob
 
@@ -62,6 +63,7 @@ class Request:
         grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.
         memo: What a speculator keeps of it.
+        timing: Where its time goes.
     """
 
     handle: int
@@ -102,6 +104,7 @@ class Request:
     grammar: GrammarRequest | None = None
     most_drafts: int = 0
     memo: object = None
+    timing: Timing = field(default_factory=Timing)
 
     @classmethod
     def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> Request:

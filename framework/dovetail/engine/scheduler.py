@@ -189,6 +189,7 @@ class Scheduler:
         self.running.remove(request)
         self.pages.release(request)
         self.waiting.add(request)
+        request.timing.put_back()
 
     def find(self, handle: int) -> Request | None:
         """Return a request that waits or runs."""

@@ -20,6 +20,7 @@ from dovetail.messages.outputs import (
     Starting,
     Stats,
     Tick,
+    Times,
     TokenDelta,
 )
 from dovetail.messages.requests import (
@@ -66,6 +67,7 @@ __all__ = [
     "Submit",
     "Thinking",
     "Tick",
+    "Times",
     "ToEngine",
     "TokenDelta",
     "TokenLogprob",

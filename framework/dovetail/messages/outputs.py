@@ -28,6 +28,20 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: str | None = None
 
 
+class Times(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a request's time went in its engine: each since the engine took it in, None for what has not come.
+
+    `admitted_s` until it was first computed, `grammar_s` until its grammar was compiled, `first_s` until its first
+    token, `total_s` until now; `waited_s` is how long it waited again after it was put back.
+    """
+
+    admitted_s: float | None
+    grammar_s: float | None
+    first_s: float | None
+    total_s: float
+    waited_s: float
+
+
 class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one request. The matched stop token is included in `ids`, as the last one."""
 
@@ -46,6 +60,8 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
     grammar_ignored: tuple[str, ...] = ()
     """With it, what was left out of the step's source, as JSON pointers."""
+    times: Times | None = None
+    """Sent with the first token and with `finish`."""
     finish: Finish | None = None
 
 

@@ -24,6 +24,7 @@ from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
 from dovetail_server.bodies.pool import DIED
 from dovetail_server.errors import ServiceError
+from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at
 from dovetail_server.storage.paths import Layout
 
@@ -217,6 +218,7 @@ class Runner:
     async def _run(self, line: Leased) -> None:
         """Run one line to its durable result, or give it back."""
         work_for(line.owner)
+        ORIGIN.set(Origin(batch_id=line.batch_id))
         try:
             result = await self._result(line)
             await self.writer.save(line, result)

@@ -161,7 +161,7 @@ def prepare(state: ServingContext, request: ChatRequest, model: str, prompts: Pr
         include_reasoning=request.include_reasoning is not False,
         parallel_tool_calls=request.parallel_tool_calls is not False,
     )
-    generation = Generation(state=state, request_id=rid, choices=choices)
+    generation = Generation(state=state, request_id=rid, choices=choices, operation="chat")
     return ChatJob(
         request=request,
         model=model,

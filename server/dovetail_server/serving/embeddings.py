@@ -95,9 +95,8 @@ def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: 
         )
         for at, prompt in enumerate(prompts)
     ]
-    return EmbeddingJob(
-        request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices)
-    )
+    generation = Generation(state=state, request_id=rid, choices=choices, operation="embeddings")
+    return EmbeddingJob(request=request, model=model, generation=generation)
 
 
 async def reply(job: EmbeddingJob) -> bytes:

@@ -24,7 +24,9 @@ from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
+from dovetail_server.origin import ORIGIN
 from dovetail_server.pace import Pace
+from dovetail_server.serving.times import ChoiceClock
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
@@ -35,6 +37,12 @@ WHOLE_EVERY = 64
 AT_ONCE = 64
 """Choices that are submitted, or folded into a reply, before others have their turn on the event loop; and how many of
 a request wait in the engine beside those that it can run."""
+
+PARAMS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "seed"),
+)
+"""What observers are told of `SamplingParams`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +81,7 @@ class Choice:
     grammar_report: GrammarReport | None = None
     """Set when it has ended, if it has a grammar."""
     finished_at: float = 0.0
+    clock: ChoiceClock = field(default_factory=ChoiceClock)
     is_dropped: bool = False
     """Nobody wants the output: it only had to exist so that the engine looks at the prompt."""
 
@@ -117,6 +126,8 @@ class Choice:
         events = self.output.feed(delta)
         num_new = self.output.num_tokens - before
         is_last = self.output.finish is not None
+        if delta.times is not None:
+            self.clock.take(delta)
         if delta.finish is not None:
             self.abort_code = delta.finish.code
         if is_last:
@@ -175,6 +186,8 @@ class Generation:
     began: float = field(default_factory=time.perf_counter)
     number: int = field(default_factory=itertools.count(1).__next__)
     """Tells it from others, whatever their callers call them."""
+    operation: str = "text_completion"
+    """Its name in `RequestStart`."""
     pace: Pace | None = None
     """Set where somebody observes."""
 
@@ -222,9 +235,10 @@ class Generation:
         return live.runs_as(self.state.engine.submit(choice.submit, every=every))
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
+        began = time.perf_counter()
         step = choice.accept(delta)
         if self.pace is not None:
-            self.pace.took(choice.index, len(step.ids))
+            self.pace.took(choice.index, len(step.ids), began)
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
         if step.is_last and choice.route is not None:
@@ -293,7 +307,8 @@ class Generation:
     def _tell_end(self) -> None:
         if self.pace is not None:
             self.pace.tell()
-        if self.state.hooks.observers:
+            now, origin = time.perf_counter(), ORIGIN.get()
+            body_s = 0.0 if origin is None else origin.body_s
             self.state.hooks.observers.ended(
                 RequestEnd(
                     request_id=self.request_id,
@@ -301,7 +316,11 @@ class Generation:
                     num_prompt_tokens=self._num_prompt(),
                     num_completion_tokens=sum(choice.num_completion for choice in self.choices),
                     finish_reasons=tuple(choice.finish_reason for choice in self.choices),
-                    seconds=time.perf_counter() - self.began,
+                    seconds=now - self.began,
+                    body_s=body_s,
+                    prepare_s=0.0 if origin is None else max(0.0, self.began - origin.began - body_s),
+                    parse_s=self.pace.parse_s,
+                    choices=tuple(c.clock.told(self.began, c.finished_at or now) for c in self.choices),
                     num_cached_tokens=sum({c.prompt_index: c.num_cached for c in self.choices}.values()),
                     num_retractions=sum(choice.num_retractions for choice in self.choices),
                 )
@@ -310,15 +329,27 @@ class Generation:
     def _num_prompt(self) -> int:
         return sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
 
+    def _params(self) -> dict[str, float | int]:
+        params = self.choices[0].submit.params
+        given = {name: getattr(params, name) for name in PARAMS}
+        return {name: value for name, value in given.items() if value is not None}
+
     def _tell_start(self) -> None:
         if self.state.hooks.observers:
             self.pace = Pace(self.state.hooks.observers, self.request_id, self.number, self.began)
+            origin = ORIGIN.get()
             self.state.hooks.observers.started(
                 RequestStart(
                     request_id=self.request_id,
                     number=self.number,
                     num_choices=len(self.choices),
                     num_prompt_tokens=self._num_prompt(),
+                    at=time.time() - (time.perf_counter() - self.began),
+                    http=0 if origin is None else origin.http,
+                    batch_id="" if origin is None else origin.batch_id,
+                    operation=self.operation,
+                    model=self.state.served_names[0],
+                    params=self._params(),
                 )
             )
         if self.state.settings.log_requests:

@@ -13,7 +13,9 @@ import pytest
 from dovetail.contracts.observers import (
     CacheEvent,
     CacheObserver,
+    ChoiceTimes,
     HttpEnd,
+    HttpStart,
     LoadStats,
     RequestEnd,
     RequestObserver,
@@ -173,14 +175,22 @@ class HooksConformance(Conformance):
             for observer in value if isinstance(value, list | tuple) else [value]:
                 what = f"dovetail_request_observers returns {shown(observer)}, not a RequestObserver"
                 check(isinstance(observer, RequestObserver), what)
-                start = RequestStart(request_id="r1", num_choices=1, num_prompt_tokens=3)
+                arrived = HttpStart(number=1, request_id="q", at=1.0, trace={"traceparent": "malformed"})
+                start = RequestStart(request_id="r1", num_choices=1, num_prompt_tokens=3, number=1, http=1)
                 end = RequestEnd(
-                    request_id="r1", num_prompt_tokens=3, num_completion_tokens=2, finish_reasons=("stop",), seconds=0.1
+                    request_id="r1",
+                    num_prompt_tokens=3,
+                    num_completion_tokens=2,
+                    finish_reasons=("stop",),
+                    seconds=0.1,
+                    number=1,
+                    choices=(ChoiceTimes(queued_s=0.01, prefill_s=0.04, decode_s=0.05),),
                 )
                 first = RequestProgress(request_id="r1", num_tokens=1, first_token_s=0.05, gaps_s=[])
                 more = RequestProgress(request_id="r1", num_tokens=1, first_token_s=None, gaps_s=[0.05])
                 left = HttpEnd(request_id="q", method="POST", route="", status=None, seconds=0.1)
-                http = HttpEnd(request_id="q", method="POST", route="/generate", status=200, seconds=0.1)
+                http = HttpEnd(request_id="q", method="POST", route="/generate", status=200, seconds=0.1, number=1)
+                _calls(observer.http_started, arrived)
                 _calls(observer.request_started, start)
                 _calls(observer.request_progressed, first)
                 _calls(observer.request_progressed, more)
