@@ -339,7 +339,7 @@ _free(
     "disable-access-log-for-endpoints max-log-len crash-dump-folder load-snapshot-publish-interval "
     "tokenizer-metrics-* bucket-* prompt-tokens-buckets generation-tokens-buckets gc-warning-threshold-secs "
     "show-hidden-metrics-for-version kv-cache-metrics-sample custom-histogram-buckets smg-http-sidecar-port "
-    "grpc-http-sidecar-port load-publish-endpoint forward-pass-metrics-* trace-modules otlp-service-name "
+    "grpc-http-sidecar-port load-publish-endpoint forward-pass-metrics-* trace-modules "
     "logging-config log-config-file jit-monitor-mode fingerprint-mode fingerprint-value",
     LOGS,
 )
@@ -352,9 +352,7 @@ _idle(
 )
 _off("enable-log-outputs", "texts are never logged")
 _off("enable-per-request-metrics", "times are in GET /metrics, and those of /generate in meta_info")
-_off("enable-trace", "there is no tracing; see GET /metrics")
-_values("collect-detailed-traces", "there is no tracing; see GET /metrics")
-_free("otlp-traces-endpoint", "there is no tracing; see GET /metrics")
+_values("collect-detailed-traces", "spans are of whole phases of a request; POST /start_profile looks into steps")
 _off("export-metrics-to-file", "scrape GET /metrics")
 _free("export-metrics-to-file-dir", "scrape GET /metrics")
 _free("kv-canary kv-canary-* expert-balancedness-report-mode", LOGS)
@@ -362,6 +360,10 @@ _values(
     "debug-tensor-dump-* forward-hooks msprobe-dump-config profiler-config",
     "there is no such tool here; see docs/plugins.md for hooks",
 )
+OTEL = ("--plugin", "otel")
+TABLE["enable-trace"] = Flag("", (), is_switch=True, rewrite=lambda value: [*OTEL])
+TABLE["otlp-traces-endpoint"] = Flag("", (), rewrite=lambda value: [*OTEL, "--otel.endpoint", value])
+TABLE["otlp-service-name"] = Flag("", (), rewrite=lambda value: [*OTEL, "--otel.service-name", value])
 TABLE["kv-events-config"] = Flag("give plugin: kv-events and its settings (docs/plugins.md)", (), rewrite=kv_events)
 
 OUTPUT = "replies carry text, token ids and log probabilities only"
