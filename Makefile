@@ -4,7 +4,7 @@
 #   CONSTRAINTS   pins for pip; `make serve CONSTRAINTS=` takes the newest versions allowed (torch with CUDA)
 #   VENV_FLAGS    for `python -m venv`, e.g. --system-site-packages to use a torch that is installed already
 #   WORKERS       processes of `make test`; each runs whole files of tests, 0 is one process
-#   PORT, ARGS    for `make serve`; ARGS also for `make test` and `make bench`
+#   PORT, ARGS    for `make serve`; ARGS also for `make test`, `make docs` and `make bench`
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -21,7 +21,7 @@ RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check ruff format spelling layers mypy types docs golden bench soak clean
+.PHONY: help setup serve test check ruff format spelling layers mypy types docs links golden bench soak clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -54,11 +54,11 @@ mypy: $(DEV_STAMP)
 types: $(DEV_STAMP)  ## Check types with pyright too (needs node).
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(DEV_STAMP)  ## Write the plugin reference, check the documentation, show the next changelog.
-	$(BIN)/python docs/reference/generate.py
-	$(BIN)/python docs/reference/models.py
-	$(BIN)/python -m pytest tests/packaging/test_docs.py tests/docs/test_reference.py
-	$(BIN)/towncrier build --draft
+docs: $(DEV_STAMP)  ## Build the documentation into build/site; any warning or dead link fails.
+	$(BIN)/python docs/site/build_site.py $(ARGS)
+
+links: $(DEV_STAMP)  ## Ask for every address of another host that the documentation names.
+	$(BIN)/python docs/site/foreign_links.py
 
 golden: $(DEV_STAMP)  ## Record the signatures that plugins use; refuses a break without a version bump.
 	$(BIN)/python tests/plugins/golden/update.py

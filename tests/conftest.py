@@ -7,13 +7,17 @@ import inspect
 import logging
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Triton kernels run on CPU in the interpreter, chosen when a kernel is defined: before anything imports one.
 if not os.path.exists("/dev/nvidiactl"):
@@ -140,3 +144,17 @@ def core_as_before() -> Iterator[None]:
     had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
     changed = [name for name in drift_since(before) if name in had and not name.rpartition(".")[2].startswith("_")]
     assert not changed, f"left changed: {', '.join(changed)}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The browser, for one file of tests: while it runs, this thread has an event loop of its own."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("no Chromium here; install the distribution's package `chromium`")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install 'dovetail[dev]'")
+    flags = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()

@@ -1,4 +1,4 @@
-"""Write the table of architectures in `docs/models.md` from the plugins: `python docs/reference/models.py`."""
+"""The page `reference/models.md`: every architecture with a plugin of its own, from the plugins."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
 from dovetail.contracts.model import ModelConfig
 from dovetail.runtime.weight_size import dense_numel
 
-PAGE = Path(__file__).parents[1] / "models.md"
-BEGIN, END = "<!-- table: written by docs/reference/models.py -->\n", "<!-- end of table -->"
+HEAD = """\
+# Models in figures
+
+Every architecture that a plugin of Dovetail serves; [Models](../models.md) says what else runs, and what is refused.
+The example is transformers' default configuration of the family, weights and cache are those of bfloat16. What your
+model takes, `dovetail plan DIR` says.
+
+"""
 MISSING: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
 """What transformers' default configurations leave open."""
 GIB, ITEM = 1 << 30, 2
 
 
 def page() -> str:
-    """Return the page with the table as the plugins have it."""
-    text = PAGE.read_text("utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}{chr(10).join(rows())}\n{END}{after}"
+    """Return the whole page."""
+    return HEAD + "\n".join(rows()) + "\n"
 
 
 def rows() -> Iterator[str]:
@@ -66,7 +68,3 @@ def group(found: CacheGroup) -> str:
     latent = " latent" if any(tensor.name == "latent" for tensor in found.tensors) else ""
     per = " a request" if isinstance(found.reach, Recurrent) else ""
     return f"{len(found.layers)} layers {what}{latent}: {num / 1024:,.0f} KiB{per}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")

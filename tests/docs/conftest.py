@@ -1,8 +1,9 @@
-"""The clean environment of the packaging tests is importable here too."""
+"""The clean environment of the packaging tests and the builder of the site are importable here too."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "packaging"))  # last: other folders have a conftest too
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "tests/packaging"), str(ROOT / "docs/site")]  # last: other folders have a conftest too

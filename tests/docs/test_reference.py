@@ -1,38 +1,21 @@
-"""The reference of hooks and contracts is what the code says, and the new pages hold together."""
+"""The pages that are generated say something of everything that they are of."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from stage import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / "docs/reference").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")]
-
-
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs/reference/generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_reference_is_up_to_date() -> None:
-    """The page on disk is the one that the code gives; `make docs` writes it."""
-    assert (ROOT / "docs/reference/plugins.md").read_text("utf-8") == generator().page(), "run make docs"
 
 
 def test_every_hook_and_contract_is_described() -> None:
     """No hook, contract or method to implement is without words of its own."""
     from dovetail import contracts
 
-    module = generator()
+    module = load(ROOT / "docs/reference/contracts.py")
     for name, function in module.API.hook_functions().items():
         assert module.prose(function), name
     for name in contracts.__all__:
@@ -45,11 +28,75 @@ def test_every_hook_and_contract_is_described() -> None:
                     assert module.prose(member), f"{name}.{key}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_code(page: Path) -> None:
-    """Relative links lead to files, and Python blocks parse."""
-    text = page.read_text("utf-8")
-    for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)):
-        assert re.match(r"[a-z]+:", target) or (page.parent / target).exists(), target
-    for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-        ast.parse(block)
+@pytest.fixture
+def directory() -> Any:
+    """The module that writes the plugin directory."""
+    return load(ROOT / "docs/reference/directory.py")
+
+
+def install(folder: Path, metadata: str, entry_points: str) -> None:
+    """Put a distribution's metadata on a path, as an installer would."""
+    info = folder / "acme_pack-2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
+
+
+def test_an_installed_package_is_in_the_plugin_directory(
+    directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its summary, the start of its README, its licence, its links and its plugins by kind."""
+    metadata = """Metadata-Version: 2.4
+Name: acme-pack
+Version: 2.1
+Summary: Parsers for Acme's models
+License-Expression: MIT
+Project-URL: Source, https://example.org/acme
+Project-URL: Bad, javascript:alert(1)
+
+# acme-pack
+
+[![build](https://example.org/badge.svg)](https://example.org)
+
+It reads what [Acme's](https://example.org/a) models write.
+"""
+    install(
+        tmp_path, metadata, "[dovetail.reasoning_parsers.v1]\nr2 = acme:R2\nr1 = acme:R1\n[console_scripts]\nx = y:z\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    part = directory.page().partition("## acme-pack\n")[2].partition("\n## ")[0]
+    assert "Parsers for Acme's models." in part
+    assert "It reads what Acme's models write." in part
+    assert "Version 2.1, MIT, [Source](https://example.org/acme)." in part
+    assert "| `reasoning_parser` | `r1`, `r2` |" in part
+    assert "javascript" not in part
+
+
+def test_what_a_package_says_of_itself_is_shown_as_text(
+    directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its markup does nothing on our page."""
+    metadata = "Metadata-Version: 2.1\nName: acme-pack\nVersion: 2.1\nSummary: <script>x</script> [a](b) | c\n"
+    install(tmp_path, metadata, "[dovetail.hooks.v1]\ndesk = acme:plugin\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert r"\<script\>x\</script\> \[a\](b) \| c." in directory.page()
+
+
+def test_every_example_is_in_the_plugin_directory(directory: Any) -> None:
+    """They are read from the tree, installed or not."""
+    page = directory.page()
+    for path in (ROOT / "docs/examples").glob("*/pyproject.toml"):
+        assert f"\n## {path.parent.name}\n" in page
+
+
+FORBIDDEN = ("AGPL", "GPL-2", "GPL-3", "GPLv", "SSPL", "BUSL", "Proprietary", "Commercial", "NC-", "not stated")
+
+
+def test_no_dependency_has_a_licence_that_forbids() -> None:
+    """Every package that users install states a licence, and none keeps Dovetail from being passed on."""
+    found = load(ROOT / "docs/reference/licences.py").dependencies()
+    names = {dependency.name for dependency in found}
+    assert {"torch", "transformers", "fastapi", "pluggy", "psycopg"} <= names
+    assert not names & {"pytest", "mypy", "ruff"}
+    words = [(found_one.name, found_one.licence.replace("LGPL-3.0", "")) for found_one in found]
+    assert [(name, licence) for name, licence in words if any(word in licence for word in FORBIDDEN)] == []

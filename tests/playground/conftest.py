@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,20 +20,6 @@ from screen import Screen
 from dovetail.plugins import Registry, make_plan
 from dovetail.testing.vocabularies import write_tokenizer
 from dovetail_server.testing import ScriptedServer
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """The browser, for one file of tests: while it runs, this thread has an event loop of its own."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("no Chromium here; install the distribution's package `chromium`")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install 'dovetail[dev]'")
-    flags = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

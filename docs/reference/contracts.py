@@ -1,4 +1,4 @@
-"""Write `plugins.md`, the page of every hook and contract, from the code: `python docs/reference/generate.py`."""
+"""The page `reference/plugins.md`: every hook and contract, from the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import enum
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,16 +16,13 @@ from dovetail import contracts, plugins
 from dovetail.plugins import KINDS
 
 HERE = Path(__file__).parent
-PAGE = HERE / "plugins.md"
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
 HEAD = """\
-# Reference: hooks and contracts
+# Hooks and contracts
 
-<!-- Written by docs/reference/generate.py from the code; change the docstrings there, then run `make docs`. -->
-
-Everything that a plugin may use, with what each part promises. How to begin is in the
-[tutorials](../tutorials/README.md), the rules around it in [plugins.md](../plugins.md). What is listed here only grows
-within one version of an API; see [compatibility](../plugins-compatibility.md).
+Everything that a plugin may use, with what each part promises. The [tutorials](../tutorials/index.md) show how to
+begin; [Plugins](../plugins.md) has the rules. Within one version of an API this page only grows: see
+[compatibility](../plugins-compatibility.md).
 """
 
 
@@ -121,14 +117,3 @@ def prose(value: Any) -> str:
             in_section = in_section and not line.strip()
             out.append(line)
     return "\n".join(out).strip()
-
-
-def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE.name}: written")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
