@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from grammar_routes import backends_of, resolved
 from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
@@ -29,7 +30,6 @@ from dovetail.testing.conformance.grammar_samples import small_vocabulary
 NUM = int(os.environ.get("DOVETAIL_RANDOM_PAIRS", "2500"))
 MANY = 10_000
 PER_SCHEMA = 10
-NAMES = ("llguidance", "outlines", "xgrammar")
 BEGIN, END = '<tool_call>\n{"name": "f", "arguments": ', "}\n</tool_call>"
 
 
@@ -41,12 +41,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def backends(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
-    made: dict[str, GrammarBackend] = {}
-    for name in NAMES:
-        pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
-        plan = make_plan(Registry.scan(), grammar_backend=name)
-        made[name] = load(plan, "compiler").get("grammar_backend", name)(vocabulary)
-    return made
+    return backends_of(vocabulary)
 
 
 class Enforced:
@@ -60,6 +55,10 @@ class Enforced:
                 self.enforcement, self.ignored = way.enforcement, way.ignored
                 return  # nothing is claimed of it
             backend = backends[way.step.backend]
+            found = resolved(way, backends)
+            if found is None:
+                continue
+            step, lost = found
 
             def compiled(spec: GrammarSpec, backend: GrammarBackend = backend) -> CompiledGrammar:
                 result = backend.compile(spec, GrammarLimits())
@@ -67,17 +66,17 @@ class Enforced:
                 try_out(made, vocabulary)
                 return made
 
-            def watched(made: CompiledGrammar, unique: str = way.step.unique) -> CompiledGrammar:
+            def watched(made: CompiledGrammar, unique: str = step.unique) -> CompiledGrammar:
                 return UniqueGrammar(made, json.loads(unique), TokenTexts(vocabulary)) if unique else made
 
             try:
-                spec, until = spec_of(way.step), time.monotonic() + 60
-                made, left_out = weaken(spec, compiled, until) if way.step.weaken else (compiled(spec), ())
+                spec, until = spec_of(step), time.monotonic() + 60
+                made, left_out = weaken(spec, compiled, until) if step.weaken else (compiled(spec), ())
                 self.grammar = watched(made)
             except RequestError as error:
                 self.errors.append(error.message)
                 continue
-            self.enforcement, self.ignored = way.with_left_out(left_out)
+            self.enforcement, self.ignored = way.with_left_out((*lost, *left_out))
             return
 
     def accepts(self, text: str) -> bool:

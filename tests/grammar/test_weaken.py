@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from served import Served
 
@@ -139,6 +141,21 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
     matcher = outcome.compiled.matcher()
     wrong = [small.tokens.index(bytes([byte])) for byte in b'{"n":"']
     assert matcher.accept(wrong) < len(wrong)
+
+
+def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: Router) -> None:
+    """A backend that does not enforce all is passed over, and where less is allowed says what it leaves out."""
+    route = router.route(spec({"type": "array", "items": {"type": "integer"}, "minItems": 1}), "json_schema")
+    assert any(way.step.unasked for way in route.ways)
+    source = json.dumps({"type": "string", "pattern": "a$", "contentEncoding": "base64"})
+    mine = [
+        replace(way, step=msgspec.structs.replace(way.step, source=source, backend="llguidance")) for way in route.ways
+    ]
+    unasked = Route(route.spec, tuple(way for way in mine if way.step.unasked), "json_schema")
+    assert [way.step.weaken for way in unasked.ways] == [False, False, True]
+    outcome = settled(service, unasked)
+    assert outcome.step == 2
+    assert unasked.ways[2].with_left_out(outcome.ignored) == ("approximate", ("/contentEncoding",))
 
 
 def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, router: Router) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.errors import PluginError, RequestError
+from dovetail.grammar.asking import asked
 from dovetail.grammar.costly import lightened
 from dovetail.grammar.pool import ChildPool, ChildTimeoutError
 from dovetail.grammar.refusals import TOO_COMPLEX
@@ -106,6 +107,10 @@ class Compiler:
             if name not in self._backends:
                 self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
             return self._backends[name]
+
+    def asked(self, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:
+        """Ask a step's backend what it enforces, where nobody has; see `asking.asked`."""
+        return asked(self.backend(step.backend), step) if step.unasked else (step, ())
 
     def inline(self, step: GrammarStep) -> Compiled:
         """Compile in this thread.

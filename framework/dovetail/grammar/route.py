@@ -15,23 +15,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
+from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.errors import RequestError
 from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
+from dovetail.grammar.asking import Weakened, weakened
 from dovetail.grammar.normal import Normal, normalize
 from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
 from dovetail.messages import GrammarStep
 
 Enforcement = Literal["full", "approximate", "validate_only"]
-MAX_ROUNDS = 3
-"""How often a schema from which something was left out is looked at again."""
-
 MAX_KEPT = 256
 """Last ways whose backend is kept: one for each list of types and kind of whitespace."""
 
@@ -113,61 +112,6 @@ class Route:
         return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
 
 
-@dataclass(frozen=True, slots=True)
-class Weakened:
-    """A schema as one backend enforces it.
-
-    Attributes:
-        schema: In the normal form, without what the backend refuses.
-        ignored: Places in the given schema that are not enforced.
-        annotations: Places that say nothing to a validator.
-        normal: What it was made of.
-        reason: Why the backend cannot enforce it at all; empty where it can.
-        unique: Where items of arrays differ, which is enforced beside the backend; empty for nowhere.
-    """
-
-    schema: Any
-    ignored: tuple[str, ...]
-    annotations: tuple[str, ...]
-    normal: Normal
-    reason: str = ""
-    unique: str = ""
-
-
-def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False) -> Weakened:
-    """Leave out of a schema what a backend says that it refuses.
-
-    Args:
-        backend: It.
-        normal: The schema.
-        spec: What else is asked for.
-        is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
-    """
-    found, ignored = normal.schema, list(normal.dropped)
-    unique = ""
-    support = Support.full()
-    for _ in range(MAX_ROUNDS):
-        source = normal.source if found is normal.schema else json.dumps(found, ensure_ascii=False)
-        support = backend.supports(replace(spec, kind=Kind.JSON, source=source))
-        if support.level is SupportLevel.NONE:
-            return Weakened(found, tuple(ignored), (), normal, support.reason)
-        gone = set(support.refused)
-        if support.level is SupportLevel.APPROXIMATE:
-            mended: frozenset[str] = frozenset()
-            if is_whole and any(place.endswith("/uniqueItems") for place in support.ignored):
-                watched, places = normal.unique
-                mended = places.intersection(support.ignored)
-                unique = json.dumps(watched, ensure_ascii=False) if mended else unique
-            ignored += [normal.place(place) for place in support.ignored if place not in mended]
-            gone |= mended
-        if not gone:
-            break
-        # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
-        found = leave_out(found, gone)
-    annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
-    return Weakened(found, tuple(dict.fromkeys(ignored)), annotations, normal, unique=unique)
-
-
 class Router:
     """Chooses ways among the backends of a process."""
 
@@ -183,7 +127,7 @@ class Router:
         """
         self._compact = compact
         self._backends = dict(backends)
-        self._any_json: dict[GrammarSpec, str | None] = {}
+        self._any_json: dict[GrammarSpec, GrammarStep | None] = {}
         self.strict_schema = strict_schema
 
     @property
@@ -203,8 +147,13 @@ class Router:
             raise self._no_backend(kind, param)
         return able
 
-    def route(self, spec: GrammarSpec, param: str) -> Route:
+    def route(self, spec: GrammarSpec, param: str, *, asks_all: bool = False) -> Route:
         """Return the ways for a grammar that `check_spec` has passed.
+
+        Args:
+            spec: The grammar.
+            param: The request's field.
+            asks_all: Ask every backend now, though the first enforces all of a schema.
 
         Raises:
             RequestError: No backend reads this kind, or strictness forbids what would remain.
@@ -212,7 +161,7 @@ class Router:
         able = self.able(spec.kind, param)
         spec = self.spaced(spec)
         if spec.kind is Kind.JSON:
-            return self._route_schema(spec, param, able)
+            return self._route_schema(spec, param, able, asks_all=asks_all)
         answers = [(name, backend.supports(spec)) for name, backend in able]
         ways = [
             Way(step_of(name, spec), "full", support.ignored)
@@ -236,35 +185,46 @@ class Router:
         is_said = spec.max_whitespace is not None or spec.whitespace is not None
         return replace(spec, max_whitespace=0) if self._compact and not is_said else spec
 
-    def _route_schema(self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]]) -> Route:
-        normal = normalize(schema.parse(spec.source))
-        found = [(name, weakened(backend, normal, spec, is_whole=True)) for name, backend in able]
+    def _route_schema(
+        self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]], *, asks_all: bool
+    ) -> Route:
+        normal = normalize(schema.parse(spec.source), spec.source)
+        read = spec if normal.source is spec.source else replace(spec, source=normal.source)
+        is_strict = spec.strict and self.strict_schema
+        found: list[tuple[str, Weakened]] = []
+        for name, backend in able:
+            found.append((name, weakened(backend, normal, read, is_whole=True)))
+            if not (found[-1][1].reason or found[-1][1].ignored or is_strict or asks_all):
+                break
+        others = [name for name, _ in able[len(found) :]]
         possible = [(name, item) for name, item in found if not item.reason]
         full = [(name, item) for name, item in possible if not item.ignored]
-        if spec.strict and self.strict_schema:
+        if is_strict:
             strict = [(name, item) for name, item in full if not item.annotations]
             if not strict:
                 raise not_strict(param, [item for _, item in found])
             return Route(spec, tuple(_way(name, item, spec) for name, item in strict), param)
         ways = [_way(name, item, spec) for name, item in full]
-        nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))
-        ways += [_way(name, item, spec, weaken=True) for name, item in nearest[:MAX_WEAKER]]
-        any_json = replace(spec, source=json.dumps({"type": outer_types(spec.source)}))
-        name = self._of_any_json(any_json, able)
-        if name is not None:
-            ways.append(Way(step_of(name, any_json), "validate_only", ("/",)))
+        ways += [_unasked(name, normal, read) for name in others]
+        nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))[:MAX_WEAKER]
+        ways += [_way(name, item, spec, weaken=True) for name, item in nearest]
+        ways += [_unasked(name, normal, read, weaken=True) for name in others[: MAX_WEAKER - len(nearest)]]
+        any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
+        if any_json is not None:
+            ways.append(Way(any_json, "validate_only", ("/",)))
         if not ways:
             reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
 
-    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> str | None:
-        """Return the first backend that enforces the last way in full: there are few of those, so answers are kept."""
+    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarStep | None:
+        """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""
         if spec not in self._any_json:
             found = (name for name, backend in able if backend.supports(spec).level is SupportLevel.FULL)
             if len(self._any_json) >= MAX_KEPT:
                 self._any_json.clear()
-            self._any_json[spec] = next(found, None)
+            name = next(found, None)
+            self._any_json[spec] = None if name is None else step_of(name, spec)
         return self._any_json[spec]
 
     def _no_backend(self, kind: Kind, param: str) -> RequestError:
@@ -320,17 +280,22 @@ class GrammarReport:
         return made
 
 
-def outer_types(source: str) -> list[str]:
+def outer_types(source: str) -> tuple[str, ...]:
     """Return the types that a schema's instance may have, as far as the schema says so at its top."""
     root = schema.parse(source)
     given = root.get("type") if isinstance(root, dict) else None
     if isinstance(given, str):
-        return [given]
+        return (given,)
     if isinstance(given, list):
-        return given
+        return tuple(given)
     if isinstance(root, dict) and any(key in root for key in ("properties", "required", "additionalProperties")):
-        return ["object"]
-    return list(schema.TYPES)
+        return ("object",)
+    return schema.TYPES
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _any_of(types: tuple[str, ...]) -> str:
+    return json.dumps({"type": list(types)})
 
 
 def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
@@ -344,10 +309,13 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
 
 def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    is_as_it_was = item.schema is item.normal.schema
-    source = item.normal.source if is_as_it_was else json.dumps(item.schema, ensure_ascii=False)
-    step = step_of(name, replace(spec, source=source), weaken=weaken, unique=item.unique)
+    step = step_of(name, spec, item.source, weaken=weaken, unique=item.unique)
     return Way(step, enforcement, item.ignored or item.annotations, item.normal)
+
+
+def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+    """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
+    return Way(step_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
 
 
 def _weakening(step: GrammarStep) -> GrammarStep:

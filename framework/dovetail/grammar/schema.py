@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -55,12 +55,7 @@ ANNOTATIONS = frozenset(
     ]
 )
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-_NUMBERS = frozenset(["exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"])
-_COUNTS = frozenset(
-    ["maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties"]
-)
-_STRINGS = frozenset(["$anchor", "$dynamicRef", "$id", "$ref", "format", "pattern"])
-_CHECKED = ONE | LISTS | MAPS | _NUMBERS | _COUNTS | _STRINGS | {"type", "required", "enum", "uniqueItems"}
+_TYPES = frozenset(TYPES)
 NUM_KEPT = 4
 """Texts whose schemas are kept: those of the requests that are just being routed."""
 Node = Mapping[str, Any]
@@ -177,46 +172,86 @@ def check(schema: Any) -> None:
         RequestError: With the JSON pointer and the keyword.
     """
     for pointer, node in every(schema):
-        if isinstance(node, bool):
-            continue
         if not isinstance(node, dict):
+            if isinstance(node, bool):
+                continue
             raise wrong(pointer, "must be a schema: an object, true or false")
         for key, value in node.items():
-            if key in _CHECKED and (why := _why_wrong(key, value)) is not None:
+            why_wrong = _CHECKS.get(key)
+            if why_wrong is not None and (why := why_wrong(value)) is not None:
                 raise wrong(f"{pointer}/{escape(key)}", why)
 
 
-def _why_wrong(key: str, value: Any) -> str | None:
-    """Say what is wrong with a keyword's value, or None."""
-    if key == "type":
-        given = value if isinstance(value, list) else [value]
-        if not given or any(name not in TYPES for name in given if isinstance(name, str)) or not _strings(given):
-            return f"must be one or more of {', '.join(TYPES)} (given: {json.dumps(value)[:60]})"
-    elif key in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
-        return None  # draft 4
-    elif key in _NUMBERS:
-        if not _number(value) or (key == "multipleOf" and value <= 0):
-            return "must be a number" if key != "multipleOf" else "must be a number above 0"
-    elif key in _COUNTS:
-        if not _number(value) or value < 0 or value != int(value):
-            return "must be a whole number, 0 or above"
-    elif key in _STRINGS:
-        return None if isinstance(value, str) else "must be a string"
-    elif key == "required":
-        return None if isinstance(value, list) and _strings(value) else "must be a list of strings"
-    elif key == "enum":
-        return None if isinstance(value, list) and value else "must be a list of one or more values"
-    elif key == "uniqueItems":
-        return None if isinstance(value, bool) else "must be true or false"
-    elif key in MAPS:
-        return None if isinstance(value, dict) else "must be an object"
-    elif key == "items":
-        return None if isinstance(value, (dict, bool, list)) else "must be a schema"
-    elif key in LISTS:
-        return None if isinstance(value, list) and value else "must be a list of one or more schemas"
-    elif key in ONE and not isinstance(value, (dict, bool)):
-        return "must be a schema: an object, true or false"
-    return None
+def _type(value: Any) -> str | None:
+    if isinstance(value, str) and value in _TYPES:
+        return None
+    given = value if isinstance(value, list) else [value]
+    if given and _strings(given) and all(name in _TYPES for name in given):
+        return None
+    return f"must be one or more of {', '.join(TYPES)} (given: {json.dumps(value)[:60]})"
+
+
+def _bound(value: Any) -> str | None:
+    return None if _number(value) else "must be a number"
+
+
+def _exclusive(value: Any) -> str | None:
+    return None if isinstance(value, bool) else _bound(value)  # draft 4 says true
+
+
+def _step(value: Any) -> str | None:
+    return None if _number(value) and value > 0 else "must be a number above 0"
+
+
+def _count(value: Any) -> str | None:
+    return None if _number(value) and value >= 0 and value == int(value) else "must be a whole number, 0 or above"
+
+
+def _string(value: Any) -> str | None:
+    return None if isinstance(value, str) else "must be a string"
+
+
+def _names(value: Any) -> str | None:
+    return None if isinstance(value, list) and _strings(value) else "must be a list of strings"
+
+
+def _values(value: Any) -> str | None:
+    return None if isinstance(value, list) and value else "must be a list of one or more values"
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _map(value: Any) -> str | None:
+    return None if isinstance(value, dict) else "must be an object"
+
+
+def _items(value: Any) -> str | None:
+    return None if isinstance(value, (dict, bool, list)) else "must be a schema"
+
+
+def _list(value: Any) -> str | None:
+    return None if isinstance(value, list) and value else "must be a list of one or more schemas"
+
+
+def _one(value: Any) -> str | None:
+    return None if isinstance(value, (dict, bool)) else "must be a schema: an object, true or false"
+
+
+_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    **dict.fromkeys(ONE, _one),
+    **dict.fromkeys(LISTS, _list),
+    **dict.fromkeys(MAPS, _map),
+    **dict.fromkeys(("minimum", "maximum"), _bound),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive),
+    **dict.fromkeys(("$anchor", "$dynamicRef", "$id", "$ref", "format", "pattern"), _string),
+    **dict.fromkeys(
+        [*("maxContains", "maxItems", "maxLength", "maxProperties"),
+         *("minContains", "minItems", "minLength", "minProperties")], _count),
+    **{"type": _type, "required": _names, "enum": _values, "uniqueItems": _flag, "multipleOf": _step, "items": _items},
+}  # fmt: skip
+"""By the keyword, what says why a value of it is wrong, or None."""
 
 
 def _strings(values: list[Any]) -> bool:

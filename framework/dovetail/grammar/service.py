@@ -336,6 +336,11 @@ class GrammarService:
                 if isinstance(alone, Enforced):
                     self._finish(job, dataclasses.replace(alone, step=job.index), 0)
                     return
+                found = self._compiler.asked(step)
+                if found is None:
+                    job.index += 1
+                    continue
+                step, lost = found
                 compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, outside=outside)
                 if compiled is None and is_slow:
                     job.index += 1
@@ -343,7 +348,7 @@ class GrammarService:
                 if compiled is None:
                     self._outside.put(job.owner, partial(self._work, job, outside=True))
                     return
-                enforced = Enforced(job.index, compiled.grammar, compiled.backend, compiled.ignored)
+                enforced = Enforced(job.index, compiled.grammar, compiled.backend, (*lost, *compiled.ignored))
                 self._finish(job, enforced, compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request

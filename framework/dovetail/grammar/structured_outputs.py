@@ -153,7 +153,7 @@ class StructuredOutputs:
         Raises:
             RequestError: The two cannot be put together.
         """
-        route = self._router.route(asked.spec, asked.param)
+        route = self._router.route(asked.spec, asked.param, asks_all=True)
         ways = [joined for text in route.ways for calls in tools.ways if (joined := join(text, calls, asked, spec))]
         if not ways:
             text = (

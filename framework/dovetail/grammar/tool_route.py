@@ -16,11 +16,12 @@ from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Suppor
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
+from dovetail.grammar.asking import Weakened, weakened
 from dovetail.grammar.fields import Asked
 from dovetail.grammar.free_text import auto_grammar
 from dovetail.grammar.limits import check_schema, check_spec
 from dovetail.grammar.normal import normalize
-from dovetail.grammar.route import Route, Router, ToolSchema, Way, Weakened, not_strict, weakened
+from dovetail.grammar.route import Route, Router, ToolSchema, Way, not_strict
 from dovetail.grammar.schema import escape
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail.grammar.wire import step_of

@@ -82,14 +82,23 @@ def spec_of(step: GrammarStep) -> GrammarSpec:
     )
 
 
-def step_of(backend: str, spec: GrammarSpec, *, weaken: bool = False, unique: str = "") -> GrammarStep:
-    """Return a spec as data, for the backend of this name."""
+def step_of(
+    backend: str,
+    spec: GrammarSpec,
+    source: str | None = None,
+    *,
+    weaken: bool = False,
+    unique: str = "",
+    unasked: bool = False,
+) -> GrammarStep:
+    """Return a spec as data, for the backend of this name, with another source where one is given."""
     return GrammarStep(
         backend=backend,
         kind=spec.kind.value,
-        source=spec.source,
+        source=spec.source if source is None else source,
         max_whitespace=spec.max_whitespace,
         whitespace=spec.whitespace,
         weaken=weaken,
         unique=unique,
+        unasked=unasked,
     )

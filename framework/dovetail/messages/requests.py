@@ -21,6 +21,8 @@ class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Keywords of its JSON schemas may be left out where the backend refuses them; `TokenDelta` names them."""
     unique: str = ""
     """Where items of arrays differ, which `source` does not say: see `dovetail.grammar.unique`; empty for nowhere."""
+    unasked: bool = False
+    """The backend has not been asked what it enforces: the engine does, and `TokenDelta` names the rest."""
 
 
 class Marker(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,14 +114,12 @@ class LlguidanceBackend(GrammarBackend):
         if error := matcher.get_error():
             code = "invalid_grammar" if _INVALID.search(error) else "unsupported_grammar"
             raise RequestError(f"the grammar cannot be enforced: {_first_line(error)}", code=code)
-        compiled = LlguidanceGrammar(matcher, len(source), self._made_ends())
-        probe = compiled.matcher()
         row = np.zeros((1, self._vocabulary.mask_words), dtype=np.int32)
-        probe.fill(row, 0)
-        if probe.error is not None:
-            raise RequestError(f"the grammar cannot be enforced: {probe.error}", code="unsupported_grammar")
-        compiled.base = probe.inner
-        return compiled
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.is_error():
+            text = f"the grammar cannot be enforced: {_first_line(matcher.get_error())}"
+            raise RequestError(text, code="unsupported_grammar")
+        return LlguidanceGrammar(matcher, len(source), self._made_ends())
 
     def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
         """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
@@ -169,7 +168,7 @@ class LlguidanceBackend(GrammarBackend):
     def _prepared(self, spec: GrammarSpec) -> GrammarSpec:
         if spec.kind is not Kind.JSON and spec.kind is not Kind.JSON_OBJECT:
             return spec
-        return prepare_schema(spec, spacing(spec))
+        return replace(spec, kind=Kind.JSON, source=prepare_schema(spec, spacing(spec)))
 
     def _made_ends(self) -> Ends:
         if self._ends is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,7 @@ MAX_COST = 20_000
 """About 20 ms."""
 MAX_DEPTH = 40
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _COSTLY = frozenset(
     [
         *(*_NUMBERS, "$ref", "allOf", "anyOf", "const", "enum", "multipleOf", "oneOf", "pattern", "patternProperties"),
@@ -57,7 +57,7 @@ def _is_cheap(spec: GrammarSpec) -> bool:
 def cost_of(spec: GrammarSpec) -> float:
     """Bound the cost of a grammar; of its size, the kinds without a part that could blow up."""
     if spec.kind is Kind.JSON:
-        return SchemaCost(schema.parse(spec.source)).total()
+        return SchemaCost(schema.parse(spec.source), schema.nodes(spec.source)).total()
     if spec.kind is Kind.STRUCTURAL:
         value = json.loads(spec.source)
         inner = sum(SchemaCost(found).total() for found in schemas_in(value))
@@ -88,25 +88,20 @@ def _patterns(value: Any) -> Iterator[str]:
 class SchemaCost:
     """Sums up one schema: each part once, and what `allOf` multiplies."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, nodes: Iterable[tuple[str, Mapping[str, Any]]] | None = None) -> None:
         self._root = root
+        self._nodes = schema.reachable(root) if nodes is None else nodes
         self._ways: dict[int, float] = {}
 
     def total(self) -> float:
         """Return the bound."""
-        return sum(self._of(node) for _, node in schema.reachable(self._root))
+        return sum(NODE if _COSTLY.isdisjoint(node) else self._of(node) for _, node in self._nodes)
 
     def _of(self, node: Mapping[str, Any]) -> float:
-        cost = float(NODE)
-        if _COSTLY.isdisjoint(node):
-            return cost
-        cost += len(node.get("properties", ())) ** 2 / 4
-        cost += PER_CHARACTER * sum(len(json.dumps(node[key])) for key in ("enum", "const") if key in node)
-        cost += pattern_cost(node["pattern"]) if "pattern" in node else 0
-        cost += sum(pattern_cost(pattern) * 4 for pattern in node.get("patternProperties", ()))
-        cost += PER_DIGIT * sum(_digits(node[key]) for key in _NUMBERS if key in node)
-        cost += PER_STATE * _period(node["multipleOf"]) if "multipleOf" in node else 0
-        if "multipleOf" in node and any(key in node for key in _NUMBERS):
+        cost = NODE + len(node.get("properties", ())) ** 2 / 4
+        for key in node.keys() & _WRITTEN:
+            cost += _WRITTEN[key](node[key])
+        if "multipleOf" in node and not _NUMBERS.isdisjoint(node):
             cost *= 4
         ways = 1.0 if _JOINING.isdisjoint(node) else self._ways_of(node, 0)
         return cost + NODE * (ways if ways > 1 else 0)
@@ -144,3 +139,13 @@ def _period(value: float) -> float:
     """States of an automaton that divides by a number: as many as it has without its decimal point."""
     text = f"{value:.20f}".rstrip("0").rstrip(".")
     return float(text.replace(".", "").lstrip("0") or 1)
+
+
+_WRITTEN: dict[str, Callable[[Any], float]] = {
+    **dict.fromkeys(("enum", "const"), lambda value: PER_CHARACTER * len(json.dumps(value))),
+    **dict.fromkeys(_NUMBERS, lambda value: PER_DIGIT * _digits(value)),
+    "pattern": pattern_cost,
+    "patternProperties": lambda value: sum(pattern_cost(pattern) * 4 for pattern in value),
+    "multipleOf": lambda value: PER_STATE * _period(value),
+}
+"""What a keyword costs by its value."""

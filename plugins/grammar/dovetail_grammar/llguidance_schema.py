@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
@@ -72,6 +71,8 @@ _BOUNDS = frozenset(_FURTHER)
 _GUIDANCE = "x-guidance"
 _REWRITTEN = _BOUNDS | {"pattern", "patternProperties", "format"}
 """Keywords that are written in another way for the library."""
+_CHANGED = (_REWRITTEN - _BOUNDS) | {"anyOf", _GUIDANCE}
+"""Keywords with which a schema is written anew; bounds are only where they are no plain numbers."""
 _NUMBERED = re.compile(r"\\u(?:00[01][0-9a-fA-F]|007[fF])|\x7f")
 PLAIN_ESCAPES = '"\\bfnrt'
 """Escapes in strings: without those by number no key can be spelled in a second way."""
@@ -166,7 +167,7 @@ def is_open(node: Mapping[str, Any]) -> bool:
 
 def needs_escapes(source: str) -> bool:
     """Whether a schema's own strings hold a control character that JSON can write as a number only."""
-    return _NUMBERED.search(source) is not None
+    return ("\\u" in source or "\x7f" in source) and _NUMBERED.search(source) is not None
 
 
 def spacing(spec: GrammarSpec) -> str:
@@ -178,28 +179,53 @@ def spacing(spec: GrammarSpec) -> str:
     )
 
 
-def prepare_schema(spec: GrammarSpec, between: str) -> GrammarSpec:
-    """Return a schema for the library; `between` may stand between JSON tokens."""
-    root = {"type": "object"} if spec.kind is Kind.JSON_OBJECT else schema.parse(spec.source)
-    return replace(spec, kind=Kind.JSON, source=json.dumps(prepare_value(root, between), ensure_ascii=False))
+def prepare_schema(spec: GrammarSpec, between: str) -> str:
+    """Return the text of a schema for the library; `between` may stand between JSON tokens."""
+    if spec.kind is Kind.JSON_OBJECT:
+        return json.dumps(prepare_value({"type": "object"}, between))
+    root, nodes = schema.parse(spec.source), [node for _, node in schema.nodes(spec.source)]
+    if not isinstance(root, dict) or any(_is_rewritten(node) for node in nodes):
+        return json.dumps(prepare_value(root, between, spec.source), ensure_ascii=False)
+    options = json.dumps(_options(between, any(map(is_open, nodes)) and not needs_escapes(spec.source)))
+    comma = "," if root else ""
+    return f'{spec.source.rstrip()[:-1]}{comma}"{_GUIDANCE}":{options}}}'
 
 
-def prepare_value(root: Any, between: str) -> Any:
+def _is_rewritten(node: Mapping[str, Any]) -> bool:
+    """Whether a schema stands in another way in the library's form."""
+    if not _CHANGED.isdisjoint(node):
+        return True
+    return not _BOUNDS.isdisjoint(node) and any(
+        type(node[key]) is not int or abs(node[key]) > EXACT for key in _BOUNDS & node.keys()
+    )
+
+
+def _options(between: str, is_plain: bool) -> dict[str, Any]:
+    """Return the library's options in a schema; `is_plain`: no character is written by its number."""
+    return {"whitespace_pattern": between} | ({"json_allowed_escapes": PLAIN_ESCAPES} if is_plain else {})
+
+
+def prepare_value(root: Any, between: str, source: str | None = None) -> Any:
     """Copy a schema for the library: formats as patterns, whitespace bounded, no other spelling of a key.
 
     The library's own options in a schema (`x-guidance`) are replaced: they could loosen what is enforced.
+
+    Args:
+        root: The schema.
+        between: What may stand between JSON tokens.
+        source: The schema's text, where it is at hand.
     """
-    made = {} if root is True else _prepare(root)
+    copied: list[dict[str, Any]] = []
+    made = {} if root is True else _prepare(root, copied)
     if isinstance(made, dict):
-        nodes = [node for _, node in schema.every(made) if isinstance(node, dict)]
-        bounded = [node for node in nodes if not _BOUNDS.isdisjoint(node)]
-        if any(map(_has_fraction, bounded)):
+        bounded = [node for node in copied if not _BOUNDS.isdisjoint(node)]
+        if bounded and any(map(_has_fraction, bounded)):
             for node in bounded:
                 _step_over(node)
-        made[_GUIDANCE] = {"whitespace_pattern": between}
-        opens = any(map(is_open, nodes))
-        if opens and not needs_escapes(json.dumps(made, ensure_ascii=False)):
-            made[_GUIDANCE]["json_allowed_escapes"] = PLAIN_ESCAPES
+        is_plain = any(map(is_open, copied)) and not needs_escapes(
+            source if source is not None else json.dumps(root, ensure_ascii=False)
+        )
+        made[_GUIDANCE] = _options(between, is_plain)
     return made
 
 
@@ -228,46 +254,56 @@ def _inside(bound: int, further: float) -> int:
     return int(math.nextafter(found, further)) if is_wider else int(found)
 
 
-def _prepare(root: Any) -> Any:
+def _prepare(root: Any, copied: list[dict[str, Any]]) -> Any:
+    """Copy a schema and those in it, noting the copies; depth is bounded, the source was checked."""
     if not isinstance(root, dict):
         return root
-    made = {
-        key: _prepare_keyword(key, value) if key in schema.HOLDING else value
-        for key, value in root.items()
-        if key not in (_GUIDANCE, "format")
-    }
-    if _REWRITTEN.isdisjoint(root):
-        return made
+    made = dict(root)
+    copied.append(made)
+    made.pop(_GUIDANCE, None)
+    if not schema.HOLDING.isdisjoint(root):
+        for key in root.keys() & schema.HOLDING:
+            made[key] = _prepare_keyword(key, root[key], copied)
+    if not _REWRITTEN.isdisjoint(root):
+        _rewrite(made, root)
+    return made
+
+
+def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Write keywords of one schema as the library reads them."""
     for key, further in _FURTHER.items():
         if isinstance(made.get(key), int) and EXACT < abs(made[key]) <= HUGE:
             made[key] = _inside(made[key], further)
+    also: list[Any] = []
     if isinstance(made.get("pattern"), str):
         first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]
         made["pattern"] = tightened(first)
-        if others:
-            made["allOf"] = [*made.get("allOf", ()), *({"pattern": tightened(other)} for other in others)]
+        also += ({"pattern": tightened(other)} for other in others)
     if "patternProperties" in made:
         write = str if _is_open_beside(root) else tightened
         made["patternProperties"] = _renamed(
             made["patternProperties"], lambda name: write(without_lookaround_in_one(name))
         )
-    if root.get("format") in FORMATS:
-        made["format"] = root["format"]
-    elif root.get("format") in PATTERNS:
-        pattern = {"pattern": PATTERNS[root["format"]]}
-        made = {**made, "allOf": [*made.get("allOf", ()), pattern]} if "pattern" in made else made | pattern
-    return made
+    named = made.pop("format", None)
+    if named in FORMATS:
+        made["format"] = named
+    elif named in PATTERNS and "pattern" in made:
+        also.append({"pattern": PATTERNS[named]})
+    elif named in PATTERNS:
+        made["pattern"] = PATTERNS[named]
+    if also:
+        made["allOf"] = [*made.get("allOf", ()), *also]
 
 
-def _prepare_keyword(key: str, value: Any) -> Any:
-    """Copy a keyword's value; depth is bounded, the source was checked."""
+def _prepare_keyword(key: str, value: Any, copied: list[dict[str, Any]]) -> Any:
+    """Copy a keyword's value."""
     if key in schema.ONE and isinstance(value, dict):
-        return _prepare(value)
+        return _prepare(value, copied)
     if key in schema.LISTS and isinstance(value, list):
-        options = [_prepare(item) for item in value]
+        options = [_prepare(item, copied) for item in value]
         return merge_strings(options) if key == "anyOf" else options
     if key in schema.MAPS and isinstance(value, dict):
-        return {name: _prepare(part) for name, part in value.items()}
+        return {name: _prepare(part, copied) for name, part in value.items()}
     return value
 
 

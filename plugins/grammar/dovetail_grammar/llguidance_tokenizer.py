@@ -9,14 +9,15 @@ from dovetail.errors import PluginError
 
 MAX_TOKEN = 32
 SLICES = (
-    r"[\x20\x0A\x0D\x09]+",
-    "[a-z]{1,30}",
     "[A-Za-z0-9]{1,30}",
     r'[^"\\\x00-\x1F\x7F]{1,10}',
     r'[^"\\\x00-\x1F\x7F]{1,30}',
     r'[^"\\\x00-\x1F\x7F]+',
 )
-"""Classes of tokens that are allowed or not together, for masks within long strings: the library's, and words."""
+"""Classes of tokens that are allowed or not together, for masks within long strings: the library's, and words.
+
+Each costs every grammar's compilation a thirtieth. One of whitespace, and one of small letters, made no mask cheaper.
+"""
 
 
 class _Wrapped:

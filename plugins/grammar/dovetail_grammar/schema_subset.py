@@ -6,10 +6,10 @@ the other way round: what is known, by tests, to be enforced is listed, and ever
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Support
@@ -21,7 +21,7 @@ _SILENT = schema.ANNOTATIONS | schema.DEFINITIONS
 _OF_TYPE = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subset:
     """One backend's.
 
@@ -38,15 +38,24 @@ class Subset:
     def support(self, spec: GrammarSpec) -> Support:
         """Return what is enforced of a schema."""
         try:
-            root = schema.parse(spec.source)
+            nodes = schema.nodes(spec.source)
         except RequestError as error:
             return Support.no(error.message)
-        if root is False:
+        if not nodes and schema.parse(spec.source) is False:
             return Support.no("the schema false allows nothing")
         ignored: list[str] = []
         annotations: list[str] = []
-        for pointer, node in schema.nodes(spec.source):
-            ignored += [f"{pointer}/{key}" for key in self._ignored(node)]
+        for pointer, node in nodes:
+            kind = node.get("type")
+            plain = self._plain.get(kind) if isinstance(kind, str) else None
+            if isinstance(kind, str) and plain is not None and self.alone.isdisjoint(node):
+                if plain.issuperset(node):
+                    continue  # most are
+                known = self.by_type[kind]
+                keys = [key for key in node if key not in plain and not self._passes(key, known, node)]
+            else:
+                keys = self._ignored(node)
+            ignored += [f"{pointer}/{key}" for key in keys]
             if "format" in node and not self._may_enforce(node["format"]):
                 annotations.append(f"{pointer}/format")
         return Support.approximate(ignored) if ignored else Support.full(annotations)
@@ -55,22 +64,28 @@ class Subset:
         """Whether a format says something about an instance: others are annotations."""
         return name in self.formats or name in _KNOWN_FORMATS
 
+    @cached_property
+    def _plain(self) -> Mapping[str, frozenset[str]]:
+        """By the type, keywords that are enforced or say nothing, whatever stands in them."""
+        return {kind: (known | _SILENT | {"type"}) - _ASKED for kind, known in self.by_type.items()}
+
+    def _passes(self, key: str, known: frozenset[str], node: Mapping[str, Any]) -> bool:
+        """Whether a keyword is enforced beside a type, or says nothing."""
+        if key in known and self._enforced(key, node):
+            return True
+        return key[:2] == "x-" or (key == "format" and not self._may_enforce(str(node[key])))
+
     def _ignored(self, node: Mapping[str, Any]) -> list[str]:
-        """Keywords of one schema that may not be enforced."""
+        """Keywords that may not be enforced of a schema with those that stand alone, or of several types."""
         keys = [key for key in node if key not in _SILENT and key[:2] != "x-"]
         if "format" in node and not self._may_enforce(node["format"]):
             keys.remove("format")
-        if not keys:
-            return []
-        if "$ref" in keys and not node["$ref"].startswith("#/") and node["$ref"] != "#":
+        if "$ref" in node and not node["$ref"].startswith("#/") and node["$ref"] != "#":
             return ["$ref"]
-        for key in () if self.alone.isdisjoint(keys) else self.alone.intersection(keys):
-            return [other for other in keys if other != key and not _agrees(node, key, other)]
-        kind = node.get("type")
-        if not isinstance(kind, str):
-            return [key for key in keys if key != "type"]
-        known = self.by_type.get(kind, frozenset())
-        return [key for key in keys if key != "type" and not (key in known and self._enforced(key, node))]
+        for key in node:
+            if key in self.alone:
+                return [other for other in keys if other != key and not _agrees(node, key, other)]
+        return [key for key in keys if key != "type"]
 
     def _enforced(self, key: str, node: Mapping[str, Any]) -> bool:
         """Whether a keyword that its type's instances are judged by is, as it stands here."""
@@ -79,11 +94,11 @@ class Subset:
         if key in ("minLength", "maxLength"):
             return "pattern" not in node
         if key == "required":
-            return set(node["required"]) <= set(node.get("properties", ()))
+            return set(node.get("properties", ())).issuperset(node["required"])
         if key == "pattern":
             return is_plain(node["pattern"])
         if key == "properties":
-            return all(json.dumps(name, ensure_ascii=False) == f'"{name}"' for name in node["properties"])
+            return _ESCAPED.search("".join(node["properties"])) is None
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
         return True
@@ -101,6 +116,12 @@ def is_plain(pattern: str) -> bool:
     return whole and "|" not in inner and _RISKY.search(pattern) is None
 
 
+_ASKED = frozenset(
+    [*("format", "minLength", "maxLength", "required", "pattern", "properties", "minProperties", "maxProperties")]
+)
+"""Keywords of which `_enforced` asks how they stand."""
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
+"""What JSON writes with an escape."""
 _RISKY = re.compile(r"(?<!\\)\.|\[\^|\\[sSWDpPcxu\\]|[\"\x00-\x1f]")
 _KNOWN_FORMATS = frozenset(
     [

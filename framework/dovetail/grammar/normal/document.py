@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.grammar import schema
 from dovetail.grammar.keywords import CONTENT, MEANING, draft_of
 from dovetail.grammar.normal import nodes
+from dovetail.grammar.normal.already import is_normal
 from dovetail.grammar.normal.rewrite import Rewriter
 from dovetail.grammar.references import REFERENCES, References, Target
 from dovetail.grammar.unique.places import unique_places
@@ -31,17 +32,19 @@ class Normal:
     Attributes:
         schema: It.
         dropped: Places in the given schema of references that lead out of it: they are not enforced.
-        places: For schemas of the form, by the identity of the object, where they stood.
+        places: For schemas of the form, by the identity of the object, where they stood; without any, where they do.
+        text: Its source, where that is the text that was given.
     """
 
     schema: Any
     dropped: tuple[str, ...]
     places: Mapping[int, nodes.Place]
+    text: str | None = None
 
     @cached_property
     def source(self) -> str:
         """The form as JSON text; what is derived from it is asked for by each backend's way."""
-        return json.dumps(self.schema, ensure_ascii=False)
+        return self.text if self.text is not None else json.dumps(self.schema, ensure_ascii=False)
 
     @cached_property
     def unique(self) -> tuple[Any, frozenset[str]]:
@@ -50,6 +53,8 @@ class Normal:
 
     def place(self, pointer: str) -> str:
         """Return where a keyword of the form, named by its pointer, stood in the given schema."""
+        if not self.places:
+            return pointer
         parts = pointer.split("/")[1:]
         node, best, rest = self.schema, self.places.get(id(self.schema)), parts
         for index, part in enumerate(parts):
@@ -66,10 +71,17 @@ class Normal:
         return pointer if best is None else best.keyword(rest)
 
 
-def normalize(given: Any) -> Normal:
-    """Return a schema, which `schema.check` has passed, in the normal form."""
+def normalize(given: Any, text: str | None = None) -> Normal:
+    """Return a schema, which `schema.check` has passed, in the normal form.
+
+    Args:
+        given: The schema.
+        text: What it was read from, where its descriptions may stay: then most schemas are served as they came.
+    """
     if not isinstance(given, dict):
         return Normal(given, (), {})
+    if text is not None and is_normal(given, len(text)):
+        return Normal(given, (), {}, text)
     work = _Document(given)
     plain = work.write()
 
