@@ -24,6 +24,12 @@ model takes, `dovetail plan DIR` says.
 """
 MISSING: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
 """What transformers' default configurations leave open."""
+TASKS = {
+    "ForCausalLM": "FOR_CAUSAL_LM_",
+    "ForMaskedLM": "FOR_MASKED_LM_",
+    "ForSequenceClassification": "FOR_SEQUENCE_CLASSIFICATION_",
+}
+"""How transformers calls its lists of classes with a head."""
 GIB, ITEM = 1 << 30, 2
 
 
@@ -46,15 +52,18 @@ def rows() -> Iterator[str]:
             continue
         kind, config = example(name, point.load())
         size = dense_numel(config) * ITEM / GIB
-        yield f"| `{name}` | {about} | {kind} | {size:,.1f} GiB | {', '.join(map(group, config.cache_groups))} |"
+        kept = ", ".join(map(group, config.cache_groups)) or "nothing"
+        yield f"| `{name}` | {about} | {kind} | {size:,.1f} GiB | {kept} |"
 
 
 def example(architecture: str, plugin: Any) -> tuple[str, ModelConfig]:
     """Return transformers' name of an architecture's configuration, and what the plugin makes of its defaults."""
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    from transformers.models.auto import modeling_auto
 
-    kinds = [kind for kind, cls in CLASSES.items() if architecture in (cls if isinstance(cls, tuple) else (cls,))]
+    task = next((name for ending, name in TASKS.items() if architecture.endswith(ending)), "")
+    classes = getattr(modeling_auto, f"MODEL_{task}MAPPING_NAMES")
+    kinds = [kind for kind, cls in classes.items() if architecture in (cls if isinstance(cls, tuple) else (cls,))]
     kind = min(kinds, key=lambda kind: (not kind.endswith("_text"), len(kind)))  # others share the class
     values = json.loads(CONFIG_MAPPING[kind](**MISSING.get(kind, {})).to_json_string(use_diff=False))
     return kind, plugin.config_from_hf({**values, "architectures": [architecture]})

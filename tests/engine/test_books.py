@@ -217,7 +217,7 @@ class Books:
         """Add, abort, flush or step."""
         rng, world = self.rng, self.world
         choice = rng.random()
-        room = world.pages.allocator.num_pages * world.pages.page_size
+        room = world.pages.allocators[0].num_pages * world.pages.page_size
         if choice < 0.25 and len(world.scheduler.waiting) < 20:
             prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 40))][: room - 20]
             world.add(prompt, rng.randrange(1, 20), rng.choice([0, 0, 1, BACKGROUND]))

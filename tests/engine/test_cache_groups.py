@@ -111,7 +111,7 @@ def test_windows_alone_bound_no_request(tmp_path: Path) -> None:
     kinds = {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}
     folder = load_reference().write_checkpoint(tmp_path, **kinds)
     core = make_engine(folder, max_total_tokens=600, chunked_prefill_size=16)
-    assert core.pages.allocator.num_pages * 4 < 400
+    assert core.pages.allocators[0].num_pages * 4 < 400
     asked = [prompt(450, n) for n in range(3)] + [prompt(30, 9)]
     found = run(core, asked, 20)
     assert found == [right(folder, *pair) for pair in zip(asked, found, strict=True)]

@@ -156,11 +156,11 @@ def test_a_sound_book_is_left_alone() -> None:
     """A repair of nothing changes nothing: cached prefixes and locks stay."""
     world = loaded()
     before = [(node.pages, node.num_locks) for node in world.pages.tree.nodes()]
-    counts = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
+    counts = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocators[0].free_pages))
     assert world.pages.check_counts(world.scheduler.running)
     assert not world.pages.repair(world.scheduler.running)
     assert [(node.pages, node.num_locks) for node in world.pages.tree.nodes()] == before
-    after = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocator.free_pages))
+    after = (world.pages.tree.num_evictable, world.pages.tree.num_locked, sorted(world.pages.allocators[0].free_pages))
     assert after == counts
 
 
@@ -206,7 +206,7 @@ def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytes
     monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
     world = loaded()
     hold_twice(world)
-    world.pages.allocator.allocate(1)  # what the lost page's count would show
+    world.pages.allocators[0].allocate(1)  # what the lost page's count would show
     innocent = [list(r.pages[0]) for r in world.scheduler.running]
     victims = KVCacheChecker(world.pages).check(world.scheduler.running)
     assert len(victims) == 2

@@ -164,13 +164,13 @@ def test_a_lost_page_is_found_counted_and_given_back(qwen3: Path, monkeypatch: p
     """A page that leaks while the engine runs is free again a little later, and `stats` tells of it."""
     monkeypatch.setattr(kv_cache_checker, "INTERVAL", 8)
     core = make_core(qwen3)
-    core.pages.allocator.allocate(3)
+    core.pages.allocators[0].allocate(3)
     core.handle(Submit(rid="a", prompt_ids=[1, 2, 3], params=params(ignore_eos=True, max_tokens=20)))
     while core.has_work:
         core.step()
     assert core.stats().num_repaired_pages == 3
     core.pages.flush()
-    assert core.pages.allocator.num_free == core.pages.allocator.num_pages
+    assert core.pages.allocators[0].num_free == core.pages.allocators[0].num_pages
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), MemoryError("none left")])

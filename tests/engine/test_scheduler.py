@@ -220,7 +220,7 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
     rng = random.Random(seed)
     num_pages = rng.randrange(80 // page_size, 200 // page_size)
     world = World(num_pages=num_pages, page_size=page_size, policy=policy, depth=rng.randrange(3))
-    capacity = world.pages.allocator.num_pages * page_size
+    capacity = world.pages.allocators[0].num_pages * page_size
     added = aborted = 0
     for _ in range(rng.randrange(1, 60)):
         for _ in range(rng.randrange(3)):
@@ -239,4 +239,4 @@ def test_random_loads_always_finish_and_lose_no_page(seed: int, policy: str, pag
     assert len(world.done) == added - aborted
     assert world.pages.num_used == 0
     world.pages.flush()
-    assert world.pages.allocator.num_free == world.pages.allocator.num_pages
+    assert world.pages.allocators[0].num_free == world.pages.allocators[0].num_pages

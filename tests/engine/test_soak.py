@@ -149,7 +149,7 @@ def test_random_loads_with_aborts_at_every_stage_hold_nothing_in_the_end(overlap
     assert core.grammars is not None
     assert not core.grammars.is_waiting
     core.pages.flush()
-    assert sorted(core.pages.allocator.free_pages) == list(range(1, core.pages.allocator.num_pages + 1))
+    assert sorted(core.pages.allocators[0].free_pages) == list(range(1, core.pages.allocators[0].num_pages + 1))
 
 
 def generate(core: EngineCore, prompts: Sequence[list[int]], after: Callable[[], None] = lambda: None) -> list[Any]:
@@ -192,7 +192,7 @@ def test_pages_that_nobody_owns_never_reach_a_result(
         return pages
 
     def poison() -> None:
-        free = list(core.pages.allocator.free_pages)
+        free = list(core.pages.allocators[0].free_pages)
         for index in range(core.executor.runner.config.num_layers):
             core.executor.runner.pool.layer(index)[free] = math.nan
 

@@ -79,7 +79,7 @@ class KVCache:
         reaches: How far the layers of each group see.
         sizes: Pages of each group, its null page included; of a recurrent one the copies of states, that of zeros
             included.
-        num_pages: Those of the first.
+        num_pages: Those of the first; 0 where nothing is cached.
         pools: Of the groups that have pages.
         states: Of the others, by group.
     """
@@ -96,7 +96,7 @@ class KVCache:
         """Allocate. There are `num_rows` device rows, each with a state of every recurrent layer."""
         self.page_size = page_size
         self.sizes = tuple(sizes)
-        self.num_pages = self.sizes[0]
+        self.num_pages = self.sizes[0] if self.sizes else 0
         self.reaches = tuple(group.reach for group in groups)
         self.pools: list[PagedKVPool] = []
         self.states: dict[int, StatePool] = {}

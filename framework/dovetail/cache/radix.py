@@ -40,7 +40,7 @@ class RadixTree:
     ) -> None:
         self.page_size = page_size
         self.num_groups = len(reaches)
-        self.journal = journal if isinstance(reaches[0], Full) else None
+        self.journal = journal if reaches and isinstance(reaches[0], Full) else None
         self.num_evictable = 0
         self.num_locked = 0
         self.version = 0

@@ -68,7 +68,8 @@ class AttentionLayer:
     `sliding_window` counts the tokens that a query sees, itself included; with `chunk_size` it sees those of its own
     stretch of so many tokens, counted from the beginning of its request; `sinks` is `[Hq]` float32 or None. `qk_dim`
     is D, `v_dim` is Dv. Of a `latent` layer the pool has one row `[D]` a token: the one key, and its first Dv numbers
-    are the value.
+    are the value. A layer that is not `causal` has no cache: a query sees its whole prompt, or with `sliding_window` n
+    the n - 1 tokens on either side of it.
     """
 
     index: int
@@ -82,6 +83,7 @@ class AttentionLayer:
     chunk_size: int | None = None
     sinks: Tensor | None = None
     soft_cap: float | None = None
+    causal: bool = True
 
     @classmethod
     def of(cls, spec: LayerSpec, num_ranks: int = 1, sinks: Tensor | None = None) -> AttentionLayer:
@@ -101,11 +103,15 @@ class AttentionLayer:
             chunk_size=spec.chunk_size,
             sinks=sinks,
             soft_cap=spec.soft_cap,
+            causal=spec.causal,
         )
 
 
 class KVPool(Protocol):
-    """The paged KV cache. Owned by the engine; a backend reads and writes it and keeps no copy."""
+    """The paged KV cache. Owned by the engine; a backend reads and writes it and keeps no copy.
+
+    It has no tensors of layers that are not causal.
+    """
 
     page_size: int
     num_pages: int
@@ -168,7 +174,8 @@ class ForwardBatch:
             the rows that pad its batch: write nothing there.
         rows: `[B]` int64, device row of each request, an index into `page_table`.
         page_table: `[S, max_pages]` int32, page ids by device row; entries past a request's pages are undefined. Where
-            all layers have a sliding window, pages behind it are given back: their entries are 0, the null page.
+            all layers have a sliding window, pages behind it are given back: their entries are 0, the null page. Of a
+            model without a cache all are 0, and nothing is written.
         seq_lens: `[B]` int64, KV length of each request after this step's tokens are written.
         q_starts: `[B + 1]` int32, first token of each request in the batch; the last entry is T.
         seq_lens_cpu: The same as `seq_lens`, on the host. Empty in a graph.
@@ -180,6 +187,8 @@ class ForwardBatch:
         shares_prefixes: Neighbouring decode rows begin with the same pages: worth looking for. Only a hint: results
             are the same, and in a graph other rows may follow that share nothing.
         states: Of recurrent layers; None where the model has none.
+        segments: `[T]` int64, 0 for tokens of the first of two texts and 1 for those of the second; None where no
+            request of the step has two.
         saves: Which copies of them to take in this step's chunks, at places in or at the end of a chunk.
     """
 
@@ -197,6 +206,7 @@ class ForwardBatch:
     shares_prefixes: bool = False
     states: StateStore | None = None
     saves: tuple[StateSave, ...] = ()
+    segments: Tensor | None = None
 
     @property
     def num_requests(self) -> int:
@@ -213,7 +223,8 @@ class AttentionBackend(Configurable, ABC):
     """Computes attention over the paged KV cache. One instance per engine process.
 
     Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`;
-    `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it.
+    `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it. Of layers that are not
+    causal, `forward_extend` alone is called, with whole prompts.
     """
 
     caps: AttentionCaps
@@ -282,10 +293,12 @@ class AttentionBackend(Configurable, ABC):
     ) -> None:
         """Attend prefill chunks, causally, over their cached prefix and themselves.
 
+        Of a layer that is not causal, chunks are whole prompts, of which each token sees all; nothing is in the pool.
+
         Args:
             q: `[T', Hq, D]`, the tokens of requests `num_decode …`.
-            k: `[T', Hk, D]`, this step's keys of the same tokens; already in the pool. None where the layer reads
-                another one's cache: then they are there only.
+            k: `[T', Hk, D]`, this step's keys of the same tokens; already in the pool if the layer is causal. None
+                where it reads another one's cache: then they are there only.
             v: As `k`, `[T', Hk, Dv]`.
             layer: The layer's facts.
             batch: The whole batch; `T'` starts at token `num_decode`.

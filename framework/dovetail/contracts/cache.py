@@ -147,10 +147,15 @@ class CacheGroup:
 
 
 def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
-    """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers."""
+    """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers.
+
+    Layers that keep nothing, because they see what is behind a token, are in none.
+    """
     found: dict[tuple[Reach, tuple[CacheTensor, ...]], list[LayerSpec]] = {}
     by_index = {spec.index: spec for spec in specs}
     for spec in specs:
+        if not spec.causal:
+            continue
         owner = spec if spec.cache_layer is None else by_index[spec.cache_layer]
         found.setdefault((owner.reach, owner.cache_tensors), []).append(spec)
     groups: list[CacheGroup] = []

@@ -62,6 +62,9 @@ class RopeConfig:
 Mixer = Literal["kv", "latent"]
 """What an attention layer keeps of a token."""
 
+Pool = Literal["first", "last", "mean"]
+"""What of a prompt's final hidden states stands for it: that of its first or last token, or the mean over all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
@@ -77,7 +80,8 @@ class LayerSpec:
         reach: How far it sees.
         soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; None: they stay.
         sinks: Whether each query head has one more, valueless key.
-        causal: Whether a query sees nothing behind it.
+        causal: Whether a query sees nothing behind it. Else it sees its whole prompt, or with a `Window` of n the n - 1
+            tokens on either side of it; such a layer keeps nothing, and prompts are computed whole.
         mixer: What it keeps of a token: `kv`, a key and a value for each KV head; or `latent`, one row, which is the
             key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
         extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
@@ -111,6 +115,12 @@ class LayerSpec:
             raise ModelError(f"layer {self.index}: its reach {what}; give `state` to recurrent layers only")
         if self.state and (self.extra or self.cache_layer is not None or self.mixer != "kv"):
             raise ModelError(f"layer {self.index}: it is recurrent; give its tensors in `state` and nothing else")
+        if not self.causal and (self.state or self.extra or self.cache_layer is not None or self.mixer != "kv"):
+            raise ModelError(
+                f"layer {self.index}: it sees what is behind a token, so it keeps nothing and reads nothing"
+            )
+        if not self.causal and isinstance(self.reach, Chunk):
+            raise ModelError(f"layer {self.index}: it sees what is behind a token; its reach can be Full or a Window")
         if self.mixer == "latent" and (self.num_kv_heads != 1 or self.v_dim > self.qk_dim):
             raise ModelError(
                 f"layer {self.index}: a latent row is one key, and its value a part of it; num_kv_heads is "
@@ -156,10 +166,13 @@ class LayerSpec:
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """What it caches: its state, a key and a value for each KV head and token, or a latent row for each token."""
+        """What it caches: its state, a key and a value for each KV head and token, or a latent row for each token.
+
+        Nothing, where it sees what is behind a token, or reads another one's cache.
+        """
         if isinstance(self.reach, Recurrent):
             return self.state
-        if self.cache_layer is not None:
+        if self.cache_layer is not None or not self.causal:
             return ()
         if self.mixer == "latent":
             return CacheTensor("latent", (self.qk_dim,), values=self.v_dim), *self.extra
@@ -220,6 +233,12 @@ class ModelConfig:
     """How many weights there are, where the plugin knows; None: they are counted as a dense decoder's."""
     not_loaded: str = ""
     """Regular expression of whole names of tensors in a checkpoint that take no memory, because no layer wants them."""
+    generates: bool = True
+    """Whether the model has an output head; one without gives hidden states only, or scores of labels."""
+    num_labels: int = 0
+    """Scores that the model gives a text: it is a `Classifier`; 0: it is none."""
+    pool: Pool = "last"
+    """Which hidden state stands for a text where the checkpoint's files do not say, and which a classifier reads."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -289,7 +308,16 @@ class CausalLM(Protocol):
         ...
 
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """Map hidden states `[R, H]` to logits `[R, V]` in the model's dtype."""
+        """Map hidden states `[R, H]` to logits `[R, V]` in the model's dtype; not called if it does not generate."""
+        ...
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A built model that scores texts. R texts, H hidden size, N labels."""
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Map the hidden states that stand for texts `[R, H]` to a score for each label `[R, N]`, not yet scaled."""
         ...
 
 

@@ -84,6 +84,8 @@ def unserved(config: ModelConfig) -> str | None:
         return f"{name}: its layer specs are for {what}; give one for each of its {config.num_layers} at most"
     if (reason := _misread(specs)) is not None:
         return f"{name}: {reason}"
+    if 0 < sum(not spec.causal for spec in specs) < len(specs):
+        return f"{name}: some of its layers see what is behind a token and some do not; all must, or none"
     lacking = []
     if all(isinstance(spec.reach, Recurrent) for spec in specs):
         lacking.append("a cache of recurrent states alone (a layer that looks back must be among them)")

@@ -73,7 +73,7 @@ class EngineCore:
             journal=self._journal,
         )
         self.graphs = GraphChooser(info, executor.prepare)
-        self.scheduler = Scheduler(self.pages, make_policy(plugins), limits_of(settings, info.chunk_size))
+        self.scheduler = Scheduler(self.pages, make_policy(plugins), limits_of(settings, info))
         self.recovery = Recovery(self.scheduler)
         self._builder = StepBuilder(self.rows, self.graphs)
         self._prepared(info.prepared)
@@ -95,7 +95,7 @@ class EngineCore:
         self._overlap = may_overlap and (settings.overlap_on_cpu or not on_cpu)
         self._in_flight: StepPlan | None = None
         self._is_throttled = False
-        if not on_cpu:
+        if not on_cpu and info.generates:
             serve_first(self)
 
     @property
@@ -109,13 +109,16 @@ class EngineCore:
             vocab_size=info.vocab_size,
             hidden_size=info.hidden_size,
             context_len=info.context_len,
-            max_total_tokens=info.num_pages[0] * info.page_size,
+            max_total_tokens=self.pages.num_pages * info.page_size,
             max_running_requests=self.settings.max_running_requests,
             page_size=info.page_size,
             attention_backend=info.attention_backend,
             weight_bytes=info.weight_bytes,
             kv_bytes=info.kv_bytes,
             load_s=info.load_s,
+            generates=info.generates,
+            num_labels=info.num_labels,
+            pool=info.pool,
         )
 
     @property
@@ -251,7 +254,9 @@ class EngineCore:
         request = Request.from_submit(message, arrival=self._arrivals, eos_ids=self._info.eos_ids)
         room = self._info.context_len - request.num_prompt + (request.pool is not None)
         why = None
-        if request.num_prompt == 0:
+        if request.pool is None and not self._info.generates:
+            why = f"{self._info.architecture} does not generate: it has no output head"
+        elif request.num_prompt == 0:
             why = "the prompt is empty"
         elif room < 1:
             why = f"the prompt has {request.num_prompt} tokens, the context length is {self._info.context_len}"
@@ -311,7 +316,7 @@ class EngineCore:
             num_queued=len(self.scheduler.waiting),
             num_used_tokens=self.pages.num_used * size,
             num_cached_tokens=self.pages.tree.num_free_to_go() * size,
-            max_total_tokens=self.pages.allocator.num_pages * size,
+            max_total_tokens=self.pages.num_pages * size,
             gen_throughput=self.report.throughput,
             num_drafted_tokens=0 if (speculation := self.scheduler.speculation) is None else speculation.num_drafted,
             num_accepted_tokens=0 if speculation is None else speculation.num_accepted,

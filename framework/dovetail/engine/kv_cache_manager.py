@@ -47,9 +47,9 @@ class Repair:
 class KVCacheManager:
     """Page ownership of all requests. With `use_tree` off, nothing is shared.
 
-    `allocator` is that of the first group, whose layers see farthest, and so stands for tokens. `grows` says whether a
-    request has more pages the longer it is: not where no layer sees everything. `states` says where recurrent layers'
-    states are copied.
+    The first group's layers see farthest, so its pages stand for tokens; there is none where nothing is cached. `grows`
+    says whether a request has more pages the longer it is: not where no layer sees everything. `states` says where
+    recurrent layers' states are copied.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class KVCacheManager:
         self.page_size = page_size
         self.tree = RadixTree(page_size, reaches, journal)
         self.allocators = [PageAllocator(num + 1) for num in num_pages]
-        self.allocator = self.allocators[0]
         self.num_held = [0 for _ in self.allocators]
         self._full = [g for g in range(len(self.allocators)) if g not in self.tree.partial]
         self.states = StateGrid(reaches, page_size)
@@ -75,16 +74,28 @@ class KVCacheManager:
         self._loading: list[Request] = []
         self.grows = bool(self._full)
         self.rows = rows
-        self._use_tree = use_tree
+        self._use_tree = use_tree and bool(self.allocators)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first group; 0 where nothing is cached."""
+        return self.allocators[0].num_pages if self.allocators else 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the first group's pages in the hands of running requests; 0 where nothing is cached."""
+        return self.num_used / self.num_pages if self.allocators else 0.0
 
     @property
     def num_available(self) -> int:
         """Pages of the first group that are free or can be made free now."""
-        return self.allocator.num_free + self.tree.num_free_to_go()
+        return self.allocators[0].num_free + self.tree.num_free_to_go() if self.allocators else 0
 
     @property
     def num_used(self) -> int:
         """Pages of the first group in the hands of running requests, shared ones counted once."""
+        if not self.allocators:
+            return 0
         return self.num_held[0] + self.tree.num_pages() - self.tree.num_free_to_go()
 
     def pages_for(self, num_tokens: int) -> int:
@@ -171,7 +182,7 @@ class KVCacheManager:
     def make_room(self, need: Sequence[int]) -> bool:
         """Evict until `need` pages of each group are free; False if they cannot be."""
         short = [num - allocator.num_free for num, allocator in zip(need, self.allocators, strict=True)]
-        if max(short) > 0:
+        if max(short, default=0) > 0:
             for allocator, gone in zip(self.allocators, self.tree.evict(short), strict=True):
                 allocator.free(gone)
         return all(allocator.num_free >= num for num, allocator in zip(need, self.allocators, strict=True))
@@ -251,7 +262,7 @@ class KVCacheManager:
         gone = self.tree.clear()
         for allocator, pages in zip(self.allocators, gone, strict=True):
             allocator.free(pages)
-        return len(gone[0])
+        return len(gone[0]) if gone else 0
 
     def held(self, running: Sequence[Request], group: int) -> Iterator[int]:
         """Yield the pages of a group that requests own, not the tree."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.messages.step import ExecutorInfo
 from dovetail.settings import EngineSettings
 
 
@@ -20,11 +21,12 @@ class Limits:
     cut_prompts: bool = True
 
 
-def limits_of(settings: EngineSettings, chunk: int) -> Limits:
-    """Return the bounds that settings give; `chunk` are the prompt tokens of a step, -1: prompts run whole."""
+def limits_of(settings: EngineSettings, info: ExecutorInfo) -> Limits:
+    """Return the bounds of an executor's steps. Prompts run whole where that is asked for, or nothing is cached."""
+    chunk = info.chunk_size
     return Limits(
         max_running_requests=settings.max_running_requests,
         max_prefill_tokens=settings.max_prefill_tokens if chunk == -1 else chunk,
         max_places=settings.max_places,
-        cut_prompts=chunk != -1,
+        cut_prompts=chunk != -1 and bool(info.num_pages),
     )

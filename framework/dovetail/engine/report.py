@@ -31,7 +31,7 @@ class Report:
                 plan.num_new_requests,
                 plan.num_prefill_tokens,
                 plan.num_cached_tokens,
-                pages.num_used / pages.allocator.num_pages,
+                pages.usage,
                 plan.num_decode,
                 len(scheduler.waiting),
             )
@@ -49,7 +49,7 @@ class Report:
                 "gen throughput (token/s): %.2f, #queue-req: %d,",
                 plan.num_decode,
                 sum(len(r.ids) for r in plan.requests),
-                pages.num_used / pages.allocator.num_pages,
+                pages.usage,
                 plan.has_graphs,
                 self.throughput,
                 len(scheduler.waiting),

@@ -55,6 +55,7 @@ class Request:
         matched_version: … and in which version of the tree, -1 for none.
         max_tokens: Most tokens it may generate, what its context leaves included.
         pool: It generates nothing: its hidden states are pooled.
+        second: Where the second of its two texts begins; 0: it is one.
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
@@ -96,6 +97,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] | None = None
     finish: Finish | None = None
     pool: Pool | None = None
+    second: int = 0
     is_announced: bool = False
     constraint: Constraint | None = None
     undecided: bool = False
@@ -132,6 +134,7 @@ class Request:
             prompt_logprobs=[] if params.prompt_logprobs is not None and not output else None,
             grammar_step=message.grammar_step,
             pool=message.pool,
+            second=message.second,
         )
 
     @property
@@ -142,7 +145,7 @@ class Request:
     @property
     def first_needed(self) -> int:
         """The first known token whose final hidden state is wanted: all before it may come from the cache."""
-        if self.pool == "mean":
+        if self.pool in ("first", "mean"):
             return 0
         last = len(self.ids) - 1
         return last if self.prompt_logprobs is None else min(last, self.params.prompt_logprobs_start)

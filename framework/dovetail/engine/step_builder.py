@@ -92,6 +92,7 @@ def _admit(request: Request) -> Admit:
         stop_ids=request.stop_ids,
         history=tuple(request.ids) if request.params.looks_back else (),
         pool=request.pool,
+        second=request.second,
     )
 
 

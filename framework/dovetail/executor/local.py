@@ -69,6 +69,9 @@ class LocalExecutor:
             load_s=runner.load_s,
             graphs=tuple(runner.graph_keys),
             prepared=self._prepared(tuple(runner.captured)),
+            generates=runner.config.generates,
+            num_labels=runner.config.num_labels,
+            pool=runner.config.pool,
         )
 
     def launch(self, step: StepInput) -> None:

@@ -38,6 +38,9 @@ def attend(layer: AttentionLayer, q: Tensor, k: Tensor | None, v: Tensor | None,
     """
     backend = batch.attention
     out = torch.empty(*q.shape[:-1], layer.v_dim, dtype=q.dtype, device=q.device)
+    if not layer.causal:
+        backend.forward_extend(q, k, v, layer, batch, out)
+        return out
     if k is not None:
         v = k[..., : layer.v_dim] if v is None else v
         backend.write_kv(layer, k, v, batch)

@@ -66,6 +66,8 @@ class LayerNorm(Layer):
     Source: arXiv:1607.06450.
     """
 
+    suffixes = {"weight": (".weight", ".gamma"), "bias": (".bias", ".beta")}  # noqa: RUF012 - as the base declares it
+
     def __init__(self, size: int, eps: float, ctx: BuildContext, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)

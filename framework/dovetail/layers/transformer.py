@@ -29,7 +29,7 @@ GATES: dict[str, Act] = {
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), partial(F.gelu, approximate="tanh")),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dovetail.contracts.model import Pool
 from dovetail.contracts.observers import CacheEvent
 from dovetail.messages.sampling import TokenLogprob
 
@@ -88,6 +89,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes: int
     load_s: float
+    generates: bool = True
+    """False: it has no output head, and tells of hidden states or scores only."""
+    num_labels: int = 0
+    """Scores that it gives a text; 0: it is no classifier."""
+    pool: Pool = "last"
+    """Which hidden state stands for a text where the checkpoint's files do not say."""
     plugins: list[tuple[str, str, str, str]] = []
     """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-Pool = Literal["last", "mean"]
-"""What of a prompt's final hidden states is told: that of the last token, or the mean over all tokens."""
+from dovetail.contracts.model import Pool
+
+__all__ = ["Pool", "SamplingParams", "TokenLogprob", "TopLogprob"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

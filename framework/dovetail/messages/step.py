@@ -56,7 +56,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
 
     `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where draws
     look back (`SamplingParams.looks_back`); empty otherwise. With `pool`, nothing is drawn in the row: it gathers
-    hidden states, from place 0 on where all of them count.
+    hidden states, from place 0 on where all of them count. `second` is as in `Submit`.
     """
 
     row: int
@@ -66,6 +66,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     stop_ids: tuple[int, ...] = ()
     history: tuple[int, ...] = ()
     pool: Pool | None = None
+    second: int = 0
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +202,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a started executor. Lengths in tokens.
 
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
-    a recurrent group they are the copies of its states.
+    a recurrent group they are the copies of its states. Both are empty where nothing is cached.
+    `generates`, `num_labels` and `pool` are those of `ModelConfig`.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     """
@@ -224,3 +226,6 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     graphs: tuple[GraphKey, ...]
     prepared: Prepared
+    generates: bool = True
+    num_labels: int = 0
+    pool: Pool = "last"

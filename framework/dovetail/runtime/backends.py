@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
-from dovetail.runtime.grouped import of_group, paged_groups
+from dovetail.runtime.grouped import attended_groups, of_group
 from dovetail.runtime.hybrid import hybrid
 from dovetail.settings import EngineSettings
 
@@ -63,7 +63,7 @@ class Wanted:
     def why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
         try:
-            [group] = self.config.cache_groups
+            [group] = attended_groups(self.config)
             backend(self.config, PagedKVPool(group, 2, self.page_size, self.dtype, self.device), self.device)
         except DovetailError as error:
             return f"it cannot be made: {error}"
@@ -89,7 +89,7 @@ def choose_backends(
     """
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
-    groups = paged_groups(config)
+    groups = attended_groups(config)
     picked = []
     for group in groups:
         name = group.name if len(groups) > 1 else ""

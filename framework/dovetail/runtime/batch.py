@@ -81,6 +81,7 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         last_tokens=_to(_last_tokens(step, tokens.starts), device),
         states=state.states,
         saves=_saves(step),
+        segments=_segments(step, state, tokens),
     )
     return Prepared(_input_ids(step, state, rows[:n]), batch)
 
@@ -104,6 +105,15 @@ def _saves(step: StepInput) -> tuple[StateSave, ...]:
         return ()
     place = {row: i for i, row in enumerate(step.rows.tolist())}
     return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
+
+
+def _segments(step: StepInput, state: DeviceState, tokens: Tokens) -> Tensor | None:
+    """Say of each token whether it is of the second of two texts; None where no row has two."""
+    seconds = state.seconds[step.rows]
+    if not seconds.any():
+        return None
+    seconds = np.repeat(seconds, step.num_new)
+    return _to(((seconds > 0) & (tokens.positions >= seconds)).astype(np.int64), state.device)
 
 
 def _input_ids(step: StepInput, state: DeviceState, decode_rows: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ rescale_prenorm_residual seed
 # Other tasks and outputs than generation.
 is_matryoshka matryoshka_dimensions
 output_attentions output_hidden_states output_scores id2label label2id num_labels problem_type finetuning_task
+decoder_bias sparse_prediction sparse_pred_ignore_index pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+pooler_size_per_head pooler_type directionality embedding_size sentence_transformers
 task_specific_params classifier_bias classifier_activation summary_type summary_use_proj summary_activation
 summary_proj_to_labels summary_first_dropout cross_attention_hidden_size tie_encoder_decoder pruned_heads
 # How it is computed, with the same result; what a draft model of the same file would use; layers without a window.

@@ -35,6 +35,7 @@ class DeviceState:
         seq_lens: `[S]` int64, tokens of the row whose keys and values are in its pages.
         pages: `[G, S, max_pages]` the page tables on the host.
         lens: `[S]` int64 on the host, `seq_lens` once the steps that were launched are done.
+        seconds: `[S]` int64 on the host, where the second of two texts begins; 0 where there is one.
         spare_row: The first row that no request holds.
         params: How the tokens of the rows are drawn.
         states: Of recurrent layers, by row; None where the model has none.
@@ -56,7 +57,7 @@ class DeviceState:
         self.page_table = self.page_tables[0]
         self.next_ids, self.seq_lens = torch.zeros(2, total, dtype=torch.int64, device=device).unbind()
         self.pages = np.zeros((num_groups, total, max_pages), dtype=np.int32)
-        self.lens = np.zeros(total, dtype=np.int64)
+        self.lens, self.seconds = np.zeros((2, total), dtype=np.int64)
         self.params = RowParams(total, device)
         self._cleared: list[Ints] = []
         self._entries: list[Longs] = []
@@ -69,6 +70,7 @@ class DeviceState:
             self._forget(step.cleared)
         for admit in step.admit:
             self.params.admit(admit)
+            self.seconds[admit.row] = admit.second
         if step.tables.size:
             groups, rows, columns, pages = step.tables
             self.pages[groups, rows, columns] = pages

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
-from dovetail.contracts.cache import CacheGroup, Recurrent
+from dovetail.contracts.cache import FULL, CacheGroup, Recurrent
 from dovetail.contracts.model import ModelConfig
 from dovetail.runtime.hybrid import common_caps
 
@@ -26,8 +26,13 @@ def of_group(config: ModelConfig, group: CacheGroup) -> ModelConfig:
     return dataclasses.replace(config, layers=tuple(spec for spec in config.layers if spec.index in group.layers))
 
 
-def paged_groups(config: ModelConfig) -> list[CacheGroup]:
-    """Return the groups that a backend serves; recurrent ones stand behind them, and their layers serve themselves."""
+def attended_groups(config: ModelConfig) -> list[CacheGroup]:
+    """Return the groups that a backend serves; recurrent ones stand behind them, and their layers serve themselves.
+
+    Where nothing is cached, all layers are one group, of no tensors.
+    """
+    if not config.cache_groups:
+        return [CacheGroup("uncached", FULL, {spec.index: () for spec in config.layers})]
     return [group for group in config.cache_groups if not isinstance(group.reach, Recurrent)]
 
 
@@ -43,10 +48,11 @@ def make_attention(
         tables: The page table `[S, max_pages]` of each group.
         device: Where to compute.
     """
-    groups = paged_groups(config)
+    groups = attended_groups(config)
+    pools: Sequence[KVPool] = cache.pools or [cache]
     made = [
         backend(of_group(config, group), pool, device)
-        for backend, group, pool in zip(backends, groups, cache.pools, strict=True)
+        for backend, group, pool in zip(backends, groups, pools, strict=True)
     ]
     return made[0] if len(made) == 1 else GroupedBackend(made, groups, cache, tables)
 

@@ -133,8 +133,8 @@ class MemoryPlan:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the first group."""
-        return self.groups[0].num_pages
+        """Pages of the first group; 0 where nothing is cached."""
+        return self.groups[0].num_pages if self.groups else 0
 
     @property
     def num_tokens(self) -> int:
@@ -148,7 +148,9 @@ class MemoryPlan:
         return left - self.kv_bytes - self.activation_bytes - self.graph_bytes
 
     def num_requests(self, num_tokens: int) -> int:
-        """How many requests of so many tokens the KV cache holds at once."""
+        """How many requests of so many tokens the KV cache holds at once; where there is none, how many run."""
+        if not self.groups:
+            return self.max_running_requests
         paged = [group for group in self.groups if not group.num_rows]
         return min(group.num_pages // group.pages_of(num_tokens, self.page_size) for group in paged)
 
@@ -201,6 +203,8 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
 
 def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:
     """Return `--chunked-prefill-size`, or its default for a device type: most prompt tokens of a step, -1 for no bound.
+
+    Where nothing is cached prompts are not cut: a longer one is a step of its own.
 
     On CPU the default shrinks as the model grows, so that a step takes about as long.
 
@@ -301,7 +305,7 @@ def plan_memory(
         raise ModelError(reason)
     item = ITEM_BYTES[dtype]
     context, rows = context_len(settings, config), settings.max_running_requests
-    tokens = _step_tokens(settings, device.kind, weight_bytes, context)
+    tokens = _step_tokens(settings, device.kind, weight_bytes, context, is_cut=bool(config.cache_groups))
     size = settings.page_size
     plan = MemoryPlan(
         device=device,
@@ -317,6 +321,8 @@ def plan_memory(
     )
     if device.left is None and weight_bytes > device.free:
         raise ConfigError(_does_not_fit(plan))
+    if not plan.groups:
+        return dataclasses.replace(plan, notes=_uncached_notes(settings, plan))
     num, notes = _num_pages(settings, plan)
     plan = dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes))
     return _with_context(settings, plan)
@@ -379,11 +385,26 @@ def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, pl
     return activation_bytes(config, item_bytes, tokens) + sampling
 
 
-def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int) -> int:
+def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:
+    """Say where a flag sizes a cache that there is not, and where a step may not fit."""
+    notes = []
+    if settings.max_total_tokens is not None:
+        notes.append(f"--max-total-tokens {settings.max_total_tokens}: the model caches nothing; it has no effect")
+    if plan.free_bytes < 0:
+        notes.append(
+            f"a step of {plan.step_tokens:,} tokens may need {gib(plan.activation_bytes)}, more than is free: if "
+            "memory runs out, lower --context-length or --chunked-prefill-size"
+        )
+    return tuple(notes)
+
+
+def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int, *, is_cut: bool) -> int:
     """Most tokens of a step: a chunk, or a whole prompt where prompts are not cut, and one per running request."""
     chunk = chunk_size(settings, kind, weight_bytes)
     if chunk == -1:
         chunk = max(settings.max_prefill_tokens, context)
+    elif not is_cut:
+        chunk = max(chunk, context)
     rows = settings.max_running_requests
     return min(chunk, rows * context) + rows
 

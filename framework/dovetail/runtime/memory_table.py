@@ -12,9 +12,12 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table: what, how much, and what to know about it."""
     cuda = plan.device.kind == "cuda"
     yield "weights", gib(plan.weight_bytes), plan.dtype
-    per_token = plan.page_bytes / plan.page_size / 1024
-    tokens = f"{plan.num_tokens:,} tokens, {per_token:,.1f} KiB each, pages of {plan.page_size}"
-    yield "KV cache", gib(plan.kv_bytes), tokens
+    if plan.groups:
+        per_token = plan.page_bytes / plan.page_size / 1024
+        tokens = f"{plan.num_tokens:,} tokens, {per_token:,.1f} KiB each, pages of {plan.page_size}"
+        yield "KV cache", gib(plan.kv_bytes), tokens
+    else:
+        yield "KV cache", "none", "prompts are computed whole, and nothing of them is kept"
     for group in plan.groups if len(plan.groups) > 1 else ():
         seen = "" if group.seen_pages is None else f", at most {group.seen_pages} of a decoding request"
         what = f"{group.num_pages:,} pages of {plan.page_size} tokens{seen}"

@@ -1,7 +1,8 @@
 """Pooled hidden states: what is told of a prompt in place of a token.
 
 A prompt may be computed in several chunks, so a mean is summed up in its device row, in float64: how a prompt is cut
-changes the last bits of a sum of float32 at most. T tokens of a step, H hidden size.
+changes the last bits of a sum of float32 at most. What is pooled of a classifier are its scores. T tokens of a step,
+H hidden size.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.contracts.model import CausalLM, Classifier
 from dovetail.messages.sampling import Pool
 from dovetail.messages.step import POOL, StepInput
 
@@ -17,7 +19,8 @@ from dovetail.messages.step import POOL, StepInput
 class Pooler:
     """Knows which device rows gather hidden states, and what they have gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: CausalLM) -> None:
+        self._classify = model.classify if isinstance(model, Classifier) else None
         self._kinds: dict[int, Pool] = {}
         self._sums: dict[int, Tensor] = {}
 
@@ -35,21 +38,25 @@ class Pooler:
         """Gather the final hidden states `[T, H]` of a step, by row.
 
         Returns:
-            For each row whose task is `POOL`, its place in the step and `[H]` float32.
+            For each row whose task is `POOL`, its place in the step and `[H]` float32; of a classifier, its scores.
         """
         if not self._kinds:
             return []
         ends, found = np.cumsum(step.num_new), []
         for at in range(step.num_decode, len(step.rows)):
             row, stop = int(step.rows[at]), int(ends[at])
-            kind, is_told = self._kinds.get(row), step.task[at] == POOL
+            kind, first = self._kinds.get(row), stop - int(step.num_new[at])
             if kind == "mean":
-                self._add(row, hidden[stop - int(step.num_new[at]) : stop], is_first=step.start[at] == 0)
-            if is_told:
-                length = int(step.start[at] + step.num_new[at])
-                state = hidden[stop - 1] if kind == "last" else self._sums[row] / length
-                found.append((at, state.to(torch.float32)))
-        return found
+                self._add(row, hidden[first:stop], is_first=step.start[at] == 0)
+            elif kind == "first" and step.start[at] == 0:
+                self._sums[row] = hidden[first].clone()
+            if step.task[at] == POOL:
+                length = int(step.start[at] + step.num_new[at]) if kind == "mean" else 1
+                found.append((at, hidden[stop - 1] if kind == "last" else self._sums[row] / length))
+        if found and self._classify is not None:
+            scores = self._classify(torch.stack([state for _, state in found]).to(hidden.dtype))
+            found = [(at, own) for (at, _), own in zip(found, scores, strict=True)]
+        return [(at, state.to(torch.float32)) for at, state in found]
 
     def _add(self, row: int, hidden: Tensor, *, is_first: bool) -> None:
         total = hidden.sum(0, dtype=torch.float64)

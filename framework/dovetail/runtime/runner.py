@@ -92,7 +92,9 @@ class ModelRunner:
         self.memory_plan, self.context_len = memory.plan, memory.context_len
         max_pages = -(-self.context_len // settings.page_size)
         states = StateCache(self.pool) if self.pool.states else None
-        self.state = DeviceState(settings.max_running_requests, max_pages, self.device, len(self.pool.pools), states)
+        self.state = DeviceState(
+            settings.max_running_requests, max_pages, self.device, max(1, len(self.pool.pools)), states
+        )
         self.attention = make_attention(backends, local, self.pool, self.state.page_tables, self.device)
         self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
         self.graphs = graphs = self._graphs(settings, memory.plan)
@@ -144,6 +146,8 @@ class ModelRunner:
         """Make what captures graphs, where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
+        if not self.config.generates:
+            return None  # what is captured ends in logits, and pooled rows run eagerly
         parts = (self.model, self.attention, self.state)
         pool = GraphPool(self.device)
         sizes = prefill_sizes.sizes(
@@ -169,7 +173,7 @@ class ModelRunner:
 
     def _warm_up(self, plan: MemoryPlan, decode: DecodeGraphs | None) -> EagerWarmUp | None:
         """Make the list of steps that are run so that their kernels are compiled; nothing is compiled on CPU."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.config.generates:
             return None
         limits = StepLimits(
             max_requests=plan.max_running_requests,

@@ -70,7 +70,7 @@ class Stepper:
         """Nothing is computed yet."""
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
-        self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler()
+        self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler(model)
         self._processors = processors
 
     @torch.inference_mode()

@@ -120,6 +120,26 @@ class Rows:
         return widened(k, width), widened(v, width)
 
 
+class NoPages:
+    """Of layers that keep nothing: only what is fresh is attended."""
+
+    def plan(self, slots: Tensor) -> None:
+        pass
+
+    def wanted(self, pages: Tensor) -> Tensor:
+        return pages
+
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor) -> None:
+        raise KeyError(f"layer {layer.index} has no cache to write to")
+
+    def gather(self, layer: AttentionLayer, wanted: Tensor, num: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        raise KeyError(f"layer {layer.index} has no cache to read from")
+
+    def fresh(self, layer: AttentionLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        width = max(layer.qk_dim, layer.v_dim)
+        return widened(k, width), widened(v, width)
+
+
 def make_layout(spec: LayerSpec, pool: KVPool, device: torch.device) -> Layout:
     """Return the layout of the layers that are like `spec`."""
     if spec.mixer == "kv" and spec.qk_dim == spec.v_dim:

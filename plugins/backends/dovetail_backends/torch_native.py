@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
-from dovetail_backends.torch_layouts import make_layout, widened
+from dovetail_backends.torch_layouts import NoPages, make_layout, widened
 
 MAX_GROUPS = 2
 SIMILAR = 0.7
@@ -63,6 +63,7 @@ class TorchNativeBackend(AttentionBackend):
         chunked=True,
         sinks=True,
         soft_cap=True,
+        bidirectional=True,
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         needs_cpu_lens=True,
@@ -72,11 +73,14 @@ class TorchNativeBackend(AttentionBackend):
         self.kv_pool = kv_pool
         self.device = device
         self._groups: list[DecodeGroup] = []
-        self._layout = make_layout(config.layers[0], kv_pool, device)
+        self._whole: dict[tuple[int, int, Bounds], Tensor] = {}
+        # Where layers see what is behind a token, nothing is cached.
+        self._layout = make_layout(config.layers[0], kv_pool, device) if config.layers[0].causal else NoPages()
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Group the decode rows by length, and find where the step's keys and values go."""
         self._layout.plan(batch.kv_slots)
+        self._whole = {}
         lens = batch.seq_lens_cpu[: batch.num_decode]
         self._groups = [self._group(batch, lens, rows) for rows in similar_lengths(lens)]
 
@@ -123,7 +127,7 @@ class TorchNativeBackend(AttentionBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        """Prefill chunks one by one, each over its cached prefix and itself."""
+        """Prefill chunks one by one, each over its cached prefix and itself; whole prompts where nothing is cached."""
         start = 0
         for index in range(batch.num_decode, batch.num_requests):
             num_new, num_all = batch.q_lens_cpu[index], batch.seq_lens_cpu[index]
@@ -147,7 +151,11 @@ class TorchNativeBackend(AttentionBackend):
         queries = q.transpose(0, 1)[None]
         reach = bounds(layer)
         plain_causal = num_new == num_all and reach == UNBOUNDED and is_plain(layer) and num_new > 1
-        mask = None if plain_causal else self._extend_mask(num_new, num_all, num_keys, reach, q.dtype)
+        mask: Tensor | None = None
+        if not layer.causal:
+            mask, plain_causal = self._whole_mask(num_all, num_keys, reach, q.dtype), False
+        elif not plain_causal:
+            mask = self._extend_mask(num_new, num_all, num_keys, reach, q.dtype)
         if not is_plain(layer):
             attended = attend_written_out(queries, keys, values, mask, layer)
         elif num_new == 1:
@@ -171,6 +179,17 @@ class TorchNativeBackend(AttentionBackend):
         """Additive mask `[num_new, L]`: causal, within window and chunk."""
         seen = self._seen(torch.arange(num_all - num_new, num_all, device=self.device)[:, None], num_keys, reach)
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
+
+    def _whole_mask(self, num: int, num_keys: int, reach: Bounds, dtype: torch.dtype) -> Tensor:
+        """Additive mask `[num, L]` of a prompt whose tokens see what is behind them, too; within the window."""
+        key = num, num_keys, reach
+        if key not in self._whole:
+            places = torch.arange(num_keys, device=self.device)
+            seen = (places < num).expand(num, -1)
+            if (window := reach[0]) is not None:
+                seen = seen & ((places - places[:num, None]).abs() < window)
+            self._whole[key] = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, -torch.inf)
+        return self._whole[key]
 
     def _seen(self, queries: Tensor, num_keys: int, reach: Bounds) -> Tensor:
         """Which of the keys queries at places `[n, 1]` see, `[n, L]`."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from dovetail_server.serving.text import TextTools
 
 POOLS_QUEUED = 8
-"""Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache."""
+"""Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache; where nothing
+is cached, of all that can run at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +120,9 @@ class ServingContext:
     @property
     def max_live_tokens(self) -> int:
         """Most prompt tokens held at once."""
-        return self.settings.max_queued_tokens or POOLS_QUEUED * self.info.max_total_tokens
+        info = self.info
+        room = info.max_total_tokens or info.max_running_requests * info.context_len
+        return self.settings.max_queued_tokens or POOLS_QUEUED * room
 
     def check_model(self, name: str | None) -> str:
         """Return the name a reply carries, or raise a 404 that lists the served names.

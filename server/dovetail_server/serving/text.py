@@ -162,7 +162,7 @@ class TextTools:
 
     def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
         """Set the limits of the started engine and return self."""
-        context_len = min(info.context_len, info.max_total_tokens)
+        context_len = min(info.context_len, info.max_total_tokens or info.context_len)  # 0: nothing is cached
         default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
         defaults = dict(self.tokenizer.default_sampling) if settings.sampling_defaults == "model" else {}
         self.limits = Limits(

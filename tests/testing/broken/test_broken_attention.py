@@ -27,6 +27,7 @@ class Right(AttentionBackend):
         chunked=True,
         sinks=True,
         soft_cap=True,
+        bidirectional=True,
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         graph="decode",
@@ -45,7 +46,10 @@ class Right(AttentionBackend):
             self.lens = list(zip(batch.seq_lens_cpu, batch.q_lens_cpu, strict=True))
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, out: Any) -> None:
-        if self.is_recording:
+        if not layer.causal:
+            whole = zip(*(x.split(batch.q_lens_cpu) for x in (q, k, v)), strict=True)
+            out.copy_(torch.cat([attend(*one, layer, self.mistake) for one in whole]))
+        elif self.is_recording:
             self.record(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
         else:
             self.attend(q, layer, batch, out, range(batch.num_decode, batch.num_requests))
@@ -451,6 +455,12 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "prefill over 1 cached tokens: it ignores the cached prefix",
     ),
     "not causal": (mistaken(sees_the_future=True), "test_prefix_of_every_length", "it is not causal"),
+    "causal where it must not be": (mistaken(is_causal=True), "test_both_directions", "it is causal, and the layer"),
+    "a window to one side": (
+        mistaken(looks_back_only=True),
+        "test_both_directions",
+        "its sliding window bounds what is before a token only",
+    ),
     "misses the newest token": (mistaken(misses_newest=1), "test_page_sizes", "it misses the newest token"),
     "wrong heads": (mistaken(interleaves_heads=True), "test_grouped_heads", "it takes KV head h % num_kv_heads"),
     "wrong scale with grouped heads": (

@@ -29,6 +29,7 @@ from dovetail.testing.conformance.host_sync import HostSyncs
 DECODE = ((7, 1), (33, 1), (1, 1), (16, 1), (15, 1))
 PREFILL = ((0, 9), (0, 1), (0, 33), (5, 4), (16, 16), (31, 2), (15, 1))
 MIXED = ((7, 1), (40, 1), (0, 9), (13, 4), (20, 1))
+WHOLE = ((0, 9), (0, 1), (0, 33), (0, 300), (0, 16))
 ROWS = (1, 2, 3, 5, 8, 9, 13, 16, 17, 33, 64, 100, 129, 255, 256)
 """Numbers of decode rows: powers of two, their neighbours, and others."""
 COMMON = ((150, 1), (200, 1), (131, 1), (129, 1), (3, 1), (70, 1), (300, 1), (64, 1))
@@ -101,6 +102,7 @@ class AttentionBackendConformance(Conformance):
             "chunked": {"chunk": 4},
             "soft_cap": {"soft_cap": 30.0},
             "sinks": {"sinks": True},
+            "bidirectional": {"bidirectional": True},
         }
         needs["latent"], needs["unequal_dims"] = {"latent": True, "num_kv_heads": 1}, {"v_dim": 2 * case.head_dim}
         served = {name: getattr(self._caps(), name, name in self._caps().mixers) for name in needs}
@@ -255,6 +257,17 @@ class AttentionBackendConformance(Conformance):
         wide, narrow = self._two_dims()
         for dim, v_dim in ((wide, narrow), (narrow, wide)):
             self._verify_layout({"head_dim": dim, "v_dim": v_dim, "num_kv_heads": 2})
+
+    def test_both_directions(self) -> None:
+        """A layer that is not causal keeps nothing: a token sees its whole prompt, or a window to either side."""
+        if not self._caps().bidirectional:
+            pytest.skip("caps claim no attention in both directions")
+        for lengths in (WHOLE, [(0, 1 + i % 7) for i in range(33)]):
+            self._verify(lengths, bidirectional=True, num_kv_heads=2)
+        for window in (1, 5, 16) if self._caps().sliding_window else ():
+            self._verify(WHOLE, bidirectional=True, window=window)
+        if self._caps().soft_cap and self._caps().sinks:
+            self._verify(WHOLE, bidirectional=True, soft_cap=0.7, sinks=True)
 
     def test_another_layers_cache(self) -> None:
         """A layer without a cache reads another one's: its keys and values are None, and are in the pool."""

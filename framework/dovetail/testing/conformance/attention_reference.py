@@ -30,6 +30,8 @@ class Mistake:
     interleaves_heads: bool = False
     ignores_prefix: bool = False
     sees_the_future: bool = False
+    is_causal: bool = False
+    looks_back_only: bool = False
     misses_newest: int = 0
 
 
@@ -60,6 +62,8 @@ def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, d
     """Which key each query sees, `[n, L]`."""
     window, chunk = layer.sliding_window, layer.chunk_size
     places = torch.arange(num_all, device=device)
+    if not layer.causal:
+        return _seen_both_ways(places, None if mistake.ignores_window else window, mistake)
     queries = places[num_all - num_new :, None] - mistake.misses_newest
     seen = places <= queries.clamp(min=0)
     if mistake.sees_the_future:
@@ -73,9 +77,23 @@ def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, d
     return seen | (places == num_all - num_new) if not bool(seen.any(-1).all()) else seen
 
 
+def _seen_both_ways(places: Tensor, window: int | None, mistake: Mistake) -> Tensor:
+    """Which key each query of a whole prompt sees, `[L, L]`."""
+    ahead = places - places[:, None]
+    seen = ahead <= 0 if mistake.is_causal else torch.ones_like(ahead, dtype=torch.bool)
+    if window is None:
+        return seen
+    size = window + mistake.window_shift
+    return seen & (ahead > -size) & ((ahead < size) | mistake.looks_back_only)
+
+
 def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
     """Yield the mistakes that make a difference for this layer."""
     usual = layer.qk_dim**-0.5
+    if not layer.causal:
+        yield Mistake("it is causal, and the layer is not: a token sees those behind it, too", is_causal=True)
+    if not layer.causal and layer.sliding_window is not None:
+        yield Mistake("its sliding window bounds what is before a token only", looks_back_only=True)
     if layer.sliding_window is not None:
         yield Mistake("it ignores the sliding window", ignores_window=True)
         yield Mistake("its sliding window is one token too wide", window_shift=1)
@@ -99,6 +117,8 @@ def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
             "it takes KV head h % num_kv_heads for query head h; grouped heads are neighbours: h // group",
             interleaves_heads=True,
         )
+    if not layer.causal:
+        return
     yield Mistake("it ignores the cached prefix", ignores_prefix=True)
     yield Mistake("it is not causal: a prefill token sees those behind it", sees_the_future=True)
     yield Mistake("it misses the newest token: seq_lens counts this step's tokens too", misses_newest=1)

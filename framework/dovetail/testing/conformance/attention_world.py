@@ -34,7 +34,8 @@ class Case:
     whole pages that both have cached. Where it is given, the batch has the hint `shares_prefixes` if `hint` is true.
     With `gives_back`, pages wholly behind the window or chunk of a request's first query are not its any more. `v_dim`
     is the width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are
-    the value. With `reads_another`, the layer has no cache of its own.
+    the value. With `reads_another`, the layer has no cache of its own. Of
+    a `bidirectional` layer nothing is cached, and all prompts are whole.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -56,6 +57,7 @@ class Case:
     v_dim: int | None = None
     latent: bool = False
     reads_another: bool = False
+    bidirectional: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -65,7 +67,7 @@ class Case:
     @property
     def has_pairs(self) -> bool:
         """Whether keys and values stand together: `KVPool.layer`."""
-        return not self.latent and self.value_dim == self.head_dim
+        return not (self.latent or self.bidirectional) and self.value_dim == self.head_dim
 
     @property
     def reach(self) -> Full | Window | Chunk:
@@ -77,6 +79,8 @@ class Case:
     @property
     def num_decode(self) -> int:
         """Leading requests that bring one token and are past their prompt."""
+        if self.bidirectional:
+            return 0
         for number, (cached, new) in enumerate(self.lengths):
             if new > 1 or cached == 0:
                 return number
@@ -90,6 +94,7 @@ class Case:
         parts += ["pages given back"] if self.gives_back else []
         parts += [f"latent rows whose first {self.value_dim} numbers are the value"] if self.latent else []
         parts += [f"values {self.value_dim} wide"] if not (self.latent or self.has_pairs) else []
+        parts += ["in both directions"] if self.bidirectional else []
         parts += ["a layer that reads another one's cache"] if self.reads_another else []
         parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
@@ -116,6 +121,7 @@ class Case:
             reach=self.reach,
             sinks=self.sinks,
             soft_cap=self.soft_cap,
+            causal=not self.bidirectional,
         )
 
     def specs(self) -> tuple[LayerSpec, ...]:
@@ -157,6 +163,10 @@ class Pool:
             return torch.empty(NUM_LAYERS, num_pages, *shape, dtype=case.dtype, device=device)
 
         size, heads, dim, v_dim = case.page_size, case.num_kv_heads, case.head_dim, case.value_dim
+        self.memories: list[Tensor] = []
+        self._named: dict[str, Tensor] = {}
+        if case.bidirectional:
+            return  # as the engine's own: such layers have no tensors
         if case.has_pairs:
             self.memories = [empty(2, size, heads, dim)]
             self._named = {"k": self.memory[:, :, 0], "v": self.memory[:, :, 1]}
@@ -225,7 +235,9 @@ class World:
         """Write keys and values, and attend."""
         out = self.q.new_full((*self.q.shape[:-1], self.case.value_dim), fill)
         k, v = (self.k, self.v) if not self.case.reads_another else (None, None)
-        if k is None:
+        if self.case.bidirectional:
+            pass  # nothing is written
+        elif k is None:
             size, slots = self.case.page_size, self.batch.kv_slots
             self.pool.write(self.layer.index, slots // size, slots % size, self.k, self.v)
         else:
@@ -294,7 +306,7 @@ def _random(case: Case, tokens: int, heads: int, dim: int, rng: torch.Generator,
 
 def _store(pool: Pool, case: Case, pages: Sequence[int], k: Tensor, v: Tensor) -> None:
     """Put a cached prefix into its pages, and stale finite numbers into the rest of them, in every layer."""
-    if not pages:
+    if not pages or case.bidirectional:
         return
     pool.fill(list(pages), 5.0)
     places = torch.arange(k.shape[0], device=k.device)

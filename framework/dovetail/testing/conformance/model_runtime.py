@@ -30,7 +30,7 @@ from dovetail.contracts.model import ModelConfig, ModelPlugin
 from dovetail.contracts.needs import unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.config_keys import translate
-from dovetail.runtime.grouped import paged_groups
+from dovetail.runtime.grouped import attended_groups
 from dovetail.runtime.hf_config import read_config
 from dovetail.runtime.weights import load_checkpoint
 from dovetail.testing.checks import check
@@ -237,7 +237,7 @@ class TinyEngine:
 
     def _give_back(self, request: Running) -> None:
         """Overwrite what no layer sees any more that is as its spec says: an engine gives it to others."""
-        for group, pool in zip(paged_groups(self.config), self.pool.pools, strict=True):
+        for group, pool in zip(attended_groups(self.config), self.pool.pools, strict=True):
             if isinstance(group.reach, Chunk | Window):
                 places = torch.arange(group.reach.start(request.computed))
                 pages = self.page_table[request.row, places // PAGE_SIZE].long()
