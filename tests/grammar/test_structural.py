@@ -32,7 +32,21 @@ def tag(begin: Any, content: Any, end: Any) -> Any:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
+def const(value: str) -> Any:
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: Any) -> Any:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def either(*elements: Any) -> Any:
+    return {"type": "or", "elements": list(elements)}
+
+
 FREE: Any = {"type": "any_text"}
+NUMBER: Any = {"type": "json_schema", "json_schema": {"type": "number"}}
+TRIGGERED: Any = {"type": "triggered_tags", "triggers": ["A"], "tags": [tag("A", const("1"), "!")]}
 CALL: Any = {"type": "token", "token": "<call>"}
 END_CALL: Any = {"type": "token", "token": "</call>"}
 ONE_TWO: Any = {
@@ -123,9 +137,22 @@ CASES = [
             "exclude_tokens": ["%"],
             "at_least_one": True,
         },
-        ["x<call>1!y"],
-        ["%<call>1!", "x"],
+        ["<call>1!y", "<call>1!x<call>2!"],
+        ["%<call>1!", "x", "x<call>1!"],
     ),
+    ({**TRIGGERED, "at_least_one": True}, ["A1!y", "A1!A1!", "A1!xA1!"], ["xA1!", "", "x"]),
+    ({**TRIGGERED, "at_least_one": True, "stop_after_first": True}, ["A1!"], ["xA1!", "A1!y", "A1!A1!", ""]),
+    (tag("B", TRIGGERED, "END"), ["BEND", "BxEND", "BxA1!yEND", "BA1!A1!END"], ["B", "BxA1!y", "BA2!END"]),
+    (tag("B", {**TRIGGERED, "stop_after_first": True}, "END"), ["BEND", "BxEND", "BxA1!END"], ["BxA1!yEND", "BA1!"]),
+    (tag("<s>", sequence(const("[T]"), FREE), "<e>"), ["<s>[T]ab<e>", "<s>[T]<e>"], ["<s>ab<e>", "<s>[T]ab"]),
+    (tag("<s>", either(const("[T]"), FREE), "<e>"), ["<s>[T]<e>", "<s>abc<e>"], ["<s>abc"]),
+    (sequence(FREE, const("ABC"), AB), ["xABCa", "ABCb"], ["xABC", "xABa"]),
+    (sequence({**FREE, "excludes": ["ABC"]}, const("ABC")), ["HelloABC", "ABC"], ["Hello", "ABCx"]),
+    (sequence(FREE, tag("<a>", INT, "</a>")), ["x<a>1</a>", "<a>1</a>"], ["x", "x<a>y</a>"]),
+    (sequence({**TRIGGERED, "excludes": ["XY"]}, const("XY")), ["2XY", "A1!XY", "XY"], ["2", "XYx", "XXYA1!"]),
+    (tag("B", NUMBER, "END"), ["B12END", "B-0.5END", "B1e5END", "B2E+1END"], ["BEND", "B01END", "B1e+END", "B1EN"]),
+    (tag("B", NUMBER, "."), ["B12.", "B1.5."], ["B12", "B."]),
+    (sequence(NUMBER, const("e!")), ["3e!", "3e4e!"], ["3e4", "e!"]),
     ({**INT, "json_schema": ONE_TWO, "any_order": True}, ['{"b":1,"a":2}', '{"a":1}'], ["{}", '{"c":1}', '{"a":"x"}']),
     ({**INT, "json_schema": ONE_TWO, "max_whitespace_cnt": 1}, ['{ "a":1}'], ['{  "a":1}']),
 ]  # fmt: skip
@@ -198,6 +225,38 @@ STYLES = {
         [f'{M}<l>["b"]{M}</l>'],
     ),
 }  # fmt: skip
+
+
+OPEN = {
+    "qwen_xml": "<parameter=k>x</parameter>",
+    "minimax_xml": '<parameter name="k">x</parameter>',
+    "glm_xml": "<arg_key>k</arg_key><arg_value>x</arg_value>",
+    "deepseek_xml": f'<{WIDE}parameter name="k" string="true">x</{WIDE}parameter>',
+    "cohere_xml": '<cofl:value name="k" type="raw">x</cofl:value>',
+    "kimi_k3_xml": '<|open|>argument key="k" type="string"<|sep|>x<|close|>argument<|sep|>',
+}
+
+
+@pytest.mark.parametrize("style", OPEN)
+def test_arguments_that_no_schema_names_as_tags(style: str) -> None:
+    """Where no properties are declared, any may come; each text was tried with xgrammar, too."""
+    right = OPEN[style]
+    for given in (True, {"type": "object"}):
+        if style != "cohere_xml":  # a value of any type needs the properties of objects there
+            assert_allowed({**INT, "style": style, "json_schema": given}, ["", right, right + right])
+            assert_refused({**INT, "style": style, "json_schema": given}, [right[:-1], right.replace("k", "", 1)])
+    of_strings = {"type": "object", "additionalProperties": {"type": "string"}}
+    assert_allowed({**INT, "style": style, "json_schema": of_strings}, ["", right, right + right])
+    for given in ({"type": "object", "additionalProperties": False}, {"type": "object", "properties": {}}):
+        assert_refused({**INT, "style": style, "json_schema": given}, [right])
+
+
+def test_names_in_attributes_are_written_as_such() -> None:
+    """Two styles write what would end an attribute by name; each text was tried with xgrammar, too."""
+    given = {"type": "object", "properties": {'a"&<': {"type": "string"}}, "required": ['a"&<']}
+    for style, name in (("kimi_k3_xml", "a&quot;&amp;<"), ("cohere_xml", "a&quot;&amp;&lt;"), ("minimax_xml", 'a"&<')):
+        right = OPEN[style].replace('"k"', f'"{name}"')
+        assert_allowed({**INT, "style": style, "json_schema": given}, [right])
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -323,7 +382,7 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
     for extra, right, wrong in cases:
         asked = read_grammar({"structured_outputs": {"json": schema, **extra}})
         assert asked is not None
-        route = router.route(asked.spec, asked.param)
+        route = router.route(asked.spec, asked.param, asks_all=True)
         for way in route.ways:
             if way.enforcement != "full" or way.step.weaken:
                 continue

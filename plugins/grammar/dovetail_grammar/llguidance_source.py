@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
+from dovetail.grammar.schema import ANNOTATIONS
 from dovetail.grammar.structural import formats_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark
@@ -23,6 +24,9 @@ from dovetail_grammar.xml_styles import TaggedArguments, in_any_order
 FREE = r"/(.|\n)*/"
 MAX_TOKENS = 1 << 20
 """More than a reply has."""
+NUMBER = '/-?(0|[1-9][0-9]*)/ ("." /[0-9]+/)? (/[eE]/ /[+-]/? /[0-9]+/)?'
+"""A JSON number in parts: an `E` behind it may be that of an exponent, or what comes next."""
+_IN_NUMBERS = ("e", "E", ".")
 
 
 def to_llguidance(library: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> str:
@@ -54,6 +58,29 @@ def _pattern_of(text: str) -> str:
 def choice_lark(choices: list[str]) -> str:
     """Return a grammar of alternatives."""
     return "start: " + " | ".join(quote(choice) for choice in choices) + "\n"
+
+
+def reads_on(content: Mapping[str, Any], ends: Sequence[Any]) -> bool:
+    """Whether what begins an end could be read as the content's: free text, or a number before its exponent."""
+    kind = content["type"]
+    if kind in ("any_text", "any_tokens"):
+        return True
+    if kind in ("triggered_tags", "dispatch"):
+        return kind == "triggered_tags" and all(isinstance(end, str) for end in ends)
+    if kind == "sequence":
+        return bool(content["elements"]) and reads_on(content["elements"][-1], ends)
+    if kind == "or":
+        return any(reads_on(item, ends) for item in content["elements"])
+    if kind != "json_schema" or content.get("style", "json") != "json" or not isinstance(content["json_schema"], dict):
+        return False
+    said = content["json_schema"].keys() - ANNOTATIONS
+    is_number = said == {"type"} and content["json_schema"]["type"] == "number"
+    return is_number and any(isinstance(end, str) and end[:1] in _IN_NUMBERS for end in ends)
+
+
+def without_opening(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a format without the text that it begins with."""
+    return {**node, "begin": ""} if node["type"] == "tag" else {**node, "value": ""}
 
 
 def quote(text: str) -> str:
@@ -198,7 +225,28 @@ class StructuralLark:
         return self._format(TaggedArguments(node["json_schema"], "qwen_xml").format())
 
     def _sequence(self, node: Mapping[str, Any]) -> str:
-        return self._rule(" ".join(self._format(item) for item in node["elements"]) or '""')
+        return self._rule(self._run(node["elements"], ()) or '""')
+
+    def _run(self, elements: Sequence[Mapping[str, Any]], ends: Sequence[Any]) -> str:
+        """Describe elements behind each other: one that reads on as long as it may is ended by what comes next."""
+        left, parts = list(elements), []
+        while left:
+            item = left.pop(0)
+            text = self._opening(left[0]) if left else None
+            if not left:
+                parts.append(self._closed(item, ends))
+            elif text is not None and reads_on(item, [text]):
+                parts.append(self._closed(item, [text]))
+                left[0] = without_opening(left[0])
+            else:
+                parts.append(self._format(item))
+        return " ".join(parts)
+
+    def _opening(self, node: Mapping[str, Any]) -> str | None:
+        """Return the text that a format begins with, where it is one without added tokens."""
+        text = {"const_string": node.get("value"), "tag": node.get("begin")}.get(node["type"])
+        is_plain = isinstance(text, str) and (self._split is None or self._split.search(text) is None)
+        return text or None if is_plain else None
 
     def _or(self, node: Mapping[str, Any]) -> str:
         return self._rule(" | ".join(self._format(item) for item in node["elements"]))
@@ -209,12 +257,26 @@ class StructuralLark:
         begin, content = self._written(node["begin"]), node["content"]
         if ends_in_tokens(node, self._added):
             return self._rule(f"{begin} {self._before_tokens(content, ends)} {self._either(ends)}".strip())
-        if content["type"] == "any_tokens":
-            content = {"type": "any_text"}  # up to a text, no matter in which tokens
-        if content["type"] == "any_text" and any(ends):
-            ways = [self._ended(content, end) for end in ends]
-            return self._rule(f"{begin} ({' | '.join(ways)})".strip())
-        return self._rule(f"{begin} {self._format(content)} {self._either(ends)}".strip() or '""')
+        return self._rule(f"{begin} {self._closed(content, ends)}".strip() or '""')
+
+    def _closed(self, content: Mapping[str, Any], ends: Sequence[Any]) -> str:
+        """Describe what stands before an end. What reads on as long as it may is told where to stop."""
+        if not any(ends):
+            return self._format(content)
+        kind = content["type"]
+        if kind == "any_tokens":
+            content, kind = {"type": "any_text"}, "any_text"  # up to a text, no matter in which tokens
+        if not reads_on(content, ends):
+            return f"{self._format(content)} {self._either(ends)}"
+        if kind == "any_text":
+            return self._rule(" | ".join(self._ended(content, end) for end in ends))
+        if kind == "or":
+            return self._rule(" | ".join(self._closed(item, ends) for item in content["elements"]))
+        if kind == "sequence":
+            return self._rule(self._run(content["elements"], ends))
+        if kind == "json_schema":
+            return f"{self._rule(NUMBER)} {self._either(ends)}"
+        return self._triggered_tags(content, ends)
 
     def _either(self, ends: Sequence[Any]) -> str:
         end = " | ".join(self._written(text) or '""' for text in ends)
@@ -265,12 +327,12 @@ class StructuralLark:
         body = f"{tag}{more}"
         return self._rule(body if node.get("at_least_one") else f"({body})?")
 
-    def _triggered_tags(self, node: Mapping[str, Any]) -> str:
+    def _triggered_tags(self, node: Mapping[str, Any], ends: Sequence[Any] = ()) -> str:
         """Free text in which a trigger opens one of the tags.
 
         A trigger of text ends a lazy lexeme; one with an added token ends the text, which has none.
         """
-        text = self._rule(self._free(node))
+        text = self._rule(" | ".join(self._ended(node, end) for end in ends) if any(ends) else self._free(node))
         tags = []
         for tag in node["tags"]:
             trigger = next((t for t in node["triggers"] if tag["begin"].startswith(t)), None)
@@ -279,19 +341,23 @@ class StructuralLark:
             parts = self._split.split(trigger) if self._split is not None else [trigger]
             if len(parts) > 1:
                 # Text before the trigger's first added token is read as free text: without it no parser sees a call.
-                opening, begin = text, tag["begin"].removeprefix(parts[0])
+                opening, begin = self._rule(self._free(node)), tag["begin"].removeprefix(parts[0])
             else:
                 opening = self._rule(f"{self._free(node)} {quote(trigger)}", "[lazy]")
                 begin = tag["begin"].removeprefix(trigger)
             tags.append(self._rule(f"{opening} {self._tag({**tag, 'begin': begin})}"))
         one = self._rule(" | ".join(tags))
-        return self._repeated_tags(one, text, node)
+        return self._repeated_tags(one, text, node, self._either(ends) if any(ends) else "")
 
-    def _repeated_tags(self, one: str, text: str, node: Mapping[str, Any]) -> str:
-        """Describe tags with free text before each and behind the last."""
+    def _repeated_tags(self, one: str, text: str, node: Mapping[str, Any], end: str = "") -> str:
+        """Describe tags with free text before each and behind the last.
+
+        Where there has to be one, it comes at once, as xgrammar has it.
+        """
+        first = self._rule(" | ".join(map(self._tag, node["tags"]))) if node.get("at_least_one") else None
         if node.get("stop_after_first"):
-            return self._rule(one if node.get("at_least_one") else f"{one} | {text}")
-        return self._rule(f"{one}{'+' if node.get('at_least_one') else '*'} {text}")
+            return self._rule(f"{one} {end} | {text}" if first is None else f"{first} {end}")
+        return self._rule(f"{first or ''} {one}* {text}")
 
     def _text(self, text: str) -> str:
         """Write a text, its added tokens as such."""

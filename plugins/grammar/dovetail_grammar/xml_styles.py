@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from xml.sax.saxutils import escape as escape_xml
 
 from dovetail.grammar import schema
 from dovetail.grammar.schema import ANNOTATIONS, TYPES, escape
@@ -31,6 +32,11 @@ MARK = "]<]minimax[>["
 """Before each tag of `minimax_m3_xml`."""
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs", "definitions"))
 MAX_DEPTH = 16
+_QUOTE = {'"': "&quot;"}
+ANY_NAME: Node = {"type": "regex", "pattern": "[a-zA-Z_][a-zA-Z0-9_]*"}
+"""Of an argument that no schema names."""
+_NAMELESS = "\0"
+"""Stands for such a name where a tag is written."""
 DSML = "\uff5cDSML\uff5c"
 
 
@@ -41,13 +47,14 @@ def _dsml(name: str, kind: str, gap: str = "") -> tuple[str, str]:
 
 def _cohere(name: str | None, kind: str) -> tuple[str, str]:
     word = {"string": "raw", "object": "dict", "array": "list"}.get(kind, "json")
-    named = "" if name is None else f' name="{name}"'
+    named = "" if name is None else f' name="{escape_xml(name, _QUOTE)}"'
     return f'<cofl:value{named} type="{word}">', "</cofl:value>"
 
 
 def _kimi(name: str, kind: str) -> tuple[str, str]:
     word = "number" if kind == "integer" else kind
-    return f'<|open|>argument key="{name}" type="{word}"<|sep|>', "<|close|>argument<|sep|>"
+    key = name.replace("&", "&amp;").replace('"', "&quot;")
+    return f'<|open|>argument key="{key}" type="{word}"<|sep|>', "<|close|>argument<|sep|>"
 
 
 STYLES: Mapping[str, Callable[[str, str], tuple[str, str]]] = {
@@ -100,6 +107,8 @@ class TaggedArguments:
         }
         if any(name not in parts for name in required):
             self.lost.append(f"{where}/required")
+        if not parts and "properties" not in node and node.get("additionalProperties") is not False:
+            return self._open(node.get("additionalProperties", True), f"{where}/additionalProperties", depth)
         if not parts:
             return SPACE
         if self._any_order:
@@ -111,16 +120,25 @@ class TaggedArguments:
         made = [part if name in required else {"type": "optional", "content": part} for name, part in parts.items()]
         return self._sequence(*made, SPACE)
 
+    def _open(self, declared: Any, where: str, depth: int) -> Node:
+        """Describe arguments of any name, where no properties are declared."""
+        if self._style == "minimax_m3_xml":
+            raise ValueError(f"{self._style} needs the properties of the object at {where.rpartition('/')[0] or '/'}")
+        one = self._sequence(SPACE, self._property(_NAMELESS, declared, where, depth))
+        return self._sequence({"type": "star", "content": one}, SPACE)
+
     def _property(self, name: str | None, declared: Any, where: str, depth: int) -> Node:
         """Describe one tag: an alternative for each type whose values are written in a way of their own."""
         ways = []
         for kind, content in self._values(declared, where, depth):
             begin, end = _cohere(name, kind) if name is None else STYLES[self._style](name, kind)
+            before, named, begin = begin.partition(_NAMELESS)
+            opened = [_text(before), ANY_NAME] if named else []
+            begin = begin if named else before
             if self._style == "glm_xml":
-                opened = self._sequence(_text(begin), SPACE)
-                ways.append(self._sequence(opened, _tag("<arg_value>", content, end)))
+                ways.append(self._sequence(*opened, _text(begin), SPACE, _tag("<arg_value>", content, end)))
             else:
-                ways.append(_tag(begin, content, end))
+                ways.append(self._sequence(*opened, _tag(begin, content, end)) if named else _tag(begin, content, end))
         return _either(ways)
 
     def _values(self, declared: Any, where: str, depth: int) -> list[tuple[str, Node]]:
