@@ -117,19 +117,29 @@ class Rendered:
 
 
 def rendered(template: ChatTemplate, reply: Reply, switches: Mapping[str, Any]) -> Rendered | None:
-    """Render a reply behind the prompt for it; None where the template refuses or fails."""
+    """Render a reply behind the prompt for it; None where the template refuses or fails.
+
+    Every parser is asked whether it reads the same few replies back: a template writes each of them once.
+    """
+    return _rendered(template, json.dumps(reply.message), json.dumps(dict(switches)))
+
+
+@lru_cache(maxsize=64)
+def _rendered(template: ChatTemplate, written: str, switches: str) -> Rendered | None:
     if template.varies:
         return None
-    tools = tools_of((TWICE,)) if reply.calls else None
+    message, given = json.loads(written), json.loads(switches)
+    tools = tools_of((TWICE,)) if "tool_calls" in message else None
     try:
         with one_moment():
-            prompt = template.render([QUESTION], tools=tools, template_kwargs=switches)
+            prompt = template.render([QUESTION], tools=tools, template_kwargs=given)
             whole = template.render(
-                [QUESTION, reply.message], tools=tools, template_kwargs=switches, add_generation_prompt=False
+                [QUESTION, message], tools=tools, template_kwargs=given, add_generation_prompt=False
             ).text
     except RequestError:
         return None
-    found = None if "'role'" in whole else behind(prompt, whole, reply.reasoning)  # data is not a template's writing
+    found = None if "'role'" in whole else behind(prompt, whole, message.get("reasoning_content"))
+    # Where the role's name stands in quotes, the template writes data.
     return Rendered(whole, None, prompt.tail) if found is None else Rendered(whole, found[1], found[0])
 
 
