@@ -100,7 +100,7 @@ export function ChatPage({ id }) {
         <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
           onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
       </div>
-      <${Messages} conversation=${conversation} path=${path} actions=${latest} version=${path.map((node) => node.version).join()} onIdea=${onSend} />
+      <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${onSend} />
       <div class="foot">
         ${notice && html`<p class="problem" role="alert">${notice}</p>`}
         <${Composer} draft=${draft} setDraft=${setDraft} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
@@ -141,9 +141,10 @@ function Messages({ conversation, path, actions, onIdea }) {
     follows.current = scrollHeight - scrollTop - clientHeight < 60;
     setIsAway(!follows.current);
   }, []);
-  useLayoutEffect(() => {
-    if (follows.current) scroller.current.scrollTop = scroller.current.scrollHeight;
-  });
+  const follow = useCallback(() => {
+    if (follows.current && scroller.current) scroller.current.scrollTop = scroller.current.scrollHeight;
+  }, []);
+  useLayoutEffect(follow);
   const end = () => {
     follows.current = true;
     scroller.current.scrollTop = scroller.current.scrollHeight;
@@ -158,14 +159,17 @@ function Messages({ conversation, path, actions, onIdea }) {
   }
   return html`<div class="messages" ref=${scroller} onScroll=${onScroll} tabindex="0" role="region" aria-label="Messages">
     <div class="column">${path.map(
-      (node, i) => html`<${Kept} key=${node.id} node=${node} siblings=${conversation.siblings(node)} isLast=${i === path.length - 1} actions=${actions} />`,
+      (node, i) => html`<${Kept} key=${node.id} conversation=${conversation} node=${node} onGrown=${follow} siblings=${conversation.siblings(node)} isLast=${i === path.length - 1} actions=${actions} />`,
     )}</div>
     ${isAway && html`<${IconButton} icon="down" label="To the end" class="quiet to-end" onClick=${end} />`}
   </div>`;
 }
 
-/** A message is laid out again only when it has changed. */
-function Kept({ node, siblings, isLast, actions }) {
+/** A message is laid out again only when it has changed; one that grows, alone. */
+function Kept({ conversation, node, siblings, isLast, actions, onGrown }) {
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  useEffect(() => conversation.watch(node, redraw), [conversation, node]);
+  useLayoutEffect(onGrown, [node.version]);
   const call = (name) => (...given) => actions.current[name](...given);
   const stable = useMemo(() => Object.fromEntries(["choose", "edit", "retry", "answer", "program", "branch"].map((name) => [name, call(name)])), []);
   return useMemo(

@@ -13,6 +13,7 @@ export class Conversation {
     this.nodes = data.nodes ?? {}; // in the order in which they were added
     this.chosen = data.chosen ?? {}; // by parent: the child that is shown
     this.listeners = new Set();
+    this.watchers = new Map(); // by message: who is told when it grows
   }
 
   toJSON() {
@@ -54,10 +55,16 @@ export class Conversation {
     this.changed();
   }
 
-  /** Say that a message has changed. */
+  /** Say that a message has grown, to those alone who watch it. */
   touch(node) {
     node.version += 1;
-    this.notify();
+    for (const watcher of this.watchers.get(node.id) ?? []) watcher();
+  }
+
+  watch(node, watcher) {
+    if (!this.watchers.has(node.id)) this.watchers.set(node.id, new Set());
+    const all = this.watchers.get(node.id).add(watcher);
+    return () => all.delete(watcher);
   }
 
   changed() {

@@ -1,8 +1,9 @@
 // Markdown as elements. The lexer is marked's; nothing here ever makes HTML from text, so no reply can either.
-import { html, useMemo } from "../core/html.js";
+import { html, useMemo, useRef } from "../core/html.js";
 import { Lexer, defaults } from "../vendor/marked.js";
 import { Code } from "./code.js";
 import { Long, plain } from "./text.js";
+import { Reading } from "./reading.js";
 
 export const MOST = 200_000; // characters; a longer reply is shown as plain text
 const MOST_INLINE = 4_000; // of one paragraph: the lexer takes quadratic time on some
@@ -28,33 +29,37 @@ export function lex(text) {
   }
 }
 
-/** While a reply is written, all but its last blocks are settled: they are read once. */
-export function settledEnd(text) {
-  let end = 0;
-  let fence = null;
-  for (let at = 0; at < text.length; ) {
-    const newline = text.indexOf("\n", at);
-    if (newline === -1) break;
-    const line = text.slice(at, newline);
-    const mark = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
-    if (fence === null && mark) fence = mark;
-    else if (mark && mark[0] === fence?.[0] && mark.length >= fence.length) fence = null;
-    at = newline + 1;
-    // A blank line, and then one that belongs to no list.
-    if (fence === null && line.trim() === "" && /^[^\s\d*+>|-]/.test(text.slice(at, at + 1))) end = at;
-  }
-  return end;
-}
-
+/** Markdown that grows at its end while it is written; the whole is laid out once more when it has ended. */
 export function Markdown({ text, isWriting }) {
-  const end = isWriting && text.length <= MOST ? settledEnd(text) : 0;
-  const settled = useMemo(() => blocksOf(text.slice(0, end), 1), [end]);
-  const rest = useMemo(() => (text.length > MOST ? null : blocksOf(text.slice(end), settled.level)), [text, end]);
   if (text.length > MOST) {
     return html`<p class="note">This reply is too long to be laid out; it is shown as plain text.</p>
-      <${Long} text=${text} />`;
+      <${Long} text=${text} isWriting=${isWriting} />`;
   }
-  return html`<div class="markdown" dir="auto">${settled.elements}${rest.elements}</div>`;
+  return html`<div class="markdown" dir="auto"><${isWriting ? Written : Whole} text=${text} /></div>`;
+}
+
+function Whole({ text }) {
+  return useMemo(() => blocksOf(text, 1).elements, [text]);
+}
+
+/** What is settled is never looked at again, so a frame costs as much in a long reply as in a short one. */
+function Written({ text }) {
+  const { current: reader } = useRef(new Reading(blocksOf));
+  const tail = reader.take(text);
+  const rest = useMemo(() => blocksOf(tail, reader.level).elements, [tail, reader.level]);
+  return html`<${Settled} reader=${reader} count=${reader.chunks.length} />${rest}`;
+}
+
+const GROUP = 32;
+
+function Settled({ reader, count }) {
+  const starts = Array.from({ length: Math.ceil(count / GROUP) }, (_, i) => i * GROUP);
+  const group = (at) => html`<${Group} key=${at} reader=${reader} at=${at} end=${Math.min(at + GROUP, count)} />`;
+  return useMemo(() => starts.map(group), [count]);
+}
+
+function Group({ reader, at, end }) {
+  return useMemo(() => reader.chunks.slice(at, end), [end]);
 }
 
 /** Elements, and the level of the last heading; `level` is that of the heading before them. */

@@ -1,5 +1,5 @@
 // Text as it is: characters that reorder what follows them are shown by name instead of obeyed.
-import { html } from "../core/html.js";
+import { html, useRef } from "../core/html.js";
 
 const REORDERING = /[\u202A-\u202E\u2066-\u2069]/;
 const NAMES = {
@@ -32,13 +32,18 @@ export function unordered(text) {
 const CHUNK = 1 << 14;
 
 /** A long text without any markup, in pieces that the browser lays out when they come into view. */
-export function Long({ text }) {
-  const pieces = [];
-  for (let at = 0; at < text.length; ) {
+export function Long({ text, isWriting = false }) {
+  const cut = useRef(null);
+  if (!isWriting || cut.current === null) cut.current = { at: 0, pieces: [] };
+  const { pieces } = cut.current;
+  // The last piece of a text that is still written may grow: it is cut anew.
+  while (text.length - cut.current.at > 2 * CHUNK || (!isWriting && cut.current.at < text.length)) {
+    const { at } = cut.current;
     const line = text.indexOf("\n", at + CHUNK);
     const end = line === -1 || line > at + 2 * CHUNK ? Math.min(at + CHUNK, text.length) : line + 1;
-    pieces.push(text.slice(at, end));
-    at = end;
+    pieces.push(html`<div class="piece" key=${pieces.length}>${plain(text.slice(at, end))}</div>`);
+    cut.current.at = end;
   }
-  return html`<div class="long">${pieces.map((piece, i) => html`<div class="piece" key=${i}>${plain(piece)}</div>`)}</div>`;
+  const rest = text.slice(cut.current.at);
+  return html`<div class="long">${pieces}${rest && html`<div class="piece">${plain(rest)}</div>`}</div>`;
 }
