@@ -43,6 +43,7 @@ from dovetail_server.routes import (
     models,
     parsing,
     playground,
+    profile,
     render,
     responses,
     score,
@@ -95,6 +96,7 @@ def create_app(state: ServerState) -> FastAPI:
         health,
         metrics,
         admin,
+        profile,
         docs,
         *(() if state.settings.disable_playground else (playground,)),
     ):

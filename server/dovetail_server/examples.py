@@ -111,6 +111,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
             "tool_call_parser": "hermes",
         }
     },
+    "/start_profile": {"Twenty steps": {"num_steps": 20, "activities": ["CPU"]}},
     "/abort_request": {"One request": {"rid": "chatcmpl-1f0c"}},
     "/v1/batches": {
         "Of an uploaded file": {

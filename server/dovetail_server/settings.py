@@ -82,7 +82,7 @@ class ServeSettings(PluginSettings, BaseSettings):
     )
     admin_api_key: ApiKey = Field(
         None,
-        description="Key that /flush_cache, /abort_request and other admin routes need; it opens everything else too.",
+        description="Key that /flush_cache, /start_profile and other admin routes need; it opens everything else too.",
         json_schema_extra=flag(),
     )
     closed_probes: bool = Field(
@@ -357,6 +357,11 @@ class ServeSettings(PluginSettings, BaseSettings):
     disable_playground: bool = Field(
         False,
         description="Do not serve the page for people at / and /playground; / then leads to /docs.",
+        json_schema_extra=flag(),
+    )
+    profile_dir: Path | None = Field(
+        None,
+        description="Folder for profiles of the engine's steps: POST /start_profile and /stop_profile need it.",
         json_schema_extra=flag(),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -33,6 +33,7 @@ SECTIONS = {
     "/detokenize": ("Texts and tokens",),
     "/separate_reasoning": ("Texts and tokens",),
     "/parse_function_call": ("Texts and tokens",),
+    "/start_profile": ("For operators",),
     "/abort_request": ("For operators",),
 }
 

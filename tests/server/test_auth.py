@@ -208,7 +208,7 @@ def test_documentation_takes_the_key_as_a_password(keyed: Harness) -> None:
 
 def test_admin_routes_need_the_admins_key(keyed: Harness) -> None:
     """A user gets 403 there, the admin gets in there and everywhere else; a plugin's routes may ask for it too."""
-    for path in ("/flush_cache", "/abort_request"):
+    for path in ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile"):
         reply = keyed.post(path, {"rid": "none"}, headers=as_key(ALICE))
         assert (
             (reply.status_code, error_of(reply)["code"]) == (403, "admin_key_required") if "x" not in path[:3] else True

@@ -17,6 +17,8 @@ ROUTES = {
     "/v1/responses/render": {"post"},
     "/v1/messages/render": {"post"},
     "/abort_request": {"post"},
+    "/start_profile": {"post"},
+    "/stop_profile": {"post"},
     "/detokenize": {"post"},
     "/flush_cache": {"post"},
     "/generate": {"post"},

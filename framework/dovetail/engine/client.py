@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from dovetail.contracts.observers import CacheEvent
-from dovetail.messages import EngineInfo, Submit, TokenDelta
+from dovetail.messages import EngineInfo, ProfileSpec, Submit, TokenDelta
 
 
 class TokenStream(Protocol):
@@ -101,8 +101,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def control(self, op: str) -> dict[str, Any]:
-        """Run `flush_cache` or `stats` and return its result; where the engine is being started again, after that."""
+    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+        """Run a command of `Control` and return its result; where the engine is being started again, after that."""
         ...
 
     async def close(self, *, wait: bool = True) -> None:

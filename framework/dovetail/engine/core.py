@@ -16,6 +16,7 @@ from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.late_masks import LateMasks
 from dovetail.engine.limits import limits_of
 from dovetail.engine.policy import make_policy
+from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import Recovery, finish_of
 from dovetail.engine.replies import Replies, ending
 from dovetail.engine.report import Report
@@ -78,6 +79,7 @@ class EngineCore:
         self._builder = StepBuilder(self.rows, self.graphs)
         self._prepared(info.prepared)
         self.watch = KVCacheChecker(self.pages)
+        self.profiling = Profiling(executor)
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
@@ -183,6 +185,8 @@ class EngineCore:
         for request in self.watch.check(self.scheduler.running):
             self._abort(request.handle, SHARED_PAGE)
         self.step_count += 1
+        if self.profiling.is_on:
+            self.profiling.stepped(self.step_count)
         self._report_cache()
         return Tick(step=self.step_count, deltas=deltas)
 
@@ -305,6 +309,10 @@ class EngineCore:
             num_pages = self.pages.flush()
             self._report_cache()
             return ControlReply(id=message.id, result={"ok": True, "num_pages": num_pages})
+        if message.op == "start_profile" and message.profile is not None:
+            return ControlReply(id=message.id, result=self.profiling.start(message.profile, self.step_count))
+        if message.op == "stop_profile":
+            return ControlReply(id=message.id, result=self.profiling.stop())
         return ControlReply(id=message.id, result=msgspec.structs.asdict(self.stats()))
 
     def stats(self) -> Stats:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.engine.entry import Entry
 from dovetail.engine.life import EngineLife
@@ -21,6 +22,7 @@ from dovetail.messages import (
     Failed,
     Finish,
     FromEngine,
+    ProfileSpec,
     Ready,
     Submit,
     Tick,
@@ -37,6 +39,8 @@ CONNECT_S = 60.0
 START_SILENCE_S = 120.0
 """Starting may take as long as it does, but for so long nothing must be heard of it."""
 STOP_TIMEOUT_S = 5.0
+PROFILE_S = 600.0
+"""After a profile was begun no hang is looked for, until it is ended, but for so long at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class ProcessClient(StreamClient):
         self._tried: Entry | None = None
         self._alarmed_until = 0.0
         self._closing = False
+        self._profiled_until = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -117,6 +122,15 @@ class ProcessClient(StreamClient):
                 life.kill(CLOSED)
         await self._tasks.close()
         self._lost(CLOSED)
+
+    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+        """See `EngineClient.control`. While a profile is recorded and written, nothing counts as a hang."""
+        if op == "start_profile":
+            self._profiled_until = time.monotonic() + PROFILE_S
+        found = await super().control(op, profile)
+        if op == "stop_profile":
+            self._profiled_until = 0.0
+        return found
 
     def submit(self, request: Submit, *, every: int = 1) -> Stream:
         """See `EngineClient.submit`."""
@@ -264,6 +278,8 @@ class ProcessClient(StreamClient):
     @property
     def _is_busy(self) -> bool:
         """Whether the engine has something to do or to answer."""
+        if time.monotonic() < self._profiled_until:
+            return False  # writing a profile holds everything up
         return bool(self._replies) or any(e.is_sent and not e.has_ended for e in self._entries.values())
 
     @staticmethod

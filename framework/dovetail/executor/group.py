@@ -7,6 +7,7 @@ some fail and others do not, or one ends or hangs, nothing can be computed any m
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -26,6 +27,7 @@ from dovetail.contracts.layers import Parallel
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
+    Answer,
     Choose,
     Command,
     Connect,
@@ -34,11 +36,14 @@ from dovetail.executor.rank_messages import (
     Read,
     Ready,
     Refused,
+    StartProfile,
     StartRank,
+    StopProfile,
     next_answer,
     send,
 )
-from dovetail.messages.executor import StepError
+from dovetail.messages import ProfileSpec
+from dovetail.messages.executor import ProfileError, StepError
 from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.ranks import GlooSum, Rank
@@ -175,6 +180,47 @@ class GroupExecutor:
         """See `Executor`; on the CPU there is nothing to prepare."""
         return self.local.prepare(key)
 
+    def start_profile(self, spec: ProfileSpec) -> None:
+        """See `Executor`. Where one rank cannot, none does."""
+        try:
+            self._profile(StartProfile(spec), lambda: self._start_own(spec))
+        except ProfileError:
+            with contextlib.suppress(ProfileError):
+                self.stop_profile()
+            raise
+
+    def _start_own(self, spec: ProfileSpec) -> list[str]:
+        self.local.start_profile(spec)
+        return []
+
+    def stop_profile(self) -> list[str]:
+        """See `Executor`."""
+        return self._profile(StopProfile(), self.local.stop_profile)
+
+    def _profile(self, command: Command, work: Callable[[], list[str]]) -> list[str]:
+        """Do it on all ranks; one that fails alone is no reason to end.
+
+        Raises:
+            ProfileError: It failed somewhere.
+            RankError: A rank has ended.
+        """
+        for at in range(len(self._pipes)):
+            self._tell(at, command)
+        failures: list[str] = []
+        files: list[str] = []
+        try:
+            files += work()
+        except ProfileError as error:
+            failures.append(str(error))
+        for at in range(len(self._pipes)):
+            answer = self._hear(at, STEP_S)
+            if isinstance(answer, Done):
+                files += answer.files
+                failures += [] if answer.failure is None else [f"rank {at + 1}: {answer.failure}"]
+        if failures:
+            raise ProfileError("; ".join(failures))
+        return files
+
     def close(self) -> None:
         """End the other ranks."""
         for pipe in self._pipes:
@@ -213,15 +259,22 @@ class GroupExecutor:
         except OSError as error:
             raise RankError(f"rank {at + 1} has ended") from error
 
-    def _answer(self, at: int, timeout_s: float) -> str | None:
-        """Wait for a rank; returns how it failed, if it did."""
+    def _hear(self, at: int, timeout_s: float) -> Answer:
+        """Wait for a rank.
+
+        Raises:
+            RankError: It has ended, or does not answer.
+        """
         try:
             if not self._pipes[at].poll(timeout_s):
                 raise RankError(f"rank {at + 1} has not answered for {timeout_s:g} s")
-            answer = next_answer(self._pipes[at])
+            return next_answer(self._pipes[at])
         except (EOFError, OSError) as error:
             raise RankError(f"rank {at + 1} has ended") from error
-        match answer:
+
+    def _answer(self, at: int, timeout_s: float) -> str | None:
+        """Wait for a rank; returns how it failed, if it did."""
+        match self._hear(at, timeout_s):
             case Refused(text, is_users):
                 raise ConfigError(text) if is_users else RankError(f"rank {at + 1}: {text}")
             case Done(failure):

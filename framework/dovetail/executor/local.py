@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import StepError
 from dovetail.messages.step import (
     DecodeGraph,
@@ -24,6 +25,7 @@ from dovetail.messages.step import (
 )
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory import chunk_size
+from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.step import Launched
@@ -45,6 +47,8 @@ class LocalExecutor:
         self.stepper = self.runner.stepper
         self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
         self._in_flight: deque[Launched] = deque()
+        self._rank = rank.parallel.rank
+        self._profile: TorchProfile | None = None
 
     @property
     def info(self) -> ExecutorInfo:
@@ -111,6 +115,15 @@ class LocalExecutor:
                 elif isinstance(key, PrefillGraph) and runner.graphs.prefill is not None:
                     runner.graphs.prefill.capture(key)
         return self._prepared(tuple(key for key in runner.captured if key not in before))
+
+    def start_profile(self, spec: ProfileSpec) -> None:
+        """See `Executor`."""
+        self._profile = TorchProfile(spec, self._rank, self.runner.device)
+
+    def stop_profile(self) -> list[str]:
+        """See `Executor`."""
+        profile, self._profile = self._profile, None
+        return [] if profile is None else [profile.write()]
 
     def close(self) -> None:
         """See `Executor`; memory goes with the object."""

@@ -28,11 +28,13 @@ from dovetail.executor.rank_messages import (
     Read,
     Ready,
     Refused,
+    StartProfile,
     StartRank,
+    StopProfile,
     next_command,
     send,
 )
-from dovetail.messages.executor import StepError
+from dovetail.messages.executor import ProfileError, StepError
 from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.loader import naming_plugin
@@ -104,7 +106,11 @@ def follow(pipe: Connection, executor: LocalExecutor, sums: GlooSum) -> None:
         EOFError: It has ended, or does something else.
     """
     while True:
-        work = _work_of(next_command(pipe), executor, sums)
+        command = next_command(pipe)
+        if isinstance(command, StartProfile | StopProfile):
+            send(pipe, _profiled(command, executor))
+            continue
+        work = _work_of(command, executor, sums)
         try:
             work()
         except StepError as failure:
@@ -113,6 +119,16 @@ def follow(pipe: Connection, executor: LocalExecutor, sums: GlooSum) -> None:
             send(pipe, Done(failure.text))
         else:
             send(pipe, Done())
+
+
+def _profiled(command: StartProfile | StopProfile, executor: LocalExecutor) -> Done:
+    try:
+        if isinstance(command, StopProfile):
+            return Done(files=tuple(executor.stop_profile()))
+        executor.start_profile(command.spec)
+    except ProfileError as error:
+        return Done(str(error))
+    return Done()
 
 
 def _work_of(command: Command, executor: LocalExecutor, sums: GlooSum) -> Callable[[], object]:
@@ -127,8 +143,8 @@ def _work_of(command: Command, executor: LocalExecutor, sums: GlooSum) -> Callab
             return lambda: executor.choose(late)
         case Read():
             return executor.read
-        case StartRank():
-            raise RuntimeError("the rank is started")
+        case _:
+            raise RuntimeError(f"{type(command).__name__} is no step's")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.messages import ProfileSpec
 from dovetail.messages.step import StepInput, StepLate
 from dovetail.plugins import PluginPlan
 from dovetail.runtime.memory import MemoryPlan
@@ -52,6 +53,16 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """See `Executor.read`."""
 
 
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.start_profile`."""
+
+    spec: ProfileSpec
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.stop_profile`."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -67,9 +78,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """It was done, or failed so: a rank that fails goes on with what comes next."""
 
     failure: str | None = None
+    files: tuple[str, ...] = ()
 
 
-Command = StartRank | Connect | Launch | Choose | Read
+Command = StartRank | Connect | Launch | Choose | Read | StartProfile | StopProfile
 Answer = Ready | Refused | Done
 
 

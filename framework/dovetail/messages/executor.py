@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.messages.requests import ProfileSpec
 from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 
 
@@ -22,6 +23,10 @@ class StepError(Exception):
     def of(cls, error: Exception, *, is_memory: bool) -> StepError:
         """Tell of what was raised."""
         return cls(f"{type(error).__name__}: {error}".splitlines()[0][:200], is_memory=is_memory)
+
+
+class ProfileError(Exception):
+    """A profile could not be recorded or written; steps are not concerned."""
 
 
 class Executor(Protocol):
@@ -70,6 +75,22 @@ class Executor(Protocol):
 
     def prepare(self, key: GraphKey | None = None) -> Prepared:
         """Capture a graph, or whatever comes next in its own list; between steps, a fraction of a second or a few."""
+        ...
+
+    def start_profile(self, spec: ProfileSpec) -> None:
+        """Record what is computed from now on, on every rank.
+
+        Raises:
+            ProfileError: It cannot be recorded.
+        """
+        ...
+
+    def stop_profile(self) -> list[str]:
+        """Write what was recorded, a file for each rank, and return their paths.
+
+        Raises:
+            ProfileError: It cannot be written.
+        """
         ...
 
     def close(self) -> None:

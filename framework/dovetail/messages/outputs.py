@@ -141,7 +141,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer to a `Control`; `stats` carries a `Stats` in builtin types, other commands `{"ok": bool}`."""
+    """Answer to a `Control`: a `Stats` in builtin types, `{"ok": bool}`, a profile's `files`, or an `error`."""
 
     id: int
     result: dict[str, Any]

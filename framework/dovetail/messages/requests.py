@@ -127,11 +127,33 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     handle: int
 
 
-class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+MAX_PROFILE_STEPS = 500
+"""A profile ends after so many steps: it is kept in memory, and writing it holds up every request."""
+
+
+class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What of the next steps is recorded, and where each rank writes it: `folder/name-TP-rank.trace.json`.
+
+    `num_steps` from the beginning on, which is now or when the step counter is at `start_step`; `activities` are of
+    `CPU` and `GPU`, those of the device if empty.
+    """
+
+    folder: str
+    name: str
+    num_steps: int | None = None
+    start_step: int | None = None
+    activities: tuple[Literal["CPU", "GPU"], ...] = ()
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """A command outside the request stream, answered by a `ControlReply` with the same id."""
 
     id: int
-    op: Literal["flush_cache", "stats", "shutdown"]
+    op: Literal["flush_cache", "stats", "shutdown", "start_profile", "stop_profile"]
+    profile: ProfileSpec | None = None
+    """Of `start_profile`."""
 
 
 ToEngine = Submit | Abort | Control

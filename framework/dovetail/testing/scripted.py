@@ -15,6 +15,7 @@ from dovetail.errors import EngineDeadError
 from dovetail.messages import (
     EngineInfo,
     Finish,
+    ProfileSpec,
     Stats,
     Submit,
     TokenDelta,
@@ -207,11 +208,13 @@ class ScriptedEngine:
         rows = [self._logprob(token, count) for token in request.prompt_ids[start:]]
         return rows if start else rows[1:]
 
-    async def control(self, op: str) -> dict[str, Any]:
+    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if op == "flush_cache":
             return {"ok": True}
+        if op.endswith("_profile"):
+            return {"error": "this engine computes nothing"}
         stats = Stats(
             step=self.step,
             num_running=len(self.live),

@@ -11,7 +11,7 @@ def _all(paths: str, why: str) -> dict[str, str]:
 
 
 WEIGHTS = "weights are loaded once; restart the server to serve others"
-PROFILE = "there is no profiler to start over HTTP; see GET /metrics"
+PROFILE = "there is no such tool here; POST /start_profile looks into steps, GET /metrics counts them"
 EMBEDS = "it is for models that classify or rank; POST /v1/embeddings gives vectors, /v1/score compares labels"
 SPEECH = "this server reads and writes text only"
 LORA = "adapters are not served; merge the adapter into the weights"
@@ -33,7 +33,7 @@ PATHS: dict[str, str] = {
         WEIGHTS,
     ),
     **_all(
-        "/start_profile /stop_profile /start_expert_distribution_record /stop_expert_distribution_record "
+        "/start_expert_distribution_record /stop_expert_distribution_record "
         "/dump_expert_distribution_record /dumper/{} /set_trace_level /slow_down /freeze_gc /configure_logging",
         PROFILE,
     ),
