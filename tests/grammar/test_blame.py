@@ -40,6 +40,21 @@ MANY: dict[str, Any] = {f"p{i}": {} for i in range(3000)}
             "/properties/parts",
         ),
         ({"items": {"minimum": 3, "maximum": 2}}, "invalid_grammar", "Unsatisfiable schema", "/items/minimum"),
+        ({"items": {"enum": [1], "type": "string"}}, "invalid_grammar", "Unsatisfiable schema", "/items/enum"),
+        ({"const": 1.5, "type": "integer"}, "invalid_grammar", "Unsatisfiable schema", "/const"),
+        (
+            {"properties": {"x": {"allOf": [{"type": "string"}, {"type": "integer"}]}}},
+            "invalid_grammar",
+            "Unsatisfiable schema: incompatible types",
+            "/properties/x/allOf",
+        ),
+        (
+            {"items": {"required": ["a"], "properties": {"b": {}}, "additionalProperties": False}},
+            "invalid_grammar",
+            "Unsatisfiable schema: required property 'a' is unsatisfiable",
+            "/items/required",
+        ),
+        (False, "invalid_grammar", "Unsatisfiable schema: schema is false", "/"),
         ({"items": {"pattern": "a(b"}}, "invalid_grammar", "regex parse error: a(b", "/items/pattern"),
         ({"items": {"oneOf": [{}]}}, "unsupported_grammar", "oneOf constraints are not supported", "/items/oneOf"),
     ],
@@ -66,7 +81,7 @@ def test_what_is_not_the_grammars_fault_stays_as_it_is() -> None:
     assert explained(route_of(INNER), None, "gone") == "gone"
     assert explained(None, TOO_COMPLEX, "slow") == "slow"
     regex = Route(GrammarSpec(kind=Kind.REGEX, source="("), (), "regex")
-    assert explained(regex, "invalid_grammar", "unclosed group") == "unclosed group"
+    assert explained(regex, "invalid_grammar", "nobody knows why") == "nobody knows why"
 
 
 def test_positions_are_told_where_there_are_no_places() -> None:
@@ -95,3 +110,56 @@ def test_a_refusal_over_http_names_the_place(served: Served) -> None:
     )
     assert reply.status_code == 400
     assert "/properties/n" in reply.json()["error"]["message"]
+
+
+def said_of(served: Served, **grammar: Any) -> str:
+    """Return the message of a grammar's refusal."""
+    reply = served.post("/v1/chat/completions", messages=ASK, max_tokens=5, stream=False, **grammar)
+    assert reply.status_code == 400, reply.text
+    message: str = reply.json()["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("grammar", "parts"),
+    [
+        ({"regex": "ab(c"}, ['the regex "ab(c" cannot be read at character 3 ("(")', "close it"]),
+        ({"regex": "x[z-a]"}, ['at character 3 ("z-a")', "the smaller character first"]),
+        ({"regex": "a{5,2}"}, ['character 2 ("{5,2}")', "the smaller number first"]),
+        ({"regex": "(a)\\1"}, ["backreferences", "write the texts out"]),
+        ({"regex": "(?=a)b"}, ["look-around", "say what the text may be instead"]),
+        ({"regex": "\\bfoo"}, ["a word boundary", "write what may stand there"]),
+        ({"ebnf": "root ::= x"}, ["the rule 'x' is not defined", "define it"]),
+        ({"ebnf": 'root ::= "a'}, ["line 1, column 10", "a quote"]),
+        ({"ebnf": 'foo ::= "a"'}, ["no rule `root`", "begins with root"]),
+        ({"ebnf": 'root ::= root "a"'}, ["allows no text", "does not lead back to it"]),
+        ({"structured_outputs": {"grammar": "start: x"}}, ["line 1, column 8", "unknown name", "define it"]),
+        ({"json_schema": {"type": "integer", "enum": ["a"]}}, ["Unsatisfiable", "/enum (none of its values"]),
+    ],
+    ids=str,
+)
+def test_a_refusal_over_http_says_where_and_what_instead(served: Served, grammar: Any, parts: list[str]) -> None:
+    """In expressions and rules, too; nothing of how the grammar is written for a library is in it."""
+    said = said_of(served, **grammar)
+    assert all(part in said for part in parts), said
+    assert " | start" not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"type": "regex", "pattern": "a("}, "/format/elements/0/pattern (close it"),
+        ({"type": "grammar", "grammar": "root ::= x"}, "/format/elements/0/grammar (define it"),
+        (
+            {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 5, "maximum": 1}},
+            "/json_schema/minimum",
+        ),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_a_structural_tag_names_the_part(served: Served, content: Any, place: str) -> None:
+    """By its place in the tag."""
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [content]}}
+    said = said_of(served, response_format=tag)
+    assert place in said, said
+    assert "%json" not in said

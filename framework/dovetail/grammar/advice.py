@@ -42,3 +42,28 @@ def advice(place: str) -> str:
     parts = place.rsplit("/", 2)
     keyword = next((part for part in reversed(parts) if part in ADVICE), "")
     return ADVICE.get(keyword, "write it in another way, or leave it out")
+
+
+HINTS = {
+    "look-around": "say what the text may be instead: alternatives, or classes such as [^x]",
+    "backreferences": "write the texts out, as alternatives",
+    "word boundary": "write what may stand there: a space, a comma, or nothing",
+    "anchor": "leave it out: the whole text is matched anyway",
+    "unclosed": "close it, or write a backslash before it where the character is meant",
+    "unopened": "write a backslash before it, where the character is meant",
+    "class range": "write the smaller character first, or - at the end of the class",
+    "repetition": "put what is repeated before it and the smaller number first, or write a backslash before it",
+    "is not defined": "define it, or put it in quotes where its text is meant",
+    "unknown name": "define it, or put it in quotes where its text is meant",
+    "no rule `root`": "name the rule that everything begins with root",
+    "no start rule": "name the rule that everything begins with start",
+    "leads to a rule that never ends": "give each rule an alternative that does not lead back to it",
+    "lexer error": "look for a quote, a slash or a bracket that is not closed",
+    "cannot read": "look for a quote or a bracket that is not closed there",
+}
+"""What to do about a grammar that is no schema, by words of its refusal."""
+
+
+def hint(message: str) -> str | None:
+    """Return what to write instead, where a refusal of an expression or a grammar of rules says enough."""
+    return next((said for words, said in HINTS.items() if words in message), None)

@@ -13,9 +13,11 @@ from typing import Any
 
 from dovetail.contracts.grammar import Kind
 from dovetail.grammar import schema
-from dovetail.grammar.advice import advice
+from dovetail.grammar.advice import advice, hint
 from dovetail.grammar.costly import costly_places
 from dovetail.grammar.keywords import MEANING
+from dovetail.grammar.normal.logic import types_of_value, values_of
+from dovetail.grammar.normal.nodes import kinds_in_common, kinds_of
 from dovetail.grammar.refusals import LATER, TOO_COMPLEX
 from dovetail.grammar.route import Route
 from dovetail.grammar.schema import escape
@@ -44,8 +46,10 @@ def explained(route: Route | None, code: str | None, message: str) -> str:
     for start, given in _schemas(route):
         places = _costly(given) if code == TOO_COMPLEX else _named(given, message)
         found += ((f"{start}{place}", why) for place, why in places)
+    found += _expressions(route, message)
     if not found:
-        return message
+        instead = hint(message)
+        return message if instead is None else f"{message}; {instead}"
     return f"{message}; see {'; '.join(f'{place} ({why})' for place, why in found[:MAX_PLACES])}"
 
 
@@ -59,14 +63,32 @@ def _schemas(route: Route) -> Iterator[tuple[str, Any]]:
         yield from schemas_with_places(json.loads(route.spec.source))
 
 
+def _expressions(route: Route, message: str) -> Iterator[tuple[str, str]]:
+    """Yield places of expressions and grammars of rules in a structural grammar that a message quotes."""
+    if route.spec.kind is not Kind.STRUCTURAL or route.tools:
+        return
+    stack: list[tuple[str, Any]] = [("", json.loads(route.spec.source))]
+    while stack:
+        pointer, node = stack.pop()
+        if isinstance(node, list):
+            stack += ((f"{pointer}/{index}", item) for index, item in enumerate(node))
+        elif isinstance(node, Mapping):
+            key = {"regex": "pattern", "grammar": "grammar"}.get(str(node.get("type")), "")
+            if (key == "pattern" and f'"{node[key]}"' in message) or (key == "grammar" and " rule " in message):
+                yield f"{pointer}/{key}", hint(message) or "write it in another way"
+            stack += ((f"{pointer}/{escape(key)}", item) for key, item in node.items() if key != "json_schema")
+
+
 def _named(given: Any, message: str) -> list[tuple[str, str]]:
     """Return what a message speaks of: patterns that it quotes, names, bounds that no value is within, keywords."""
     quoted = {next(filter(None, groups)) for groups in _QUOTED.findall(message)}
     words = {"pattern" if word == "regex" else word for word in _WORDS.findall(message)}
     exact: list[tuple[str, str]] = []
     rest: list[tuple[str, str]] = []
+    if given is False:
+        return [("/", "false allows nothing: write true, or what is allowed")]
     for pointer, node in _nodes(given):
-        exact += ((f"{pointer}/{low}", "no value is within these bounds") for low in _contradictions(node))
+        exact += ((f"{pointer}/{key}", why) for key, why in _contradictions(node))
         for key, value in node.items():
             place = f"{pointer}/{escape(key)}"
             if key == "pattern" and isinstance(value, str) and len(value) > 2 and value in message:
@@ -79,14 +101,25 @@ def _named(given: Any, message: str) -> list[tuple[str, str]]:
     return (exact or rest)[:MAX_PLACES]
 
 
-def _contradictions(node: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keywords of one schema that no value passes, or not beside another one, each with the reason."""
     for low, high in _PAIRS:
-        if (
-            isinstance(node.get(low), (int, float))
-            and isinstance(node.get(high), (int, float))
-            and node[low] > node[high]
-        ):
-            yield low
+        least, most = node.get(low), node.get(high)
+        if isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most:
+            yield low, "no value is within these bounds"
+    values = values_of(node)
+    if values is not None and not any(types_of_value(value) & kinds_of(node) for value in values):
+        yield "enum" if "enum" in node else "const", "none of its values has the type that stands beside it"
+    parts = [part for part in node.get("allOf", ()) if isinstance(part, dict)]
+    kinds = kinds_of(node)
+    for part in parts:
+        kinds = kinds_in_common(kinds, kinds_of(part))
+    if parts and not kinds:
+        yield "allOf", "no value has all of these types"
+    if node.get("additionalProperties") is False and "patternProperties" not in node:
+        missing = [name for name in node.get("required", ()) if name not in node.get("properties", {})]
+        if missing:
+            yield "required", f"{missing[0]!r} is not allowed beside it: declare it in properties"
 
 
 def _costly(given: Any) -> list[tuple[str, str]]:

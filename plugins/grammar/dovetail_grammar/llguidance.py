@@ -37,6 +37,7 @@ from dovetail.grammar.weaken import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.llguidance_cost import is_cheap
+from dovetail_grammar.llguidance_errors import first_line, worded
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spacing
 from dovetail_grammar.llguidance_source import to_llguidance
 from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
@@ -50,7 +51,10 @@ MAX_THREADS = 8
 MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
 NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
-_INVALID = re.compile(r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token")
+_INVALID = re.compile(
+    r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token|NoExtensionBias"
+    r"|lexer error|no start"
+)
 """Errors that no other backend would see differently."""
 LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
@@ -101,23 +105,26 @@ class LlguidanceBackend(GrammarBackend):
         except ValueError as error:
             code = "unsupported_grammar" if isinstance(error, UnreadableError) else "invalid_grammar"
             raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
-        return self._build(source) if self.inline(spec) else source.encode()
+        if not self.inline(spec):
+            return f"{spec.kind} {source}".encode()
+        return self._build(source, spec.kind)
 
     def load(self, blob: bytes) -> CompiledGrammar:
-        """Build from the library's form."""
-        return self._build(blob.decode())
+        """Build from the library's form, before which its kind stands."""
+        kind, _, source = blob.decode().partition(" ")
+        return self._build(source, Kind(kind))
 
-    def _build(self, source: str) -> LlguidanceGrammar:
+    def _build(self, source: str, kind: Kind) -> LlguidanceGrammar:
         """Build, and compute the first mask, so that the lexer's first states are made outside the engine's loop."""
         library = self._library
         matcher = library.LLMatcher(self._shared(), source, log_level=0, limits=library.LLParserLimits(**LIMITS))
         if error := matcher.get_error():
             code = "invalid_grammar" if _INVALID.search(error) else "unsupported_grammar"
-            raise RequestError(f"the grammar cannot be enforced: {_first_line(error)}", code=code)
+            raise RequestError(f"the grammar cannot be enforced: {worded(error, kind)}", code=code)
         row = np.zeros((1, self._vocabulary.mask_words), dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
-            text = f"the grammar cannot be enforced: {_first_line(matcher.get_error())}"
+            text = f"the grammar cannot be enforced: {worded(matcher.get_error(), kind)}"
             raise RequestError(text, code="unsupported_grammar")
         return LlguidanceGrammar(matcher, len(source), self._made_ends())
 
@@ -210,7 +217,7 @@ class LlguidanceMatcher(EndingMatcher):
     @property
     def error(self) -> str | None:
         """The library's error."""
-        return _first_line(self.inner.get_error()) if self.inner.is_error() else None
+        return first_line(self.inner.get_error()) if self.inner.is_error() else None
 
     @property
     def is_over(self) -> bool:
@@ -257,9 +264,3 @@ def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:
     except ValueError as error:
         return Support.no(str(error))
     return Support.approximate(ignored, refused) if ignored else Support.full()
-
-
-def _first_line(error: str) -> str:
-    """The library's messages end with lines for its developers, and a regex error points below its line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip() and "non-verbose" not in line]
-    return " ".join(lines)[:300]
