@@ -14,14 +14,10 @@ pytestmark = pytest.mark.install
 EXAMPLE = ROOT / "docs/examples/dovetail-acme-parser"
 
 
-def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
-    """The wheel has our seven packages with their manifests and type markers, and no test, script or document."""
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.partition("/")[0] for name in names}
-    packages = {"dovetail", "dovetail_server", "dovetail_models", "dovetail_parsers", "dovetail_backends"}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {*packages, "dovetail_grammar"}
-    assert {f"{package}/py.typed" for package in packages} <= set(names)
-    assert {"dovetail_parsers/dovetail-plugins.json", "dovetail_backends/dovetail-plugins.json"} <= set(names)
+def test_wheel_holds_the_manifests(wheel: Path) -> None:
+    """The built-ins' facts can be read without importing them; what else is in it `test_release.py` says."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"dovetail_parsers/dovetail-plugins.json", "dovetail_backends/dovetail-plugins.json"} <= names
 
 
 def test_installed_package_is_listed(clean: CleanEnv) -> None:

@@ -1,0 +1,51 @@
+"""The short loop of development finds the folders that belong to a change, and ends in time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from clean_env import ROOT
+from dev import Budget, folders_of
+
+
+@pytest.mark.parametrize(
+    ("changed", "folders"),
+    [
+        ("plugins/parsers/dovetail_parsers/tools/llama3.py", ["tests/parsers"]),
+        ("framework/dovetail/engine/scheduler.py", ["tests/engine"]),
+        ("server/dovetail_server/storage/files.py", ["tests/storage"]),
+        ("server/dovetail_server/cli/info.py", ["tests/server"]),
+        ("docs/serve.md", ["tests/docs"]),
+        ("tests/grammar/test_tools.py", ["tests/grammar"]),
+        ("README.md", []),
+    ],
+)
+def test_a_change_belongs_to_a_folder_of_tests(changed: str, folders: list[str]) -> None:
+    """By the names of the folders that it lies in."""
+    assert folders_of([changed]) == folders
+
+
+def test_the_nearest_tests_come_first() -> None:
+    """Those that share words with the files that changed, in their order."""
+    budget = Budget(["plugins/parsers/dovetail_parsers/tools/llama3.py"])
+    items = [SimpleNamespace(nodeid=f"tests/parsers/test_{name}.py::test_it") for name in ("a", "llama3", "b")]
+    budget.pytest_collection_modifyitems(cast(Any, items))
+    assert [item.nodeid.split("/")[2][5:-12] for item in items] == ["llama3", "a", "b"]
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 1)])
+def test_it_stops_in_time_and_says_what_is_left(tmp_path: Any, fails: bool, code: int) -> None:
+    """A test that fails before is not forgotten."""
+    (tmp_path / "test_many.py").write_text(
+        f"import time, pytest\n@pytest.mark.parametrize('i', range(50))\n"
+        f"def test_it(i):\n    time.sleep(0.05)\n    assert not {fails}\n"
+    )
+    run = f"import sys, dev; dev.BUDGET_S = 0.2; sys.argv[1:] = [{str(tmp_path)!r}]; sys.exit(dev.main())"
+    command = [sys.executable, "-c", f"import sys; sys.path.append({str(ROOT / 'tests/packaging')!r}); {run}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert fails or f" of 50 tests in 0 s, none failed; all of them: make test ARGS='{tmp_path}'" in done.stdout
