@@ -43,7 +43,9 @@ def stage(root: Path, target: Path) -> None:
         write(target / place, with_links(source, with_pictures(source, target / place), place, places, root))
     for place, module in GENERATED.items():
         write(target / place, load(root / f"docs/reference/{module}.py").page())
-    shutil.copytree(root / "docs/pictures", target / "pictures", dirs_exist_ok=True)
+    for source in files(root / "docs"):
+        (target / source.relative_to(root / "docs")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target / source.relative_to(root / "docs"))
     for name in ("extra.css", "worker.js"):
         shutil.copy(root / "docs/site" / name, target)
 
@@ -55,6 +57,13 @@ def pages(root: Path) -> dict[Path, str]:
     found |= {path: f"tutorials/{tutorial(path)}" for path in sorted((docs / "tutorials").glob("*.md"))}
     found |= {path: f"examples/{path.parent.name}.md" for path in sorted(docs.glob("examples/*/README.md"))}
     return found | {root / name: place for name, place in ROOT_PAGES.items() if name != "README.md"}
+
+
+def files(docs: Path) -> list[Path]:
+    """Return what pages show or offer besides pages: pictures, and files to take along."""
+    own = {docs / "site", docs / "examples"}
+    found = (path for path in sorted(docs.rglob("*")) if path.suffix in {".json", ".png", ".svg", ".yaml", ".yml"})
+    return [path for path in found if not own & set(path.parents)]
 
 
 def tutorial(path: Path) -> str:
@@ -102,8 +111,8 @@ def place_of(path: Path, places: dict[Path, str], root: Path) -> str | None:
     if path == root / "README.md":
         return ROOT_PAGES["README.md"]
     name = path.relative_to(root / "docs").as_posix() if path.is_relative_to(root / "docs") else ""
-    is_picture = name.startswith("pictures/") and (path.is_file() or "design-" in name)
-    return name if name in GENERATED or is_picture else None
+    is_drawn = re.fullmatch(r"pictures/[\w-]+-\d+\.svg", name) is not None
+    return name if name in GENERATED or is_drawn or path in files(root / "docs") else None
 
 
 def outside(text: str, change: Callable[[str], str]) -> Iterator[str]:
