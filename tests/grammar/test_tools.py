@@ -7,12 +7,13 @@ import os
 import random
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dovetail.contracts.grammar import CompiledGrammar, GrammarLimits, GrammarMatcher, Vocabulary
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarMatcher, Vocabulary
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.bits import ids_of
@@ -135,15 +136,29 @@ def test_what_a_tool_grammar_allows_is_read_back(
     assert num_read
 
 
+@cache
+def parser_of(name: str) -> ToolParser:
+    """Make a format's parser once, as a server does."""
+    plan = make_plan(Registry.scan(), tool_parser=name)
+    parser: ToolParser = load(plan, "api").get("tool_parser", name)()
+    return parser
+
+
+@cache
+def backend() -> type[GrammarBackend]:
+    """Load the backend that compiles."""
+    plan = make_plan(Registry.scan(), grammar_backend="llguidance")
+    found: type[GrammarBackend] = load(plan, "engine").get("grammar_backend", "llguidance")
+    return found
+
+
 def compiled(name: str, choice: Any, vocabulary: Vocabulary) -> tuple[ToolParser, CompiledGrammar]:
     """Return a format's parser, and the grammar of its calls."""
-    plan = make_plan(Registry.scan(), tool_parser=name, grammar_backend="llguidance")
-    parser: ToolParser = load(plan, "api").get("tool_parser", name)()
+    parser = parser_of(name)
     spec = auto_grammar(parser, TOOLS, True, True) if choice == "auto" else parser.grammar(TOOLS, choice, True, False)
     assert spec is not None
     check_spec(spec)
-    backend = load(plan, "engine").get("grammar_backend", "llguidance")(vocabulary)
-    return parser, backend.compile(spec, GrammarLimits())
+    return parser, backend()(vocabulary).compile(spec, GrammarLimits())
 
 
 def check_arguments(text: str) -> None:

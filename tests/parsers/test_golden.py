@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from dovetail.text.tokenizer import Tokenizer
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
 from samples import CALLS, CONTENT_FIRST, MACHINES, TAGS, TOOLS, TWO
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 STATES = ("in", "out", "open")
 SEPARATORS = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from dovetail.text.output import make_parser
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
 from samples import CALLS
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 OPENINGS = {
     "hermes": ['<tool_call>{"name": "f", "arguments": {"a": "'],

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from dovetail.text.tokenizer import Tokenizer
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 
 from samples import CALLS, CONTENT_FIRST, TWO
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 TOOLS = [
     {

@@ -6,7 +6,8 @@ Issues are named by project and number; the cases are our own.
 from __future__ import annotations
 
 import json
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from dovetail.text.chat import ChatTemplate
 from dovetail.text.output import FormatParser, fold, make_parser
 from dovetail.text.stream import NoTemplate, OutputStream
 from dovetail.text.tokenizer import Tokenizer
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOL = {

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from dovetail.text.chat import ChatTemplate
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.templates import FOLDER, builtin_templates
 from dovetail.text.tokenizer import Tokenizer
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 STYLES = Path(__file__).parents[1] / "text" / "templates"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from dovetail.text.chat import ChatTemplate, RenderedChat
 from dovetail.text.formats import bound_reasoning, thinking_behind
 from dovetail.text.templates import builtin_templates
 from dovetail.text.tokenizer import Tokenizer
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 CHATML = """\
 {%- for message in messages %}

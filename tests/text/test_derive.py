@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from dovetail.text.formats import bound_reasoning, bound_tools
 from dovetail.text.output import make_parser, parse_full
 from dovetail.text.stream import NoTemplate
 from dovetail.text.templates import FOLDER
+
+entry_points = cache(metadata.entry_points)
+"""All metadata is read for it, and most tests ask."""
 
 STYLES = Path(__file__).parent / "templates"
 HEAD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
