@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
 from dovetail.layers.experts import GatedExperts
-from dovetail.layers.moe import Router, Routing
+from dovetail.layers.moe import Router
 from dovetail.layers.plain import PLAIN
+from dovetail.layers.routing import Routing
 
 CONTEXT = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
 
@@ -55,7 +56,7 @@ def test_ranks_that_divide_experts_add_up_to_one() -> None:
         for name, param in mine.named_parameters():
             param.data.copy_(whole.get_parameter(name)[2 * rank : 2 * rank + 2])
         shares.append(mine(x, ids, weights))
-    torch.testing.assert_close(sum(shares), whole(x, ids, weights))
+    torch.testing.assert_close(sum(shares), whole(x, ids, weights), rtol=1e-4, atol=1e-3)  # numbers are in the hundreds
 
 
 def chosen(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> dict[int, float]:

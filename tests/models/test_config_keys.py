@@ -15,9 +15,11 @@ from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
 from dovetail.runtime.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
 from dovetail.runtime.hf_config import dense_config
+from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
+from dovetail_models.qwen3_moe import Qwen3Moe
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,8 +54,41 @@ HUB = {
         "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
         "architectures": ["Qwen3ForCausalLM"],
     },
+    "qwen3-30b-a3b": {
+        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 8, "hidden_act": "silu", "max_window_layers": 48,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 8, "norm_topk_prob": True,
+        "num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1, "output_router_logits": False,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "use_sliding_window": False,
+        "architectures": ["Qwen3MoeForCausalLM"],
+    },
+    "deepseek-v2-lite": {
+        "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1,
+        "hidden_act": "silu", "kv_lora_rank": 8, "model_type": "deepseek_v2", "moe_intermediate_size": 8,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 4, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_experts_per_tok": 2, "num_key_value_heads": 2, "pretraining_tp": 1, "q_lora_rank": None,
+        "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+        "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "greedy", "v_head_dim": 4, "architectures": ["DeepseekV2ForCausalLM"],
+    },
+    "deepseek-v3": {
+        "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 3,
+        "hidden_act": "silu", "kv_lora_rank": 8, "model_type": "deepseek_v3", "moe_intermediate_size": 8,
+        "moe_layer_freq": 1, "n_group": 2, "n_routed_experts": 4, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_experts_per_tok": 2, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
+        "q_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 4, "architectures": ["DeepseekV3ForCausalLM"],
+    },
 }  # fmt: skip
-PLUGINS = {"llama-3.1": Llama, "qwen2.5": Qwen2, "qwen3": Qwen3}
+PLUGINS = {
+    "llama-3.1": Llama,
+    "qwen2.5": Qwen2,
+    "qwen3": Qwen3,
+    "qwen3-30b-a3b": Qwen3Moe,
+    "deepseek-v2-lite": DeepseekV2,
+    "deepseek-v3": DeepseekV3,
+}
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -63,7 +98,8 @@ def test_what_the_hub_and_transformers_write_is_served_without_a_word(
     """Configs of both generations have no key that is refused or unknown."""
     plugin = PLUGINS[name]
     translate(plugin.config_from_hf, {**BASE, **HUB[name]})
-    new = transformers.AutoConfig.for_model(HUB[name]["model_type"], **{**BASE, "num_key_value_heads": 1})
+    sized = {key: HUB[name][key] for key in ("num_key_value_heads", "num_experts_per_tok") if key in HUB[name]}
+    new = transformers.AutoConfig.for_model(HUB[name]["model_type"], **BASE, **sized)
     translate(plugin.config_from_hf, new.to_dict())
     assert not caplog.records
 

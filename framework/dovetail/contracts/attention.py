@@ -41,7 +41,8 @@ class Phase(enum.Enum):
 class AttentionCaps:
     """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
 
-    Every backend multiplies scores by the layer's `scale`.
+    Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
+    whoever serves latent rows serves them at any width.
     """
 
     devices: frozenset[str]

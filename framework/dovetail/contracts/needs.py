@@ -54,7 +54,7 @@ def needs_of(config: ModelConfig) -> Needs:
     """Derive a model's needs from its layers."""
     specs = [spec for spec in config.layers if not isinstance(spec.reach, Recurrent)]
     return Needs(
-        head_dims=frozenset(dim for spec in specs for dim in (spec.qk_dim, spec.v_dim)),
+        head_dims=frozenset(dim for spec in specs if spec.mixer == "kv" for dim in (spec.qk_dim, spec.v_dim)),
         mixers=frozenset(spec.mixer for spec in specs),
         unequal_dims=any(spec.mixer == "kv" and spec.qk_dim != spec.v_dim for spec in specs),
         sliding_window=any(isinstance(spec.reach, Window) for spec in specs),

@@ -21,6 +21,10 @@ ROW_BYTES = 16
 """Rows of a grouped product take a multiple of so many."""
 
 
+MAX_SORTED = 8192
+"""Choices of tokens up to which our own kernels are faster than torch's grouped product, on an H200."""
+
+
 class ExpertMatrix(Matrix):
     """One matrix for each expert, `[E, out, in]`; checkpoints store each by itself or all in one tensor."""
 
@@ -112,10 +116,34 @@ class GatedExperts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor, *, add: Stream | None = None) -> Tensor | Stream:
         if ids.shape[-1] != self._top_k:
             raise ValueError(f"{ids.shape[-1]} experts for each token, {self._top_k} were asked for")
+        if self._is_for_triton(x, ids):
+            return self._fused(x, ids, weights, add)
         out = self._grouped(x, ids, weights) if self._is_groupable(x) else self._each(x, ids, weights)
         if add is not None:
             return add.plus_share(out, self._parallel)
         return self._parallel.sum(out)
+
+    def _is_for_triton(self, x: Tensor, ids: Tensor) -> bool:
+        if not x.is_cuda or self.matrix is not ExpertMatrix or not len(x):
+            return False
+        return ids.numel() <= MAX_SORTED or not self._is_groupable(x)
+
+    def _fused(self, x: Tensor, ids: Tensor, weights: Tensor, add: Stream | None) -> Tensor | Stream:
+        """In our own kernels, which add to the stream themselves unless ranks have shares of it."""
+        from dovetail.layers.ops.experts import ExpertWeights, gated_experts  # imports Triton
+
+        up, down = self.gate_up, self.down
+        of = ExpertWeights(
+            up.weight, down.weight, up.bias, down.bias, up.first_expert, self._act, self._weigh == "input"
+        )
+        is_last = add is not None and self._parallel.size == 1
+        out = gated_experts(x.contiguous(), ids, weights, of, add.total() if add is not None and is_last else None)
+        if add is None:
+            return self._parallel.sum(out)
+        if not is_last:
+            return add.plus_share(out, self._parallel)
+        add.value = out
+        return add
 
     def _is_groupable(self, x: Tensor) -> bool:
         if self.matrix is not ExpertMatrix or (x.device.type != "cpu" and x.dtype != torch.bfloat16):

@@ -5,8 +5,7 @@ T tokens, H hidden size, E experts, K experts chosen for each token, G groups of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,42 +13,10 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import BuildContext, Norm, Stream
 from dovetail.contracts.model import ModelConfig
+from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
+from dovetail.layers.routing import Routing
 from dovetail.layers.transformer import GATES, GatedMLP
-
-Score = Literal["softmax", "sigmoid", "chosen"]
-"""What a logit becomes: its share among all experts, a number of its own, or its share among the chosen ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How a router chooses.
-
-    Attributes:
-        num: E.
-        top_k: K.
-        score: Of an expert.
-        normalise: Whether the shares of the chosen ones are divided by their sum.
-        scale: Factor of the shares.
-        bias: Whether logits have a bias.
-        correction: Whether a bias of each expert joins its score for the choice, and not for its share.
-        groups: G, of which `top_groups` stay in the choice; 1: no groups.
-        top_groups: See there.
-        group_score: What a group is chosen by: the sum of its best two scores, or its best.
-        is_wide: Whether logits are computed in float32, whatever the model's dtype.
-    """
-
-    num: int
-    top_k: int
-    score: Score = "softmax"
-    normalise: bool = True
-    scale: float = 1.0
-    bias: bool = False
-    correction: bool = False
-    groups: int = 1
-    top_groups: int = 1
-    group_score: Literal["best", "best_two"] = "best_two"
-    is_wide: bool = False
 
 
 class Router(Layer):
@@ -70,24 +37,28 @@ class Router(Layer):
         found = super().slots()
         return found if self.correction is None else found | {Slot("correction"): (self.routing.num,)}
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids `[T, K]` int64 and shares `[T, K]` float32 for `[T, H]`."""
-        logits = self._logits(x)
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return ids `[T, K]` int64 and shares `[T, K]`, times `scale`, in the dtype of `x`, for `[T, H]`."""
+        logits = (ops.wide_linear if self.routing.is_wide else ops.linear)(x, self.weight, self.bias)
+        if x.is_cuda:
+            from dovetail.layers.ops.route import route  # imports Triton
+
+            return route(logits, self.correction, self.routing, scale=scale, dtype=x.dtype)
+        return self.choose(logits, scale=scale, dtype=x.dtype)
+
+    def choose(self, logits: Tensor, *, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Choose by logits `[T, E]`, in plain torch."""
         if self.routing.score == "chosen":
             best, ids = logits.topk(self.routing.top_k, dim=-1)
-            return ids, best.softmax(-1).float() * self.routing.scale
-        wide = logits.float()
-        scores = wide.sigmoid() if self.routing.score == "sigmoid" else wide.softmax(-1)
-        ids = self._choice(scores).topk(self.routing.top_k, dim=-1, sorted=False).indices
-        shares = scores.gather(1, ids)
-        if self.routing.normalise:
-            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
-        return ids, shares * self.routing.scale
-
-    def _logits(self, x: Tensor) -> Tensor:
-        if not self.routing.is_wide:
-            return F.linear(x, self.weight, self.bias)
-        return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+            shares = best.softmax(-1).float()
+        else:
+            wide = logits.float()
+            scores = wide.sigmoid() if self.routing.score == "sigmoid" else wide.softmax(-1)
+            ids = self._choice(scores).topk(self.routing.top_k, dim=-1, sorted=False).indices
+            shares = scores.gather(1, ids)
+            if self.routing.normalise:
+                shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        return ids, (shares * (self.routing.scale * scale)).to(dtype)
 
     def _choice(self, scores: Tensor) -> Tensor:
         """What experts are chosen by, `[T, E]`: those outside the best groups fall behind all others."""
@@ -151,8 +122,7 @@ class MixtureOfExperts(nn.Module):
         """Map `[T, H]` to `[T, H]`; `norm`, `add` and `scale` as for a `Linear`."""
         x = x.total() if isinstance(x, Stream) else x
         x = x if norm is None else norm(x)
-        ids, shares = self.router(x)
-        shares = (shares * scale).to(x.dtype)
+        ids, shares = self.router(x, scale)
         if self.shared is None:
             return self.experts(x, ids, shares, add=add)
         if add is not None and self.shared_gate is None:

@@ -17,7 +17,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.latent import LatentAttention
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config
 from dovetail.runtime.rope_config import interleaved
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
@@ -38,6 +38,7 @@ RULES = (
 def latent_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Translate everything but the experts: one latent row a token, its key a little wider than its value."""
     nope, turned, v_dim = (needed(hf, key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    check_choice(hf, "qk_head_dim", nope + turned)
     rank, q_rank = needed(hf, "kv_lora_rank"), hf.get("q_lora_rank")
     latent = {"nope": nope, "v_dim": v_dim, "q_rank": q_rank, "bias": bool(hf.get("attention_bias", False))}
     config = dense_config(hf, latent=latent)
@@ -58,6 +59,12 @@ def yarn_scale(config: ModelConfig) -> float:
     """Return the factor of queries and keys that `mscale_all_dim` asks for."""
     factor, share = config.rope.params.get("factor", 1.0), config.rope.params.get("mscale_all_dim")
     return 1.0 if not share or factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+
+def check_choice(hf: Mapping[str, Any], key: str, known: object) -> None:
+    """Raise a `ModelError` if a key is there and has another value."""
+    if (given := hf.get(key, known)) != known:
+        raise ModelError(f"config.json: {key} {given!r} is not supported; possible: {known!r}")
 
 
 def add_experts(config: ModelConfig, hf: Mapping[str, Any], routing: Routing) -> ModelConfig:
@@ -92,8 +99,8 @@ class DeepseekV3(ExpertModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config = latent_config(hf)
         config = interleaved(config) if hf.get("rope_interleave", True) else config
-        if hf.get("scoring_func", "sigmoid") != "sigmoid":
-            raise ModelError(f"config.json: scoring_func {hf['scoring_func']!r} is not supported; possible: 'sigmoid'")
+        check_choice(hf, "scoring_func", "sigmoid")
+        check_choice(hf, "topk_method", "noaux_tc")
         return add_experts(config, hf, sigmoid_routing(hf))
 
     @classmethod
@@ -118,14 +125,17 @@ class DeepseekV2(DeepseekV3):
         if method not in ("greedy", "group_limited_greedy") or is_normal:
             given = f"topk_method {method!r} with norm_topk_prob {is_normal}"
             raise ModelError(f"config.json: {given} is not supported; possible: greedy, group_limited_greedy; False")
-        has_groups = method != "greedy"
+        check_choice(hf, "scoring_func", "softmax")
+        groups = int(hf.get("n_group") or 1), int(hf.get("topk_group") or 1)
+        if method == "greedy":
+            groups = 1, 1  # whatever they are
         routing = Routing(
             num=num_experts(hf),
             top_k=needed(hf, "num_experts_per_tok"),
             normalise=False,
             scale=float(hf.get("routed_scaling_factor", 1.0)),
-            groups=int(hf.get("n_group") or 1) if has_groups else 1,
-            top_groups=int(hf.get("topk_group") or 1) if has_groups else 1,
+            groups=groups[0],
+            top_groups=groups[1],
             group_score="best",
             is_wide=True,
         )

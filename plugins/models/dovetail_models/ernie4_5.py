@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config, with_missing
 from dovetail.runtime.rope_config import interleaved
 from dovetail_models.experts import AT, MOE, ExpertModel, needed, with_experts

@@ -11,7 +11,8 @@ from torch import nn
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts, Routing
+from dovetail.layers.moe import MixtureOfExperts
+from dovetail.layers.routing import Routing
 from dovetail.runtime.weight_size import dense_numel
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 

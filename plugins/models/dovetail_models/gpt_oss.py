@@ -13,7 +13,8 @@ from torch import nn
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts, Routing
+from dovetail.layers.moe import MixtureOfExperts
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import alternating, dense_config, with_missing
 from dovetail_models.experts import AT, EXPERTS, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import LAYER

@@ -15,7 +15,7 @@ from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.experts import AT, EXPERTS, MOE, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.llama import DenseDecoder, Llama

@@ -18,7 +18,8 @@ from dovetail.contracts.cache import Chunk
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.errors import ModelError
-from dovetail.layers.moe import MixtureOfExperts, Routing
+from dovetail.layers.moe import MixtureOfExperts
+from dovetail.layers.routing import Routing
 from dovetail.layers.transformer import GatedMLP, LateAttention
 from dovetail.runtime.hf_config import dense_config, without_rope
 from dovetail.runtime.rope_config import interleaved

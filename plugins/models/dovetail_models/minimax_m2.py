@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.contracts.model import ModelConfig
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.experts import needed, num_experts, with_experts
 from dovetail_models.olmoe import Olmoe

@@ -12,7 +12,7 @@ from torch import nn
 
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.layers.transformer import WholeNormAttention
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.cache import FULL, Window
 from dovetail.contracts.model import ModelConfig
-from dovetail.layers.moe import Routing
+from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.experts import ExpertModel, needed, num_experts, sparse_layers, with_experts
 

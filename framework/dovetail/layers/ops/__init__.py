@@ -50,6 +50,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.wide_linear`."""
+    found: Tensor = _implementation(x).wide_linear(x, weight, bias)
+    return found
+
+
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `reference.norm_linear`."""
     found: Tensor = _implementation(x).norm_linear(x, norm, eps, weight, bias)
@@ -86,4 +92,5 @@ __all__ = [
     "norm_rotate",
     "rotations",
     "silu_and_mul",
+    "wide_linear",
 ]

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.layers.ops import reference
 from dovetail.layers.ops.gemv import gemv
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail.layers.ops.silu import gated
@@ -167,6 +168,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return gemv(x, weight, bias)
     tile = _tile(x, weight, TILES)
     return F.linear(x, weight, bias) if tile is None else skinny(x, weight, bias, tile)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `reference.wide_linear`: one kernel for one row."""
+    if _is_gemv(x, weight):
+        return gemv(x, weight, bias, dtype=torch.float32)
+    return reference.wide_linear(x, weight, bias)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

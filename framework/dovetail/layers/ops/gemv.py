@@ -112,6 +112,7 @@ def gemv(
     eps: float = 0.0,
     gate: bool = False,
     residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     tile: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """`x Wᵀ + b` for one row, with what stands before and after it.
@@ -124,15 +125,16 @@ def gemv(
         eps: Of the norm.
         gate: The product is gate and up side by side; return `silu(gate) * up`.
         residual: `[1, N]`, added to the product, or None.
+        dtype: Of the result; that of `x` if not given.
         tile: BLOCK_N, BLOCK_K and warps; from `TILES` if not given.
 
     Returns:
-        `[1, N]` in the dtype of `x`; sums are in float32. The norm's factor multiplies the product rather than the
+        `[1, N]`; sums are in float32. The norm's factor multiplies the product rather than the
         row, so that one pass over the row does for both.
     """
     num, k = weight.shape
     n = num // 2 if gate else num
-    out = torch.empty(1, n, dtype=x.dtype, device=x.device)
+    out = torch.empty(1, n, dtype=dtype or x.dtype, device=x.device)
     block_n, block_k, warps = tile or best_tile(num, k, gate=gate)
     _gemv_kernel[(triton.cdiv(n, block_n),)](
         x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,

@@ -91,6 +91,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `linear` in float32, whatever the dtypes."""
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+
+
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Linear layer of the RMS norm of `x`; `norm` `[in]` is the norm's weight."""
     return F.linear(rms_norm(x, norm, eps), weight, bias)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
+from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
-from dovetail_backends.triton.kv import write_kv
+from dovetail_backends.triton.kv import write_kv, write_rows
 from dovetail_backends.triton.prefix import PrefixScratch
 
 
@@ -27,15 +28,20 @@ class TritonBackend(AttentionBackend):
         sliding_window=True,
         sinks=True,
         soft_cap=True,
+        mixers=frozenset({"kv", "latent"}),
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
-        spec = config.layers[0]
-        self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
-        self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
-        has_full_layers = any(spec.sliding_window is None for spec in config.layers)
-        self.prefix_group = self._prefix_scratch.group if has_full_layers else 0
+        spec, self.prefix_group = config.layers[0], 0
+        self._is_latent = spec.mixer == "latent"
+        if self._is_latent:
+            self._scratch = DecodeScratch(spec.num_qo_heads, latent.blocks(spec.num_qo_heads), spec.v_dim, device)
+        else:
+            self._scratch = DecodeScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
+            self._prefix_scratch = PrefixScratch(spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim, device)
+            if any(spec.sliding_window is None for spec in config.layers):
+                self.prefix_group = self._prefix_scratch.group
         self._prefixes: Prefixes | None = None
         self._longest = 0
 
@@ -52,12 +58,18 @@ class TritonBackend(AttentionBackend):
             self._prefixes = Prefixes(shared, self._prefix_scratch)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
+        if self._is_latent:
+            write_rows(k, self.kv_pool.tensor(layer.index, "latent"), batch.kv_slots)
+        else:
+            write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
 
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out, self._prefixes)
+        if self._is_latent:
+            latent.decode(q, self.kv_pool.tensor(layer.index, "latent"), layer, batch, self._scratch, out)
+        else:
+            decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out, self._prefixes)
 
     def forward_decode_qkv(
         self,
@@ -76,4 +88,7 @@ class TritonBackend(AttentionBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)
+        if self._is_latent:
+            latent.extend(q, self.kv_pool.tensor(layer.index, "latent"), layer, batch, out, self._longest)
+        else:
+            extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)

@@ -163,7 +163,7 @@ def choose_tile(rows: int, dim: int, dtype: torch.dtype, shared: int) -> Tile:
     return 64, 64, 4, 2
 
 
-def _block_of(num: int) -> int:
+def block_of(num: int) -> int:
     """How many starts a program looks at. Hardly any variants: each is compiled, and looking costs next to nothing."""
     return 1 if num == 1 else max(1024, triton.next_power_of_2(num))
 
@@ -199,7 +199,7 @@ def extend(
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_R=_block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
+        BLOCK_R=block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
         CAP=(layer.soft_cap or 0.0) * LOG2E,
         num_warps=warps, **launch_options(q),
     )  # fmt: skip

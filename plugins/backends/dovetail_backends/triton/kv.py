@@ -32,6 +32,33 @@ def _write_kernel(
     tl.store(target + stride_half, tl.load(v + token * stride_v + at, mask=inside), mask=inside)
 
 
+@triton.jit
+def _write_rows_kernel(
+    x, cache, slots, stride_x, stride_page, stride_token,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    value = tl.load(x + token * stride_x + at, mask=inside)
+    tl.store(cache + slot // P * stride_page + slot % P * stride_token + at, value, mask=inside)
+
+
+def write_rows(x: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Write latent rows `[T, 1, D]` (contiguous in D) into `cache` `[N, P, D]`; slots as for `write_kv`."""
+    width = x.shape[-1]
+    _write_rows_kernel[(x.shape[0],)](
+        x, cache, slots, x.stride(0), cache.stride(0), cache.stride(1),
+        P=cache.shape[1], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4, **launch_options(x),
+    )  # fmt: skip
+
+
 def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     """Write `k`, `v` `[T, Hk, D]` (rows may be strided, heads contiguous) into `kv` `[N, 2, P, Hk, D]`.
 

@@ -1,0 +1,40 @@
+"""How a router chooses among experts, as data. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Score = Literal["softmax", "sigmoid", "chosen"]
+"""What a logit becomes: its share among all experts, a number of its own, or its share among the chosen ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a router chooses.
+
+    Attributes:
+        num: E.
+        top_k: K.
+        score: Of an expert.
+        normalise: Whether the shares of the chosen ones are divided by their sum.
+        scale: Factor of the shares.
+        bias: Whether logits have a bias.
+        correction: Whether a bias of each expert joins its score for the choice, and not for its share.
+        groups: G, of which `top_groups` stay in the choice; 1: no groups.
+        top_groups: See there.
+        group_score: What a group is chosen by: the sum of its best two scores, or its best.
+        is_wide: Whether logits are computed in float32, whatever the model's dtype.
+    """
+
+    num: int
+    top_k: int
+    score: Score = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
+    is_wide: bool = False
