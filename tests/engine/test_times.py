@@ -6,10 +6,10 @@ import pytest
 from script_executor import ScriptExecutor
 
 from dovetail.demo import MODEL_DIR
-from dovetail.engine import timing
+from dovetail.engine import timeline, timing
 from dovetail.engine.core import EngineCore
 from dovetail.engine.entry import Entry
-from dovetail.messages import Abort, SamplingParams, Submit, Times, TokenDelta
+from dovetail.messages import Abort, Control, ControlReply, SamplingParams, Submit, Times, TokenDelta
 from dovetail.plugins import load
 from dovetail.testing.engine import make_plans
 
@@ -122,3 +122,32 @@ def test_times_survive_being_merged() -> None:
     waiting = entry._waiting
     assert waiting is not None
     assert (waiting.times, waiting.ids) == (last, [1] * 4)
+
+
+def steps(world: World, after: int = 0) -> list[dict[str, float]]:
+    reply = world.core.handle(Control(id=1, op="steps", after=after))
+    assert isinstance(reply, ControlReply)
+    found: list[dict[str, float]] = reply.result["steps"]
+    return found
+
+
+def test_the_last_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each computed and when, the oldest first; those after a number, and no more than are kept."""
+    world = World(monkeypatch, rows=2)
+    monkeypatch.setattr(timeline, "perf_counter", world.clock)
+    assert steps(world) == []
+    world.submit(1, 60, 4)
+    world.submit(2, 8, 2)
+    world.drain()
+    told = steps(world)
+    assert [row["step"] for row in told] == list(range(1, len(told) + 1))
+    assert sum(row["num_prefill_tokens"] for row in told) == 68
+    assert sum(row["num_decode"] for row in told) == 3 + 1
+    assert [row["ago_s"] for row in told] == list(range(len(told) - 1, -1, -1))
+    assert told[0]["num_queued"] >= told[-1]["num_queued"] == 0
+    assert steps(world, after=len(told) - 2) == told[-2:]
+    assert steps(world, after=10**9) == []
+    for handle in range(3, 9):
+        world.submit(handle, 4, 100)
+        world.drain()
+    assert len(steps(world)) == timeline.KEPT

@@ -109,10 +109,11 @@ class Screen:
     def focused(self) -> str:
         """The name of what has the focus."""
         name = self.page.evaluate(
-            "(() => { const e = document.activeElement; return e.getAttribute('aria-label')"
-            " ?? e.labels?.[0]?.firstChild?.textContent ?? e.textContent.trim().slice(0, 60); })()"
+            "(() => { const e = document.activeElement, label = e.labels?.[0];"
+            " const own = label && [...label.childNodes].filter((n) => n.nodeType === 3).map((n) => n.data).join('');"
+            " return e.getAttribute('aria-label') ?? own ?? e.textContent.trim().slice(0, 60); })()"
         )
-        return str(name).strip()
+        return " ".join(str(name).split())
 
     def reach(self, name: str) -> None:
         """Press Tab until something has the focus."""

@@ -139,6 +139,44 @@ def test_the_server_at_work(screen: Screen, server: ScriptedServer) -> None:
     assert asked == []
 
 
+def row(step: int, ago_s: float, seconds: float, num_prefill: int = 0) -> dict[str, float]:
+    return {"step": step, "ago_s": ago_s, "seconds": seconds, "num_decode": 3, "num_prefill_tokens": num_prefill,
+            "num_queued": 2}  # fmt: skip
+
+
+def test_steps_as_a_picture(screen: Screen, server: ScriptedServer) -> None:
+    """Each step of the last ten seconds is a bar; words say the same, and a table names the slowest."""
+    server.engine.step = 900
+    server.engine.steps = [row(1, 60.0, 1.0), *(row(n, 3.0, 0.01) for n in range(2, 40)), row(40, 0.5, 0.25, 512)]
+    page = opened(screen, "live")
+    page.locator(".steps rect").first.wait_for()
+    assert page.locator(".steps rect").count() == 39
+    assert page.locator(".steps rect.part-w").count() == 1
+    label = str(page.locator(".steps svg").get_attribute("aria-label"))
+    assert label.startswith("Steps: 39 steps in ten seconds, 1 with prompts; the longest took 250 ms")
+    page.locator(".steps summary").click()
+    cells = page.locator(".steps tbody tr").first.locator("td").all_inner_texts()
+    assert cells == ["40", "250 ms", "3", "512", "2"]
+    assert screen.obstacles() == []
+    screen.shot("live-steps")
+    server.engine.steps.append(row(41, 0.1, 0.3))
+    screen.until("document.querySelectorAll('.steps rect').length === 40")
+    server.engine.steps = []
+
+
+def test_steps_of_an_engine_that_begins_again(screen: Screen) -> None:
+    """Its numbers begin again, so what is known of the one before is dropped; never more are kept than there may be."""
+    script = """async () => {
+      const { join } = await import("./playground/live/timeline.js");
+      const rows = (...steps) => steps.map((step) => ({ step, ago_s: 1, seconds: 0 }));
+      const many = join([], rows(...Array.from({ length: 2000 }, (_, i) => i + 1)), 5000);
+      const numbers = (all) => all.map(({ step }) => step);
+      return [numbers(join(join([], rows(1, 2), 0), rows(3), 9)), numbers(join(join([], rows(7, 8), 0), rows(1, 2), 9)),
+        numbers(join(join([], rows(1), 0), [], 9)), many.length, many[0].end];
+    }"""
+    assert call(screen, script) == [[1, 2, 3], [1, 2], [1], 512, 4000]
+
+
 EXPOSITION = """\
 # HELP x_seconds y
 x_seconds_bucket{model_name="a \\"q\\" {b}",le="0.1"} 1

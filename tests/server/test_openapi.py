@@ -12,6 +12,7 @@ ROUTES = {
     "/ping": {"get", "post"},
     "/version": {"get"},
     "/v1/loads": {"get"},
+    "/v1/steps": {"get"},
     "/v1/chat/completions/render": {"post"},
     "/v1/completions/render": {"post"},
     "/v1/responses/render": {"post"},

@@ -101,7 +101,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+    async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """Run a command of `Control` and return its result; where the engine is being started again, after that."""
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 import msgspec
 
@@ -24,6 +25,7 @@ from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import make_speculation
 from dovetail.engine.step_builder import StepBuilder
+from dovetail.engine.timeline import Timeline
 from dovetail.grammar.words import WordRules
 from dovetail.messages import (
     Abort,
@@ -80,6 +82,7 @@ class EngineCore:
         self._prepared(info.prepared)
         self.watch = KVCacheChecker(self.pages)
         self.profiling = Profiling(executor)
+        self.timeline = Timeline()
         self.report = Report(settings.decode_log_interval)
         self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, info.eos_ids)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
@@ -207,6 +210,7 @@ class EngineCore:
         self.report.planned(plan, self.scheduler, self.pages)
         self.scheduler.launching(plan)
         step = self._builder.build(plan)
+        plan.began = perf_counter()
         try:
             self.executor.launch(step)
         except StepError as failure:
@@ -249,6 +253,7 @@ class EngineCore:
         except StepError as failure:
             return self._recover(plan, failure)
         self.recovery.worked(plan)
+        self.timeline.read(plan, len(self.scheduler.waiting))
         deltas = self._replies.of(plan, output)
         self.report.finished(plan, len(output.tokens), self.scheduler, self.pages)
         return deltas
@@ -309,6 +314,8 @@ class EngineCore:
             num_pages = self.pages.flush()
             self._report_cache()
             return ControlReply(id=message.id, result={"ok": True, "num_pages": num_pages})
+        if message.op == "steps":
+            return ControlReply(id=message.id, result=self.timeline.since(message.after))
         if message.op == "start_profile" and message.profile is not None:
             return ControlReply(id=message.id, result=self.profiling.start(message.profile, self.step_count))
         if message.op == "stop_profile":

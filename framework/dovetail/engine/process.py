@@ -123,11 +123,11 @@ class ProcessClient(StreamClient):
         await self._tasks.close()
         self._lost(CLOSED)
 
-    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+    async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`. While a profile is recorded and written, nothing counts as a hang."""
         if op == "start_profile":
             self._profiled_until = time.monotonic() + PROFILE_S
-        found = await super().control(op, profile)
+        found = await super().control(op, profile, after=after)
         if op == "stop_profile":
             self._profiled_until = 0.0
         return found

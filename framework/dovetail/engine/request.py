@@ -213,6 +213,7 @@ class StepPlan:
         writes: What it writes, tentatively until its outcome is read: of each request, the list of its pages then, and
             the length from which keys and values are written.
         has_graphs: Its graphs are captured.
+        began: When it was launched, as `perf_counter` counts.
     """
 
     decode: list[Request]
@@ -222,6 +223,7 @@ class StepPlan:
     number: int = 0
     writes: list[tuple[Request, Pages, int]] = field(default_factory=list)
     has_graphs: bool = False
+    began: float = 0.0
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -172,13 +172,13 @@ class StreamClient(ABC):
         entry.is_sent = entry.is_admitted = False
         self._entries[entry.submit.handle] = entry
 
-    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+    async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`."""
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         number = next(self._ids)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        command = Control(id=number, op=op, profile=profile)  # type: ignore[arg-type]  # the engine checks it
+        command = Control(id=number, op=op, profile=profile, after=after)  # type: ignore[arg-type]  # the engine checks it
         self._replies[number] = command, reply
         self._send(command)
         try:

@@ -151,9 +151,11 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     """A command outside the request stream, answered by a `ControlReply` with the same id."""
 
     id: int
-    op: Literal["flush_cache", "stats", "shutdown", "start_profile", "stop_profile"]
+    op: Literal["flush_cache", "stats", "shutdown", "steps", "start_profile", "stop_profile"]
     profile: ProfileSpec | None = None
     """Of `start_profile`."""
+    after: int = 0
+    """Of `steps`: those with larger numbers are told."""
 
 
 ToEngine = Submit | Abort | Control

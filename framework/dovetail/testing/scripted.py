@@ -80,6 +80,8 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.live: list[str] = []
         self.step = 0
+        self.steps: list[dict[str, Any]] = []
+        """What `control("steps")` tells."""
         self.dead: str | None = None
         self.restarting: str | None = None
         self.num_restarts = 0
@@ -208,11 +210,13 @@ class ScriptedEngine:
         rows = [self._logprob(token, count) for token in request.prompt_ids[start:]]
         return rows if start else rows[1:]
 
-    async def control(self, op: str, profile: ProfileSpec | None = None) -> dict[str, Any]:
+    async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if op == "flush_cache":
             return {"ok": True}
+        if op == "steps":
+            return {"steps": [row for row in self.steps if row["step"] > after]}
         if op.endswith("_profile"):
             return {"error": "this engine computes nothing"}
         stats = Stats(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 import dovetail
@@ -97,6 +97,12 @@ async def loads(state: State) -> Response:
     }
     now = datetime.now(UTC).isoformat()
     return json_reply({"timestamp": now, "version": dovetail.__version__, "dp_rank_count": 1, "loads": [load]})
+
+
+@router.get("/v1/steps", response_model=None, responses=FAILURES)
+async def steps(state: State, after: Annotated[int, Query(ge=0, le=1 << 62)] = 0) -> Response:
+    """The engine's last steps, up to 512, the oldest first; those after the step of this number."""
+    return json_reply(await state.engine.control("steps", after=after))
 
 
 @router.get("/v1/plugins", response_model=None, responses=FAILURES)

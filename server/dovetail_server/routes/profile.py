@@ -45,7 +45,7 @@ class ProfileRequest(RequestModel):
         None,
         ge=0,
         le=1 << 62,
-        description="Value of the engine's step counter (`GET /v1/loads`) at which it begins; now.",
+        description="Value of the engine's step counter (`dovetail_engine_step`) at which it begins; now.",
     )
     activities: list[Literal["CPU", "GPU"]] | None = Field(
         None, min_length=1, max_length=2, description="What is recorded; what the device has if not given."

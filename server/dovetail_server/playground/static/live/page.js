@@ -1,9 +1,10 @@
 // Live: what the server does now, second by second, from its own metrics.
 import { html, useEffect, useRef, useState } from "../core/html.js";
-import { call } from "../core/api.js";
+import { call, getJson } from "../core/api.js";
 import { seconds } from "../core/reply.js";
 import { Bars, Line } from "../parts/charts.js";
 import { count, Page } from "../parts/page.js";
+import { join, Timeline } from "./timeline.js";
 import { histogram, parse, quantile, since, total } from "./exposition.js";
 
 const EVERY_MS = 1000;
@@ -52,6 +53,7 @@ export function LivePage() {
   const [isPaused, setIsPaused] = useState(false);
   const [fromNow, setFromNow] = useState(null);
   const latest = useRef(null);
+  const steps = useRef([]);
   useEffect(() => {
     if (isPaused) return undefined;
     const stopper = new AbortController();
@@ -59,7 +61,12 @@ export function LivePage() {
     const go = async () => {
       try {
         const text = await (await call("metrics", { signal: stopper.signal })).text();
-        latest.current = look(text, Date.now(), latest.current);
+        const at = Date.now();
+        latest.current = look(text, at, latest.current);
+        const after = steps.current.at(-1)?.step ?? 0;
+        const restarted = latest.current.counters.step !== null && latest.current.counters.step < after;
+        const answer = await getJson(`v1/steps?after=${restarted ? 0 : after}`, stopper.signal);
+        steps.current = join(steps.current, answer.steps, at);
         setLooks((all) => [...all.slice(1 - SIZE), latest.current]);
         setProblem("");
       } catch (error) {
@@ -91,6 +98,7 @@ export function LivePage() {
         <${Line} title="KV cache held by requests" values=${column("usage")} size=${SIZE} most=${1} show=${share} />
         <${Line} title="Prompt tokens found in the cache" values=${column("hits")} size=${SIZE} most=${1} show=${share} />
       </section>
+      <${Timeline} rows=${steps.current} now=${now.at} />
       <section class="charts" aria-label="Histograms">
         <${Times} title="To the first token" rows=${since(fromNow?.first ?? [], now.first)} />
         <${Times} title="Between tokens" rows=${since(fromNow?.gap ?? [], now.gap)} />
