@@ -75,6 +75,7 @@ class Workers:
         be_nice()
         while (work := self.queue.get()) is not None:
             work()
+            del work  # what it holds, such as a grammar, would stay until the next one comes
 
 
 def be_nice() -> None:

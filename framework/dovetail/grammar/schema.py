@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
 from dovetail.errors import RequestError
+from dovetail.grammar.recent import Recent
 
 ONE = frozenset(
     [
@@ -56,12 +56,10 @@ ANNOTATIONS = frozenset(
 )
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _TYPES = frozenset(TYPES)
-NUM_KEPT = 4
-"""Texts whose schemas are kept: those of the requests that are just being routed."""
 Node = Mapping[str, Any]
 
 
-@lru_cache(maxsize=NUM_KEPT)
+@Recent
 def parse(source: str) -> Any:
     """Read a schema's text; every backend asks for the same one, so the result is shared and must not be changed.
 
@@ -130,7 +128,7 @@ def reachable(schema: Any) -> Iterator[tuple[str, Node]]:
                 continue  # `check` has judged references
 
 
-@lru_cache(maxsize=NUM_KEPT)
+@Recent
 def nodes(source: str) -> tuple[tuple[str, Node], ...]:
     """Return what `reachable` yields of a schema's text; shared as `parse`'s result is.
 
