@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -10,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail_server.terminal.client import Server
@@ -30,28 +30,32 @@ def serving(model: str | None, flags: Sequence[str], key: str | None) -> Iterato
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "dovetail_server", "serve", *([model] if model else []), *flags]
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs), "serve", *([model] if model else [])]
+    command += [*flags]
     command += ["--host", "127.0.0.1", "--port", str(port), "--disable-access-log", "--drain-timeout", "1"]
-    with tempfile.TemporaryDirectory(prefix="dovetail-chat-") as folder:
-        log = Path(folder) / "server.log"
-        with log.open("wb") as out:
-            # In a session of its own: Ctrl-C here stops a reply, not the server.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+    # The log has no name: nothing of it is left, whatever ends this process. The server hears of that end by the pipe.
+    # It has a session of its own: Ctrl-C here stops a reply, not the server.
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=[theirs]
+        )
+        os.close(theirs)
         try:
             server = Server(f"http://127.0.0.1:{port}", key)
-            _wait(server, process, log)
+            _wait(server, process, log.fileno())
             yield server
         finally:
             _stop(process)
+            os.close(ours)
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(server: Server, process: subprocess.Popen[bytes], log: int) -> None:
     while True:
         if process.poll() is not None:
             kind = ConfigError if process.returncode == 2 else DovetailError
-            lines = log.read_text("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+            said = os.pread(log, os.fstat(log).st_size, 0)  # the server writes at the file's own place
+            lines = said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
             raise kind(lines[-1].removeprefix("dovetail serve: error: "))
         try:
             server.get("/readyz")
