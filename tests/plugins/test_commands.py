@@ -15,6 +15,7 @@ from dovetail import errors
 from dovetail.plugins import KINDS
 from dovetail.testing.site import FakeSite
 from dovetail_server.cli import plugin
+from dovetail_server.cli.plugin import doctor
 
 PARSER = """
 from dataclasses import dataclass, field
@@ -112,6 +113,13 @@ def test_doctor_is_content_with_the_built_ins(capsys: pytest.CaptureFixture[str]
     """Nothing is wrong with what Dovetail brings; `--no-load` imports nothing."""
     out = run(capsys, "doctor", "--no-load")
     assert out.endswith("plugins read; no problems\n")
+
+
+def test_doctor_is_content_without_extras(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes with an extra of the package is left out on purpose: a clean install has no problems."""
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("xgrammar", "pyzmq") else version(name))
+    assert run(capsys, "doctor", "--no-load").endswith("plugins read; no problems\n")
 
 
 def test_new_writes_a_package_for_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,14 +49,17 @@ def in_metadata(registry: Registry) -> Iterator[str]:
             more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
             yield f"{name}: {changed[0]}{more} differs from what was installed; reinstall {name}"
     for record in registry.sorted():
-        missing = [package for package in record.facts.packages if not _version(package)] if record.usable else []
+        optional = _optional(record.distribution)
+        missing = [name for name in _missing_packages(record) if normalise_distribution(name) not in optional]
         if missing:
             yield f"{_label(record)} needs {', '.join(missing)}; run: pip install {' '.join(missing)}"
 
 
 def found_by_loading(registry: Registry, timeout_s: float) -> Iterator[str]:
     """Yield what loading every usable plugin shows, one process per package."""
-    usable = sorted((r for r in registry.records if r.usable), key=lambda r: r.distribution)
+    usable = sorted(
+        (r for r in registry.records if r.usable and not _missing_packages(r)), key=lambda r: r.distribution
+    )
     for distribution, group in groupby(usable, key=lambda r: r.distribution):
         plan = PluginPlan(plugins=tuple(as_planned(record) for record in group), timeout_s=timeout_s)
         yield from _probe(distribution, plan)
@@ -104,6 +107,20 @@ def _missing_requirements(name: str) -> Iterator[str]:
         match = re.match(r"[A-Za-z0-9._-]+", requirement)
         if match and not marker and not _version(match[0]):
             yield f"{name} needs {requirement}, which is not installed; run: pip install '{requirement}'"
+
+
+def _missing_packages(record: PluginRecord) -> list[str]:
+    return [package for package in record.facts.packages if record.usable and not _version(package)]
+
+
+def _optional(name: str) -> set[str]:
+    """Return the packages that a distribution installs with an extra only: who leaves them out does without."""
+    try:
+        lines = [line.partition(";") for line in Distribution.from_name(name).requires or ()]
+    except PackageNotFoundError:
+        return set()
+    extras = (re.match(r"[A-Za-z0-9._-]+", line) for line, _, marker in lines if re.search(r"\bextra\b", marker))
+    return {normalise_distribution(found[0]) for found in extras if found}
 
 
 def _version(name: str) -> str | None:
