@@ -48,6 +48,7 @@ from dovetail.processing.embeddings import Embedder
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.offline import read_settings
 from dovetail.processing.prepare import prepare
+from dovetail.processing.tasks import Tasks
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.stream import OutputStream
@@ -135,7 +136,6 @@ class LLM(OutlinesModel):
         self.template = ChatTemplate.load(self.tokenizer, offline.chat_template)
         self._tools_name = offline.tool_call_parser or ""
         self._bind_parsers(loaded)
-        self._embedder = Embedder.of_checkpoint(folder)
         self._processors = LogitsRequests.load(loaded)
         self._ids = itertools.count(1)
         self._grammar = StructuredOutputs({})
@@ -147,6 +147,8 @@ class LLM(OutlinesModel):
         try:
             self._hooks.enter_context(running_hooks(loaded))
             self.info = self._call(self._client.start())
+            self._embedder = Embedder.of_checkpoint(folder, self.info.pool)
+            self._tasks = Tasks.of(self.info, offline.task, embeds=self._embedder.is_declared, answers=False)
             self._grammar = StructuredOutputs.load(
                 loaded, self.tokenizer, self.info.vocab_size, strict_schema=offline.strict_schema
             )
@@ -204,6 +206,7 @@ class LLM(OutlinesModel):
         """
         if typed or not _are_params(params):
             return self._typed(prompts, params, typed)
+        self._tasks.check("generate")
         ids = prompt_ids(prompts, self.tokenizer)
         jobs = [
             job
@@ -231,8 +234,9 @@ class LLM(OutlinesModel):
         Raises:
             RequestError: A prompt is empty or longer than the context, or the checkpoint does not allow it.
         """
+        self._tasks.check("embed")
         self._embedder.check(dimensions, self.info.hidden_size)
-        many = [self._pooling(index, ids) for index, ids in enumerate(prompt_ids(prompts, self.tokenizer))]
+        many = [self._pooling(index, ids) for index, ids in enumerate(prompt_ids(prompts, self.tokenizer, self._text))]
 
         async def one(submit: messages.Submit) -> Embedding:
             async with aclosing(self._client.submit(submit)) as stream:
@@ -245,6 +249,10 @@ class LLM(OutlinesModel):
             )
 
         return self._call(_together([one(submit) for submit in many], "Embedding", use_tqdm=use_tqdm))
+
+    def _text(self, text: str) -> str:
+        """A text as embeddings are made of it."""
+        return self._embedder.rules.applied(text)
 
     def _pooling(self, index: int, ids: list[int]) -> messages.Submit:
         """The engine's request for one prompt's hidden states."""
@@ -288,6 +296,7 @@ class LLM(OutlinesModel):
         Raises:
             RequestError: A message, tool or parameter is wrong, or the model has no chat template.
         """
+        self._tasks.check("generate")
         many: list[Sequence[Message]] = (
             [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)  # type: ignore[list-item,arg-type]
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
@@ -12,18 +12,20 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 
-def prompt_ids(prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the token ids of one prompt or many: a list of ints is one prompt.
+def prompt_ids(
+    prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer, change: Callable[[str], str] | None = None
+) -> list[list[int]]:
+    """Return the token ids of one prompt or many: a list of ints is one prompt. Texts are what `change` makes of them.
 
     Raises:
         RequestError: A prompt is none of these; it says which.
     """
     is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     many: Sequence[Any] = [prompts] if is_one else prompts  # type: ignore[assignment]
-    return [_ids(index, prompt, tokenizer) for index, prompt in enumerate(many)]
+    return [_ids(index, prompt, tokenizer, change) for index, prompt in enumerate(many)]
 
 
-def _ids(index: int, prompt: Any, tokenizer: Tokenizer) -> list[int]:
+def _ids(index: int, prompt: Any, tokenizer: Tokenizer, change: Callable[[str], str] | None) -> list[int]:
     if isinstance(prompt, Mapping):
         given = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
         strange = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
@@ -32,7 +34,7 @@ def _ids(index: int, prompt: Any, tokenizer: Tokenizer) -> list[int]:
             raise RequestError(f"prompt {index} {problem}; a mapping has 'prompt' or 'prompt_token_ids'")
         prompt = prompt[given[-1]]  # the ids, where both are given: they are the text's
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, add_special_tokens=True)
+        return tokenizer.encode(prompt if change is None else change(prompt), add_special_tokens=True)
     try:
         ids = list(prompt)
     except TypeError:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dovetail.demo import MODEL_DIR
 
+Task = Literal["generate", "embed", "classify", "score"]
+"""What a model is asked for: text, embeddings, labels of a text, how well two texts go together."""
 MIN_PLACES = 64
 """Places that a step may have for drafts however few requests run."""
 
@@ -31,6 +33,11 @@ def none_word(value: object) -> object:
         value = value.strip().lower().replace("_", "-")
         return None if value in {"none", ""} else value
     return value
+
+
+def task_word(value: object) -> object:
+    """Accept `auto` for no task, and the peers' other word for `embed`."""
+    return {"auto": None, "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
 
 
 Tokens = Annotated[int, BeforeValidator(parse_tokens)]
@@ -175,6 +182,12 @@ class EngineSettings(BaseModel):
         ge=1,
         description="Requests waiting; beyond it a request gets 429.",
         json_schema_extra=flag("max-num-queued-reqs"),
+    )
+    task: Annotated[Task | None, BeforeValidator(task_word)] = Field(
+        None,
+        description="Serve this alone: generate, embed, classify or score (two texts). If not given, all that the "
+        "model and its folder are made for.",
+        json_schema_extra=flag(),
     )
     chunked_prefill_size: Tokens | None = Field(
         None,

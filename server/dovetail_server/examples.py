@@ -81,6 +81,15 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
             "label_token_ids": [40, 41],
         }
     },
+    "/v1/rerank": {
+        "Two documents": {
+            "model": "$model",
+            "query": "What is the capital of France?",
+            "documents": ["Berlin is a city in Germany.", "Paris is the capital of France."],
+        }
+    },
+    "/score": {"Two texts": {"model": "$model", "text_1": "What is the capital of France?", "text_2": "It is Paris."}},
+    "/v1/classify": {"A text": {"model": "$model", "input": "I like it."}},
     "/v1/embeddings": {"Two texts": {"model": "$model", "input": ["What is the capital of France?", "Paris"]}},
     "/v1/messages/count_tokens": {"A question": {"model": "$model", "messages": QUESTION}},
     "/generate": {
@@ -122,6 +131,7 @@ BODIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 BODIES |= {f"/v1{path}": BODIES[path] for path in ("/tokenize", "/detokenize")}
+BODIES |= {"/classify": BODIES["/v1/classify"], "/rerank": BODIES["/v1/rerank"], "/v2/rerank": BODIES["/v1/rerank"]}
 BODIES |= {
     f"{path}/render": {name: {**body, "stream": False} for name, body in list(BODIES[path].items())[:1]}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

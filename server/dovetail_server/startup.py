@@ -56,7 +56,9 @@ def engine_notes(info: EngineInfo) -> list[str]:
     return [
         f"{info.architecture} {info.dtype} on {info.device}",
         f"weights {info.weight_bytes / 2**20:,.0f} MiB in {info.load_s:.2f} s",
-        f"KV cache {info.max_total_tokens:,} tokens ({info.kv_bytes / 2**20:,.0f} MiB)",
+        f"KV cache {info.max_total_tokens:,} tokens ({info.kv_bytes / 2**20:,.0f} MiB)"
+        if info.max_total_tokens
+        else "no KV cache",
         f"attention {info.attention_backend}",
         f"context {info.context_len:,}",
     ]

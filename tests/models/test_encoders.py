@@ -10,7 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+import transformers
 from encoders import ENCODERS, make_encoder
+from families import config_of, perturb
 from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.model import Pool
@@ -120,6 +122,15 @@ def test_a_masked_language_model_is_its_encoder(kind: str, tmp_path: Path) -> No
     np.testing.assert_allclose(got, states(model.base_model, prompt).mean(0).numpy(), **TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", ["roberta", "mpnet"])
+def test_padding_in_a_text_is_not_counted(kind: str, tmp_path: Path) -> None:
+    """A text may spell the token that pads: transformers gives it the padding's place and counts on without it."""
+    model = make_encoder(tmp_path, kind)
+    many = [[0, 5, 1, 1, 9, 7, 2], [1], [0, 8, 2], [0, 1, 6, 1, 2]]
+    for got, prompt in zip(run(tmp_path, many, "mean"), many, strict=True):
+        np.testing.assert_allclose(got, states(model, prompt).mean(0).numpy(), **TOLERANCE)
+
+
 def test_older_spellings(tmp_path: Path) -> None:
     """Norms were once called `gamma` and `beta`, positions were stored, and rotations stood beside each other."""
     for kind in ("bert", "modernbert"):
@@ -227,3 +238,36 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"missing: distance\.weight"):
         make_core(tmp_path)
+
+
+DECODERS = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"]
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_without_a_head(kind: str, tmp_path: Path) -> None:
+    """They give states and, with a matrix in the head's place, scores, of the last token; cached and in chunks."""
+    many = prompts((9, 1, 100))
+    for task in ("Model", "ModelForSequenceClassification"):
+        folder = tmp_path / task
+        config = config_of(kind, pad_token_id=0, **({"num_labels": 1} if task != "Model" else {}))
+        torch.manual_seed(0)
+        model = getattr(transformers, f"Auto{task}").from_config(config, attn_implementation="eager").float().eval()
+        perturb(model)
+        model.save_pretrained(folder)
+        for got, prompt in zip(run(folder, many, "last", chunked_prefill_size=40), many, strict=True):
+            with torch.no_grad():
+                found = model(torch.tensor([prompt]))
+            want = found.last_hidden_state[0, -1] if task == "Model" else found.logits[0]
+            np.testing.assert_allclose(got, want.numpy(), **TOLERANCE)
+
+
+def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
+    """EmbeddingGemma: nothing is cached, and windows reach half as far to either side."""
+    config = config_of("gemma3_text", use_bidirectional_attention=True)
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).float().save_pretrained(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").float().eval()
+    assert make_core(tmp_path).info.kv_bytes == 0
+    for got, prompt in zip(run(tmp_path, prompts((40, 100)), "mean"), prompts((40, 100)), strict=True):
+        with torch.no_grad():
+            np.testing.assert_allclose(got, states(model, prompt).mean(0).numpy(), **TOLERANCE)

@@ -28,7 +28,11 @@ SECTIONS = {
     "/v1/messages/batches": ("Messages",),
     "/v1/embeddings": ("Embeddings",),
     "/generate": ("Generate", "Completions"),
-    "/v1/score": ("Generate",),
+    "/v1/score": ("Generate", "Rerank, score and classify"),
+    "/score": ("Generate", "Rerank, score and classify"),
+    **dict.fromkeys(
+        ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/classify", "/classify"), ("Rerank, score and classify",)
+    ),
     "/tokenize": ("Texts and tokens",),
     "/detokenize": ("Texts and tokens",),
     "/separate_reasoning": ("Texts and tokens",),

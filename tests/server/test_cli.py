@@ -47,7 +47,7 @@ page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantizatio
 tensor-parallel-size tp tp-size
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
-strict-schema timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
+strict-schema task timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
 """
 
 

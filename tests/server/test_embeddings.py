@@ -171,6 +171,8 @@ UNIT = (*PLAIN, ("2_Normalize", "Normalize"))
         (PLAIN, {"pooling_mode_mean_tokens": True}, "mean", False),
         (PLAIN, {"embedding_dimension": 8, "pooling_mode": "lasttoken"}, "last", False),
         (PLAIN, {"embedding_dimension": 8, "pooling_mode": "mean"}, "mean", False),
+        (PLAIN, {"pooling_mode_cls_token": True}, "first", False),
+        (UNIT, {"embedding_dimension": 8, "pooling_mode": "cls"}, "first", True),
     ],
 )
 def test_pooling_is_what_the_checkpoint_says(
@@ -184,12 +186,14 @@ def test_pooling_is_what_the_checkpoint_says(
 @pytest.mark.parametrize(
     ("modules", "pooling", "part"),
     [
-        (UNIT, {"pooling_mode_cls_token": True}, "cls_token is not served"),
+        (UNIT, {"pooling_mode_max_tokens": True}, "max_tokens is not served"),
         (UNIT, {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "mean_tokens, max_tokens is not"),
         (UNIT, {}, "none is not served"),
         (UNIT, [], "1_Pooling/config.json is not as"),
         (UNIT, None, "cannot be read"),
-        ((*UNIT, ("3_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "a Dense module is not served"),
+        ((*UNIT, ("3_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "a Dense module behind Normalize is not"),
+        ((*PLAIN, ("2_CNN", "CNN")), {"pooling_mode_mean_tokens": True}, "a CNN module is not served"),
+        ((*PLAIN, ("2_Dense", "Dense")), {"pooling_mode_mean_tokens": True}, "2_Dense/config.json cannot be read"),
     ],
 )
 def test_a_checkpoint_whose_embeddings_cannot_be_made_says_why(

@@ -1,26 +1,63 @@
 """What a checkpoint says of embeddings, and how one is made of a pooled hidden state.
 
-Read are the files of sentence-transformers: `modules.json`, the pooling module's `config.json`; and of the model's own
-`config.json` whether a shorter vector is worth something (`matryoshka_dimensions`, `is_matryoshka`). Without them a
-causal model gives its last token's state at length 1, as vLLM and SGLang have it. Needs no torch.
+Read are the files of sentence-transformers: `modules.json` with the configs of its modules, `sentence_bert_config.json`
+and the prompts of `config_sentence_transformers.json`; and of the model's own `config.json` whether a shorter vector is
+worth something (`matryoshka_dimensions`, `is_matryoshka`). Without them a causal model gives its last token's state and
+an encoder its first one's, at length 1, as vLLM has it. Needs no torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dovetail.errors import ModelError, RequestError
 from dovetail.messages import Pool
+from dovetail.processing.dense import Dense
 from dovetail.runtime.hf_config import read_config, read_json
 
-MODES: dict[str, Pool] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
+MODES: dict[str, Pool] = {
+    **{"lasttoken": "last", "mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
+}
+NO_LENGTH = 1 << 30
+POSSIBLE = "cls_token, lasttoken, mean_tokens"
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Vector = npt.NDArray[np.float32]
+
+
+class TextRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a text before it is tokenized.
+
+    Attributes:
+        prompts: What stands before it, by name.
+        default: The name that holds where a request gives none; None: nothing stands before it.
+        is_lower: It is written in lower case.
+    """
+
+    prompts: dict[str, str] = {}
+    default: str | None = None
+    is_lower: bool = False
+
+    def applied(self, text: str, name: str | None = None) -> str:
+        """Return a text as the model was trained to read it.
+
+        Raises:
+            RequestError: The model has no prompt of that name.
+        """
+        if name and name not in self.prompts:
+            possible = ", ".join(self.prompts) or "none"
+            what = f"prompt_name {name!r}: not in config_sentence_transformers.json; possible: {possible}"
+            raise RequestError(what, param="prompt_name", code="invalid_value")
+        name = self.default if name is None else name
+        text = self.prompts.get(name or "", "") + text
+        return text.lower() if self.is_lower else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,30 +67,46 @@ class Embedder:
     Attributes:
         pool: What of the hidden states is asked for.
         normalize: Vectors have length 1.
+        dense: Matrices that vectors go through first, in order.
         dimensions: Lengths that a vector may be cut to; empty: any, if `is_nested`.
         is_nested: It was trained so that the first numbers of a vector are one, too.
+        max_tokens: The longest text that it was made for; None: what the model takes.
+        rules: What becomes of texts.
+        is_declared: The folder says that embeddings are what it is for.
         obstacle: Why the checkpoint's embeddings cannot be made; empty if they can.
     """
 
     pool: Pool = "last"
     normalize: bool = True
+    dense: tuple[Dense, ...] = ()
     dimensions: tuple[int, ...] = ()
     is_nested: bool = False
+    max_tokens: int | None = None
+    rules: TextRules = field(default_factory=TextRules)
+    is_declared: bool = False
     obstacle: str = ""
 
     @classmethod
-    def of_checkpoint(cls, folder: Path) -> Embedder:
-        """Read a model folder. What cannot be made of it is an `obstacle`: the model may still generate."""
+    def of_checkpoint(cls, folder: Path, pool: Pool = "last") -> Embedder:
+        """Read a model folder. What cannot be made of it is an `obstacle`: the model may still generate.
+
+        Args:
+            folder: The model's.
+            pool: What holds where the folder does not say: the architecture's.
+        """
         config = read_config(folder)
         sizes = config.get("matryoshka_dimensions") or ()
-        is_nested = bool(sizes or config.get("is_matryoshka"))
+        plain = cls(pool=pool, dimensions=tuple(sizes), is_nested=bool(sizes or config.get("is_matryoshka")))
         try:
-            pool, normalize = _modules(folder)
+            return _with_modules(folder, plain)
         except ModelError as error:
             return cls(obstacle=str(error))
         except (TypeError, AttributeError, KeyError):
             return cls(obstacle="modules.json or 1_Pooling/config.json is not as sentence-transformers writes it")
-        return cls(pool=pool, normalize=normalize, dimensions=tuple(sizes), is_nested=is_nested)
+
+    def size(self, hidden_size: int) -> int:
+        """Return how many numbers a whole vector has."""
+        return self.dense[-1].out_features if self.dense else hidden_size
 
     def check(self, dimensions: int | None, hidden_size: int) -> None:
         """Refuse what cannot be made.
@@ -65,21 +118,22 @@ class Embedder:
             raise RequestError(
                 f"this checkpoint's embeddings cannot be made: {self.obstacle}", param="model", code="unsupported_model"
             )
-        if dimensions is None or dimensions == hidden_size:
+        size = self.size(hidden_size)
+        if dimensions is None or dimensions == size:
             return
         if not self.is_nested:
             text = (
                 f"the model was not trained for shorter vectors (no matryoshka_dimensions in config.json): dimensions "
-                f"can be {hidden_size}; leave it out"
+                f"can be {size}; leave it out"
             )
             raise RequestError(text, param="dimensions", code="unsupported_parameter")
-        if dimensions > hidden_size or (self.dimensions and dimensions not in self.dimensions):
-            possible = ", ".join(map(str, self.dimensions)) or f"1 to {hidden_size}"
+        if dimensions > size or (self.dimensions and dimensions not in self.dimensions):
+            possible = ", ".join(map(str, self.dimensions)) or f"1 to {size}"
             text = f"dimensions must be one of: {possible} (given: {dimensions})"
             raise RequestError(text, param="dimensions", code="invalid_value")
 
     def finish(self, pooled: bytes, dimensions: int | None = None, *, normalize: bool | None = None) -> Vector:
-        """Make an embedding of what the engine pooled: cut it, then scale it to length 1.
+        """Make an embedding of what the engine pooled: by its matrices, cut, then scaled to length 1.
 
         Args:
             pooled: From `TokenDelta.pooled`.
@@ -88,7 +142,10 @@ class Embedder:
         """
         import numpy as np  # the server's process has it only once somebody asks for embeddings
 
-        vector: Vector = np.frombuffer(pooled, dtype=np.float32)[:dimensions]
+        vector: Vector = np.frombuffer(pooled, dtype=np.float32)
+        for dense in self.dense:
+            vector = dense.applied(vector)
+        vector = vector[:dimensions]
         if not (self.normalize if normalize is None else normalize):
             return vector
         wide = vector.astype(np.float64)
@@ -96,29 +153,58 @@ class Embedder:
         return (wide / length).astype(np.float32) if length else vector
 
 
-def _modules(folder: Path) -> tuple[Pool, bool]:
-    """Read `modules.json`: a model, one pooling module, and at most a scaling to length 1.
+def _with_modules(folder: Path, plain: Embedder) -> Embedder:
+    """Read `modules.json`: a model, one pooling module, then matrices and at most a scaling to length 1.
 
     Raises:
-        ModelError: Another module, or a way of pooling that is not known here.
+        ModelError: Another module, another order, or a way of pooling that is not known here.
     """
     path = folder / "modules.json"
     if not path.is_file():
-        return "last", True
-    pool: Pool = "last"
-    normalize = False
+        return plain
+    found = replace(plain, normalize=False, is_declared=True, rules=_prompts(folder))
     for module in read_json(path):
-        kind = str(module["type"]).rpartition(".")[2]
-        if kind == "Pooling":
-            pool = _pool_of(read_json(folder / str(module["path"]) / "config.json"))
+        kind, place = str(module["type"]).rpartition(".")[2], folder / str(module["path"])
+        if found.normalize and kind in ("Pooling", "Dense"):
+            raise ModelError(f"modules.json: a {kind} module behind Normalize is not served")
+        if kind == "Transformer":
+            found = _with_lengths(place, found)
+        elif kind == "Pooling":
+            found = replace(found, pool=_pool_of(read_json(place / "config.json"), found.rules))
+        elif kind == "Dense":
+            found = replace(found, dense=(*found.dense, Dense.of_folder(place)))
         elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise ModelError(f"modules.json: a {kind} module is not served; possible: Transformer, Pooling, Normalize")
-    return pool, normalize
+            found = replace(found, normalize=True)
+        else:
+            possible = "Transformer, Pooling, Dense, Normalize"
+            raise ModelError(f"modules.json: a {kind} module is not served; possible: {possible}")
+    return found
 
 
-def _pool_of(config: dict[str, Any]) -> Pool:
+def _prompts(folder: Path) -> TextRules:
+    """Read the prompts of `config_sentence_transformers.json`."""
+    given = _optional(folder / "config_sentence_transformers.json")
+    return TextRules(prompts=dict(given.get("prompts") or {}), default=given.get("default_prompt_name"))
+
+
+def _with_lengths(folder: Path, found: Embedder) -> Embedder:
+    """Read `sentence_bert_config.json`: how long texts may be, and whether they are written in lower case.
+
+    Newer files leave the length to `tokenizer_config.json`, which writes a huge number where there is none.
+    """
+    given, other = _optional(folder / "sentence_bert_config.json"), _optional(folder / "tokenizer_config.json")
+    rules = msgspec.structs.replace(found.rules, is_lower=bool(given.get("do_lower_case")))
+    most = given.get("max_seq_length") or other.get("model_max_length")
+    return replace(found, max_tokens=int(most) if most and most < NO_LENGTH else None, rules=rules)
+
+
+def _optional(path: Path) -> Mapping[str, Any]:
+    """Read a file that need not be there."""
+    found: Mapping[str, Any] = read_json(path) if path.is_file() else {}
+    return found
+
+
+def _pool_of(config: Mapping[str, Any], rules: TextRules) -> Pool:
     """Read how states are pooled: a name, or in older files a switch for each.
 
     Raises:
@@ -129,5 +215,7 @@ def _pool_of(config: dict[str, Any]) -> Pool:
     modes = [named] if isinstance(named, str) else list(named or names)
     if len(modes) != 1 or modes[0] not in MODES:
         given = ", ".join(map(str, modes)) or "none"
-        raise ModelError(f"1_Pooling: {given} is not served; possible: lasttoken, mean_tokens")
+        raise ModelError(f"1_Pooling: {given} is not served; possible: {POSSIBLE}")
+    if config.get("include_prompt") is False and any(rules.prompts.values()):
+        raise ModelError("1_Pooling: include_prompt false is not served, and the model has prompts")
     return MODES[modes[0]]

@@ -60,7 +60,7 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     """
     item = ITEM_BYTES[dtype]
     # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
-    packed_head = config.tie_word_embeddings and device == "cpu" and dtype == "bfloat16"
+    packed_head = config.tie_word_embeddings and config.generates and device == "cpu" and dtype == "bfloat16"
     extra = config.vocab_size * config.hidden_size * item if packed_head else 0
     if dummy:
         return WeightSize(dense_numel(config) * item + extra, extra)

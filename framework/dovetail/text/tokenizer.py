@@ -106,6 +106,7 @@ class Tokenizer:
         self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self._add_bos = files.tokenizer_config.get("add_bos_token")
         self._cuts = cuts_of(backend)
+        self._tells_apart = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
         probe = self.encode("a", add_special_tokens=True)
         self.adds_bos = self._bos_id is not None and probe[:1] == [self._bos_id]
 
@@ -136,6 +137,46 @@ class Tokenizer:
             elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
                 del ids[0]
         return ids
+
+    def encode_within(
+        self, first: str, second: str | None = None, *, most: int | None = None, cuts_left: bool = False
+    ) -> tuple[list[int], int]:
+        """Tokenize one or two texts as an encoder reads them, with its special tokens around and between them.
+
+        Args:
+            first: A text.
+            second: Another one, or None.
+            most: Keep so many tokens, the special ones among them: of two texts the longer is cut first. None: all.
+            cuts_left: What is too much goes at the beginning of a text.
+
+        Returns:
+            The ids, and where the second text begins, by the types that the tokenizer gives; 0 if it gives one type,
+            or its `model_input_names` leave them out.
+
+        Raises:
+            RequestError: As `encode`.
+        """
+        texts = [first] if second is None else [first, second]
+        for text in texts:
+            check_text(text)
+        parts = self._backend.encode_batch(texts, add_special_tokens=False)
+        if most is not None:
+            room = max(0, most - self._backend.num_special_tokens_to_add(len(parts) == 2))
+            for part, kept in zip(parts, shares([len(part) for part in parts], room), strict=True):
+                part.truncate(kept, direction="left" if cuts_left else "right")
+        joined = self._backend.post_process(parts[0], parts[1] if len(parts) == 2 else None, True)
+        types = joined.type_ids if self._tells_apart else ()
+        return joined.ids, types.index(1) if 1 in types else 0
+
+    def beginning(self, text: str, most: int) -> str:
+        """Return what the first `most` tokens of a text stand for; the whole text if it has no more.
+
+        Raises:
+            RequestError: As `encode`.
+        """
+        check_text(text)
+        found = self._backend.encode(text, add_special_tokens=False)
+        return text if len(found) <= most else text[: found.offsets[most - 1][1]]
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # `encode` holds the GIL, `encode_batch_fast` does not.
@@ -185,6 +226,17 @@ class Tokenizer:
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
+
+
+def shares(lengths: list[int], room: int) -> list[int]:
+    """Return how many tokens each of one or two texts keeps: the longer one is cut until they are equal, then both."""
+    if sum(lengths) <= room or len(lengths) == 1:
+        return [min(length, room) for length in lengths]
+    half = room // 2
+    first, second = lengths
+    if first <= half:
+        return [first, room - first]
+    return [room - second, second] if second <= half else [half, room - half]
 
 
 def check_text(text: str, *, param: str | None = None) -> None:

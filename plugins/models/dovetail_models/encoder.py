@@ -77,7 +77,8 @@ class Head(nn.Module):
 class LearnedEmbedding(nn.Module):
     """Embeddings of the token, of its place and, where texts come in pairs, of which one it is in; then a norm.
 
-    `offset` is the place of the first token.
+    `offset` is the place of the first token. The one before it is the padding's: tokens of padding that stand in a text
+    have it, and are not counted.
     """
 
     def __init__(self, config: ModelConfig, ctx: BuildContext, *, offset: int = 0) -> None:
@@ -91,12 +92,23 @@ class LearnedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to `[T, H]`."""
-        summed = self.tokens(ids) + self.places(batch.positions + self._offset)
+        places = counted(ids, batch, self._offset - 1) if self._offset else batch.positions
+        summed = self.tokens(ids) + self.places(places)
         if self.types is not None:
             first = torch.zeros_like(ids) if batch.segments is None else batch.segments
             summed = summed + self.types(first.clamp(max=self._num_types - 1))
         normed: Tensor = self.norm(summed)
         return normed
+
+
+def counted(ids: Tensor, batch: ForwardBatch, padding: int) -> Tensor:
+    """Return each token's place `[T]`: how many of its text are up to it, without padding, behind that one's place."""
+    is_real = (ids != padding).long()
+    sums = is_real.cumsum(0)
+    starts = batch.q_starts[:-1].long()
+    lens = batch.q_starts.diff().long()
+    before = torch.repeat_interleave(sums[starts] - is_real[starts], lens, output_size=len(ids))
+    return (sums - before) * is_real + padding
 
 
 class Encoder(nn.Module):

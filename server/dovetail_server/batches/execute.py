@@ -16,19 +16,22 @@ from dovetail_server.batches.result import Result, decode_head, refusal, result_
 from dovetail_server.bodies import responses as response_bodies
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.work import read_line
+from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
+from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import ResponsesRequest
 from dovetail_server.reading import parse
 from dovetail_server.responses.job import reply as reply_of
-from dovetail_server.serving import chat, chat_reply, completions, embeddings
+from dovetail_server.serving import chat, chat_reply, completions, embeddings, rerank, score
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
     from dovetail_server.serving.generation import Generation
     from dovetail_server.serving.prompts import Prompts
 
+Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
 Counter = Callable[[int], None]
 Reply = Callable[[], Awaitable[bytes]]
 
@@ -78,6 +81,9 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> tuple[Gen
         "/v1/chat/completions": tasks.CHAT,
         "/v1/messages": tasks.MESSAGES,
         "/v1/embeddings": tasks.EMBEDDINGS,
+        "/v1/rerank": tasks.RERANK,
+        "/v1/score": tasks.SCORE,
+        "/v1/classify": tasks.CLASSIFY,
     }
     task = known.get(endpoint, tasks.COMPLETIONS)
     if not state.bodies.takes(len(raw)):
@@ -102,7 +108,7 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> tuple[Generatio
 
 def job_of(
     state: ReadingContext,
-    asked: ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
+    asked: ChatRequest | CompletionRequest | MessagesRequest | Pooled,
     prompts: Prompts | None,
 ) -> tuple[Generation, Reply]:
     """Prepare what needs nothing but the line; CPU work.
@@ -117,6 +123,12 @@ def job_of(
     if isinstance(asked, EmbeddingRequest):
         embedding_job = embeddings.prepare(state, asked, model, prompts)
         return embedding_job.generation, lambda: embeddings.reply(embedding_job)
+    if isinstance(asked, ScoreRequest) and not rerank.is_pair(asked):
+        score_job = score.prepare(state, asked, model, prompts)
+        return score_job.generation, lambda: score.reply(score_job)
+    if isinstance(asked, (RerankRequest, ScoreRequest, ClassifyRequest)):
+        pair_job = rerank.prepare(state, asked, model, prompts)
+        return pair_job.generation, lambda: rerank.reply(pair_job)
     refuse_stream(asked.stream)
     if isinstance(asked, ChatRequest):
         chat_job = chat.prepare(state, asked, model, prompts)

@@ -14,7 +14,10 @@ from dovetail_server.openai.batches import (
     RequestCounts,
 )
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"),
+)
 NOT_HERE = ("/v1/moderations", "/v1/images/generations", "/v1/images/edits", "/v1/videos")
 MAX_ERRORS = 100
 """Findings listed for an input file that is refused."""

@@ -20,11 +20,12 @@ from dovetail_server.native.tokens import DetokenizeRequest, TokenizeRequest
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.openai.embeddings import EmbeddingRequest
+from dovetail_server.openai.rerank import ClassifyRequest, RerankRequest
 from dovetail_server.openai.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.responses import compaction
 from dovetail_server.responses import job as responses
 from dovetail_server.responses.references import Answer, references_of
-from dovetail_server.serving import chat, completions, embeddings, generate, parsing, score, tokens
+from dovetail_server.serving import chat, completions, embeddings, generate, parsing, rerank, score, tokens
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.text import TextTools
 
@@ -156,8 +157,22 @@ COMPACT = Task(
 SCORE = Task(
     name="score",
     model=ScoreRequest,
-    run=lambda call: score.read_prompts(call.text, call.request),
-    prompt_fields={"query": "", "items": ""},
+    run=lambda call: (rerank.read_score if rerank.is_pair(call.request) else score.read_prompts)(
+        call.text, call.request
+    ),
+    prompt_fields=dict.fromkeys(("query", "items", "text_1", "text_2"), DROPPED),
+)
+RERANK = Task(
+    name="rerank",
+    model=RerankRequest,
+    run=lambda call: rerank.read_rerank(call.text, call.request),
+    prompt_fields={"query": "", "documents": [""]},
+)
+CLASSIFY = Task(
+    name="classify",
+    model=ClassifyRequest,
+    run=lambda call: rerank.read_classify(call.text, call.request),
+    prompt_fields={"input": ""},
 )
 EMBEDDINGS = Task(
     name="embeddings",
@@ -193,6 +208,8 @@ TASKS: dict[str, Task[Any] | RawTask] = {
         COMPACT,
         SCORE,
         EMBEDDINGS,
+        RERANK,
+        CLASSIFY,
         TOKENIZE,
         DETOKENIZE,
         SEPARATE_REASONING,

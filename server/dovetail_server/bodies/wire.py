@@ -72,7 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         fault: A traceback.
         reply: The reply's body.
         light: The request's body without what the prompts were made of.
-        prompts: Ids, packed, and text of each.
+        prompts: Ids, packed, and the rest of each.
         tail: See `Prompts`, as the others.
         is_batch: See `Prompts`.
         items: See `Prompts`.
@@ -84,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fault: str | None = None
     reply: bytes | None = None
     light: bytes = b""
-    prompts: list[tuple[memoryview, str]] = []
+    prompts: list[tuple[memoryview, str, int]] = []
     tail: str = ""
     is_batch: bool = False
     items: bytes = b""
@@ -94,12 +94,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @classmethod
     def of(cls, found: Prompts, light: bytes) -> Outcome:
         """Pack prompts."""
-        packed = [(memoryview(array.array(ID, prompt.ids)).cast("B"), prompt.text) for prompt in found.prompts]
+        packed = [(memoryview(array.array(ID, p.ids)).cast("B"), p.text, p.second) for p in found.prompts]
         return cls(light=light, prompts=packed, tail=found.tail, is_batch=found.is_batch, items=found.items)
 
     def read_prompts(self) -> Prompts:
         """Unpack them; takes a while for many."""
-        prompts = [Prompt(shared(unpacked(ids)), text) for ids, text in self.prompts]
+        prompts = [Prompt(shared(unpacked(ids)), text, second) for ids, text, second in self.prompts]
         return Prompts(prompts=prompts, tail=self.tail, is_batch=self.is_batch, items=self.items)
 
 

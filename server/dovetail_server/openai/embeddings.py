@@ -12,10 +12,24 @@ from dovetail_server.openai.common import MAX_TOKENS, PASS_KNOWN_IDS, Name, Requ
 MANY = Field(min_length=1, max_length=2048)
 
 
-class EmbeddingRequest(RequestModel):
-    """Body of `POST /v1/embeddings`."""
+class PooledFields(RequestModel):
+    """What every request has that generates nothing."""
 
     model: Name | None = Field(None, description="One of the served names; the first if not given.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of each input; -1 keeps what the context holds."
+    )
+    use_activation: bool | None = Field(None, description="False: what the model gives as it is, not scaled.")
+    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
+    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
+    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
+    request_id: Rid | None = Field(None, description="Another name of `rid`.")
+    user: Name | None = None
+
+
+class EmbeddingRequest(PooledFields):
+    """Body of `POST /v1/embeddings`."""
+
     input: Annotated[
         Text | Annotated[list[Text], MANY] | TokenIds | Annotated[list[TokenIds], MANY],
         PASS_KNOWN_IDS,
@@ -26,17 +40,15 @@ class EmbeddingRequest(RequestModel):
     dimensions: int | None = Field(
         None, ge=1, le=1 << 20, description="Keep so many; for models that were trained for it."
     )
-    use_activation: bool | None = Field(None, description="False: do not scale the vector to length 1.")
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Keep so many tokens of each input; -1 keeps what the context holds."
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where to cut; if not given, left, of a text for an encoder right."
     )
-    truncation_side: Literal["left", "right"] | None = Field(None, description="Where to cut; left if not given.")
     add_special_tokens: bool | None = Field(None, description="False: the tokenizer adds none to a text.")
-    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
-    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
-    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
-    request_id: Rid | None = Field(None, description="Another name of `rid`.")
-    user: Name | None = None
+    prompt_name: Name | None = Field(
+        None,
+        description="Of the model's prompts, the one that stands before each text; empty: none. If not given, the "
+        "model's default.",
+    )
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

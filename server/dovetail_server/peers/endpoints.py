@@ -12,7 +12,7 @@ def _all(paths: str, why: str) -> dict[str, str]:
 
 WEIGHTS = "weights are loaded once; restart the server to serve others"
 PROFILE = "there is no such tool here; POST /start_profile looks into steps, GET /metrics counts them"
-EMBEDS = "it is for models that classify or rank; POST /v1/embeddings gives vectors, /v1/score compares labels"
+EMBEDS = "POST /v1/embeddings gives vectors, /v1/classify scores of labels, /v1/score and /v1/rerank compare texts"
 SPEECH = "this server reads and writes text only"
 LORA = "adapters are not served; merge the adapter into the weights"
 CACHE = "the prefix cache is on the device alone; POST /flush_cache empties it"
@@ -37,7 +37,7 @@ PATHS: dict[str, str] = {
         "/dump_expert_distribution_record /dumper/{} /set_trace_level /slow_down /freeze_gc /configure_logging",
         PROFILE,
     ),
-    **_all("/encode /classify /v1/classify /v1/rerank /rerank /v2/rerank /pooling /v2/embed", EMBEDS),
+    **_all("/encode /pooling /v2/embed", EMBEDS),
     **_all("/v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/realtime", SPEECH),
     **_all("/v1/images/generations /v1/images/edits /v1/images/variations /v1/videos", SPEECH),
     **_all(
@@ -72,9 +72,6 @@ PATHS: dict[str, str] = {
     **_all("/ready", "GET /readyz tells whether it should get traffic"),
     **_all("/v1/moderations /v1/assistants /v1/threads /v1/vector_stores /v1/fine_tuning/jobs /v1/uploads", NOT_OPENAI),
     **_all("/v1/conversations /v1/evals /v1/containers /v1/organization/costs /v1/chatkit/sessions", NOT_OPENAI),
-    **_all(
-        "/score", "it compares texts with a model made for it; /v1/score gives label_token_ids after query and items"
-    ),
 }
 """A part in braces is any one part of a path."""
 

@@ -143,6 +143,14 @@ _as("enable-priority-scheduling", ("", "--schedule-policy=priority"))
 _as("generation-config", ("auto", "--sampling-defaults=model"), ("vllm", "--sampling-defaults=openai"))
 _as("uvicorn-log-level", *((level, f"--log-level={level}") for level in ("debug", "info", "warning", "error")))
 _as("log-level-http", *((level, f"--log-level={level}") for level in ("debug", "info", "warning", "error")))
+_as("is-embedding", ("", "--task=embed"))
+_as(
+    "convert",
+    ("embed", "--task=embed"),
+    ("classify", "--task=classify"),
+    ("auto", "--task=auto"),
+    ("none", "--task=auto"),
+)
 _idle(
     "enable-chunked-prefill enable-mixed-chunk",
     "prompts are computed in chunks; --chunked-prefill-size says of what size",
@@ -179,7 +187,6 @@ _values("tokenizer-backend", "the tokenizer is tokenizer.json, read by the token
 _values("config-format", "config.json is what is read", "auto", "hf")
 _values("model-config-parser", "models are plugins; see `dovetail plugin list`", "auto")
 _values("runner", "every model generates and gives embeddings", "auto", "generate", "pooling")
-_values("convert", "every model generates and gives embeddings", "auto", "none", "embed")
 _values("response-role", "replies have the role assistant", "assistant")
 _values(
     "chat-template-content-format", "the form of content that a template reads is found out from the template", "auto"
@@ -310,7 +317,6 @@ _free(
 )
 _idle("language-only language-model-only interleave-mm-strings skip-mm-profiling mm-device-do-normalize "
       "disable-fast-image-processor trust-mm-content-hashes trust-request-mm-kwargs", PICTURES)  # fmt: skip
-_idle("is-embedding", "every model generates and gives embeddings")
 _values("pooler-config", "hidden states are pooled as the checkpoint's modules.json says", "{}", "")
 _values("io-processor-plugin", "no part of this server reads plugins of that kind", "")
 

@@ -12,21 +12,27 @@ from starlette.responses import Response
 from dovetail_server.bodies.request import prompt_body, take_prompts
 from dovetail_server.bodies.tasks import SCORE
 from dovetail_server.native.score import ScoreRequest, Scores
+from dovetail_server.openai.rerank import PairScores
 from dovetail_server.openapi import json_route
-from dovetail_server.serving import score
+from dovetail_server.serving import rerank, score
+from dovetail_server.serving.rerank import is_pair
 from dovetail_server.serving.sse import while_connected
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["native"])
 
 
-@json_route(router, "/v1/score", body=ScoreRequest, reply=Scores)
+@json_route(router, "/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores)
+@json_route(router, "/score", body=ScoreRequest, reply=Scores, other_reply=PairScores)
 async def score_items(
     request: Request,
     body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))],
     state: Annotated[ServerState, Depends(get_ready_state)],
 ) -> Response:
-    """Tell how likely each of some tokens is to follow a query and an item."""
-    model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model, take_prompts(request)))
+    """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
+    model, made = state.check_model(body.model), take_prompts(request)
+    if is_pair(body):
+        pairs = await while_connected(request, asyncio.to_thread(rerank.prepare, state, body, model, made))
+        return Response(await while_connected(request, rerank.reply(pairs)), media_type="application/json")
+    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model, made))
     return Response(await while_connected(request, score.reply(job)), media_type="application/json")

@@ -71,6 +71,7 @@ def read_prompt(text: TextTools, request: ChatRequest) -> Prompts:
     Raises:
         RequestError: The request cannot be served as it is.
     """
+    text.tasks.check("generate")
     refuse_unsupported(request)
     grammar_of(request)  # refused here, where large ones do not hold others up
     return _prompt(text, request, tool_wish(request, text), template_kwargs(request, text))
@@ -121,8 +122,9 @@ def prepare(state: ServingContext, request: ChatRequest, model: str, prompts: Pr
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    refuse_unsupported(request)
     text = state.text
+    text.tasks.check("generate")
+    refuse_unsupported(request)
     asked, front = grammar_of(request), text.grammar.only(request.grammar_backend)
     wish = tool_wish(request, text)
     tools = None if wish is None else wish.tools

@@ -80,6 +80,7 @@ def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
     Raises:
         RequestError: The request cannot be served as it is.
     """
+    text.tasks.check("generate")
     check(request)
     grammar_of(request)  # refused here, where large ones do not hold others up
     special = request.add_special_tokens is not False
@@ -119,8 +120,9 @@ def prepare(
     Raises:
         RequestError: The request cannot be served as it is.
     """
-    check(request)
     text = state.text
+    text.tasks.check("generate")
+    check(request)
     constraints = plain_constraints(request, text)
     rules = stop_rules(request)
     prompts = (made or read_prompts(text, request)).prompts

@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.messages import SamplingParams, Submit
-from dovetail.text.stream import OutputStream
-from dovetail_server import errors
-from dovetail_server.auth import CALLER
 from dovetail_server.openai.embeddings import Embedding, EmbeddingRequest, Embeddings, EmbeddingUsage
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id
 from dovetail_server.serving.generation import Choice, Generation
-from dovetail_server.serving.params import same_field
-from dovetail_server.serving.prompts import Prompt, Prompts, read_each
+from dovetail_server.serving.pooled import generation_of, most_tokens, read_texts, run
+from dovetail_server.serving.prompts import Prompts
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
     from dovetail_server.serving.text import TextTools
-
-PARAMS = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
-"""What the engine's message must have; nothing is drawn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,22 +35,10 @@ def read_prompts(text: TextTools, request: EmbeddingRequest) -> Prompts:
     Raises:
         RequestError: An input is empty, too long, or has an id outside the vocabulary.
     """
-    prompts = read_each(request.input, text, "input", special=request.add_special_tokens is not False)
-    prompts = [cut(prompt, request, text.limits.context_len) for prompt in prompts]
-    for at, prompt in enumerate(prompts):
-        if len(prompt.ids) > text.limits.context_len:
-            param = "input" if len(prompts) == 1 else f"input[{at}]"
-            raise errors.input_too_long(len(prompt.ids), text.limits.context_len, param)
-    return Prompts(prompts=prompts)
-
-
-def cut(prompt: Prompt, request: EmbeddingRequest, context_len: int) -> Prompt:
-    """Return an input as `truncate_prompt_tokens` leaves it; nothing follows it, so it may fill the context."""
-    wanted = request.truncate_prompt_tokens
-    if not wanted:
-        return prompt
-    most = min(context_len, len(prompt.ids) if wanted < 0 else wanted)
-    return Prompt(prompt.ids[:most] if request.truncation_side == "right" else prompt.ids[-most:])
+    text.tasks.check("embed")
+    special, most = request.add_special_tokens is not False, most_tokens(request.truncate_prompt_tokens, text)
+    side, name = request.truncation_side, request.prompt_name
+    return Prompts(prompts=read_texts(request.input, text, special=special, most=most, side=side, name=name))
 
 
 def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: Prompts | None = None) -> EmbeddingJob:
@@ -74,37 +54,16 @@ def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: 
         RequestError: The request cannot be served as it is.
     """
     text = state.text
+    text.tasks.check("embed")
     text.embedder.check(request.dimensions, state.info.hidden_size)
     prompts = (made or read_prompts(text, request)).prompts
-    state.check_choices(len(prompts), "input", "the number of inputs")
-    rid = same_field(request, "rid", "request_id") or new_id("embd")
-    choices = [
-        Choice(
-            index=at,
-            prompt_index=at,
-            submit=Submit(
-                rid=choice_rid(rid, at, len(prompts)),
-                prompt_ids=prompt.ids,
-                params=PARAMS,
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt or "",
-                owner=CALLER.get().owner,
-                pool=text.embedder.pool,
-            ),
-            output=OutputStream(text.tokenizer),
-        )
-        for at, prompt in enumerate(prompts)
-    ]
-    generation = Generation(state=state, request_id=rid, choices=choices, operation="embeddings")
+    generation = generation_of(state, request, prompts, "embd", pool=text.embedder.pool)
     return EmbeddingJob(request=request, model=model, generation=generation)
 
 
 async def reply(job: EmbeddingJob) -> bytes:
     """Run and return the vectors."""
-    async for steps in job.generation.steps(whole=True):
-        for step in steps:
-            if step.is_last:
-                check_not_aborted(step.choice)
+    await run(job.generation)
     return await asyncio.to_thread(_written, job)
 
 

@@ -68,6 +68,7 @@ def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
     Raises:
         RequestError: No prompt or two, or one that leaves no room in the context.
     """
+    text.tasks.check("generate")
     if (request.text is None) == (request.input_ids is None):
         raise RequestError("send one of text and input_ids", param="text", code="invalid_value")
     param = "text" if request.text is not None else "input_ids"
@@ -98,6 +99,7 @@ def prepare(state: ServingContext, request: GenerateRequest, made: Prompts | Non
         RequestError: The request cannot be served as it is.
     """
     text = state.text
+    text.tasks.check("generate")
     made = made or read_prompts(text, request)
     items = read_items(request, made.prompts, text)
     state.check_choices(sum(item.params.n or 1 for item in items))

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's ids, and its text where that is echoed."""
+    """A prompt's ids, its text where that is shown, and where the second of its two texts begins."""
 
     ids: list[int]
     text: str = ""
+    second: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,5 +76,10 @@ def read_one(
         check_token_ids(item, text.limits.vocab_size, param)
         result = Prompt(item, text.tokenizer.decode(item, skip_special_tokens=False) if has_echo else "")
     if not result.ids:
-        raise RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")
+        raise empty(param)
     return result
+
+
+def empty(param: str) -> RequestError:
+    """Refuse a prompt without tokens."""
+    return RequestError(f"{param} is empty; send at least one token", param=param, code="invalid_value")

@@ -46,11 +46,15 @@ def read_prompts(text: TextTools, request: ScoreRequest) -> Prompts:
         RequestError: The request cannot be served as it is.
     """
     check(request)
-    items: list[Any] = [request.items] if isinstance(request.items, str) else list(request.items)
-    if isinstance(items[0], str) != isinstance(request.query, str):
+    text.tasks.check("generate")
+    given, asked = request.items, request.query
+    if given is None or asked is None:
+        raise missing("query" if asked is None else "items")
+    items: list[Any] = [given] if isinstance(given, str) else list(given)
+    if isinstance(items[0], str) != isinstance(asked, str):
         why = "query and items must both be text, or both token ids"
         raise RequestError(why, param="items", code="invalid_value")
-    query = part_ids(request.query, "query", text, is_first=not request.item_first)
+    query = part_ids(asked, "query", text, is_first=not request.item_first)
     if len(query) * len(items) > MAX_IDS:
         why = f"query has {len(query)} tokens and stands before each of {len(items)} items; together at most {MAX_IDS}"
         raise RequestError(f"{why} are allowed: send several requests", param="items", code="invalid_value")
@@ -63,8 +67,20 @@ def check(request: ScoreRequest) -> None:
     Raises:
         RequestError: Naming the field.
     """
+    for name in ("text_1", "text_2"):
+        if getattr(request, name) is not None:
+            why = f"{name} does not go with query, items and label_token_ids; give either"
+            raise RequestError(why, param=name, code="invalid_value")
+    if request.label_token_ids is None:
+        raise missing("label_token_ids")
     if request.temperature is not None and not request.apply_softmax:
         raise RequestError("temperature needs apply_softmax: true", param="temperature", code="invalid_value")
+
+
+def missing(name: str) -> RequestError:
+    """Refuse a body that is neither of both."""
+    why = f"{name} is missing: give text_1 and text_2, or query, items and label_token_ids"
+    return RequestError(why, param=name, code="missing_required_parameter")
 
 
 def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
@@ -81,6 +97,7 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
     """
     check(request)
     text = state.text
+    text.tasks.check("generate")
     prompts = (made or read_prompts(text, request)).prompts
     labels = read_labels(request, len(prompts), text)
     rid = new_id("score")
@@ -100,7 +117,7 @@ def read_labels(request: ScoreRequest, count: int, text: TextTools) -> list[list
     Raises:
         RequestError: Lists that are not one per item, or an id outside the vocabulary.
     """
-    given: list[Any] = list(request.label_token_ids)
+    given: list[Any] = list(request.label_token_ids or [])
     rows = [given] * count if isinstance(given[0], int) else given
     if len(rows) != count:
         why = f"label_token_ids has {len(rows)} lists, but there are {count} items"

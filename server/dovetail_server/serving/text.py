@@ -14,8 +14,10 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
-from dovetail.processing.embeddings import Embedder
+from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
+from dovetail.processing.reranker import Reranker
+from dovetail.processing.tasks import Tasks
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer import Tokenizer, check_text
@@ -31,6 +33,8 @@ MIN_PROMPT_BYTES = 1 << 16
 SAMPLED = 1 << 17
 """Of texts above so many characters, parts are tokenized first, a quarter of it, or of a megabyte where it has more."""
 SAMPLES, MAX_SAMPLE = 16, 1 << 14
+CLIPPED, BESIDE = 1 << 12, 1 << 6
+"""Of a text that will be cut at least so many characters are read, and so many tokens more than are kept."""
 MORE_TOKENS = 1 << 16
 """By so many tokens more than twice the context is what parts of a text say of the whole believed to be too long."""
 
@@ -68,6 +72,9 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     template_defaults: dict[str, Any]
     served: list[str]
+    tasks: Tasks
+    rules: TextRules
+    reranker: Reranker
 
 
 class TextTools:
@@ -104,6 +111,10 @@ class TextTools:
         self.tools_name = tools_name
         self.grammar = StructuredOutputs({})
         self.embedder = Embedder()
+        self.rules = TextRules()
+        """What becomes of texts that embeddings are made of."""
+        self.reranker = Reranker()
+        self.tasks = Tasks()
         self.processors = LogitsRequests({}) if plugins is None else LogitsRequests.load(plugins)
         self._plugins = plugins
         self._setup = setup
@@ -142,6 +153,7 @@ class TextTools:
         made = cls._of(start.setup, load(start.setup.plan, "api"))
         made.limits = start.limits
         made._template_defaults = start.template_defaults
+        made.tasks, made.rules, made.reranker = start.tasks, start.rules, start.reranker
         return made
 
     @classmethod
@@ -161,8 +173,20 @@ class TextTools:
         )
 
     def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
-        """Set the limits of the started engine and return self."""
+        """Set the limits of the started engine and return self.
+
+        Raises:
+            ConfigError: The model cannot do what `--task` asks for.
+        """
+        folder = Path(settings.model_path or "")
+        self.embedder = Embedder.of_checkpoint(folder, info.pool)
+        self.reranker = Reranker.of_checkpoint(folder, self.tokenizer, self.template, info.num_labels)
+        declared = self.embedder.is_declared and not self.reranker.is_declared
+        self.tasks = Tasks.of(info, settings.task, embeds=declared, answers=self.reranker.is_declared)
+        self.rules = self.embedder.rules
         context_len = min(info.context_len, info.max_total_tokens or info.context_len)  # 0: nothing is cached
+        if not info.generates and settings.context_length is None:
+            context_len = min(context_len, self.embedder.max_tokens or context_len)
         default_bytes = max(MIN_PROMPT_BYTES, BYTES_PER_TOKEN * context_len)
         defaults = dict(self.tokenizer.default_sampling) if settings.sampling_defaults == "model" else {}
         self.limits = Limits(
@@ -173,7 +197,6 @@ class TextTools:
             defaults=defaults | settings.preferred_sampling_params,
         )
         self._template_defaults = settings.default_chat_template_kwargs
-        self.embedder = Embedder.of_checkpoint(Path(settings.model_path or ""))
         if self._plugins is not None:
             self.grammar = StructuredOutputs.load(
                 self._plugins,
@@ -193,6 +216,9 @@ class TextTools:
             limits=self.limits,
             template_defaults=dict(self._template_defaults),
             served=list(served),
+            tasks=self.tasks,
+            rules=self.rules,
+            reranker=self.reranker,
         )
 
     def template_kwargs(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -212,13 +238,58 @@ class TextTools:
         Raises:
             RequestError: Too big to fit the context, or not Unicode text.
         """
+        self.check_length(text, param)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_text(
+        self, text: str, param: str, *, most: int | None = None, side: str | None = None, name: str | None = None
+    ) -> list[int]:
+        """Tokenize a text that an embedding is made of: behind its prompt, and cut to `most` tokens.
+
+        An encoder's text keeps the special tokens at both ends, and the others are cut on the right if no `side` is
+        given, as its tokenizer does; else ids are cut, on the left.
+
+        Raises:
+            RequestError: Too big to fit the context, not Unicode text, or there is no such prompt.
+        """
+        text = self.rules.applied(text, name)
+        cuts_left = side == "left" if self.tasks.encodes else side != "right"
+        text = self.clipped(text, param, most, cuts_left=cuts_left)
+        if self.tasks.encodes:
+            return self.tokenizer.encode_within(text, most=most, cuts_left=cuts_left)[0]
+        ids = self.tokenizer.encode(text, add_special_tokens=True)
+        return ids if most is None else ids[:most] if side == "right" else ids[-most:]
+
+    def clipped(self, text: str, param: str, most: int | None, *, cuts_left: bool = False) -> str:
+        """Return a text of which `most` tokens will be kept, without most of what will be cut; checked by its size.
+
+        What is left is a good deal longer: where a text is cut, its last tokens are others.
+
+        Raises:
+            RequestError: As `check_length`.
+        """
+        size = CLIPPED if most is None else CLIPPED + BYTES_PER_TOKEN * most
+        while most is not None and size < len(text):
+            part = text[-size:] if cuts_left else text[:size]
+            self.check_length(part, param)
+            if len(self.tokenizer.encode(part, add_special_tokens=False)) > most + BESIDE:
+                return part
+            size *= 2
+        self.check_length(text, param)
+        return text
+
+    def check_length(self, text: str, param: str) -> None:
+        """Refuse a text by its size, or by a look at parts of it, before it is tokenized.
+
+        Raises:
+            RequestError: Too big to fit the context, or not Unicode text.
+        """
         limit = self.limits.max_prompt_bytes
         if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
             raise errors.prompt_too_big(len(text.encode(errors="replace")), limit, self.limits.context_len, param)
         if len(text) > SAMPLED:
             check_text(text)
             self._check_tokens(text, param)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check_tokens(self, text: str, param: str) -> None:
         """Refuse a text that is far beyond the context, by a look at parts of it: a token takes a hundred bytes.

@@ -1,0 +1,147 @@
+"""What a checkpoint says of comparing two texts: how a score is scaled, and how a generating model is asked. No torch.
+
+Cross encoders have a score for a pair of texts; `config.json` may name what scales it, as sentence-transformers writes
+it. Qwen3-Reranker is asked in words, and the score is how much likelier than "no" its "yes" is. Texts are put together
+by the folder's chat template where that knows the roles `query` and `document`, else by Qwen3-Reranker's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.errors import ConfigError
+from dovetail.runtime.hf_config import read_config, read_json
+from dovetail.text.chat import ChatTemplate
+from dovetail.text.tokenizer import Tokenizer
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+WORDS = ("no", "yes")
+QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""How Qwen3-Reranker was trained to be asked, by its model card."""
+SCALES = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+PROBLEMS = {**{"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}}
+
+
+class Reranker(msgspec.Struct, frozen=True, kw_only=True):
+    """How texts are compared, and labels scored.
+
+    Attributes:
+        scale: What makes scores of a classifier's numbers: `sigmoid`, `softmax` or `none`.
+        labels: Names of the labels.
+        no: The token that says that texts do not go together; -1: there is none.
+        yes: The one that says that they do.
+        by_template: The folder's chat template puts the texts together.
+        in_words: Texts are put together in words, not by the tokenizer.
+        is_declared: The folder says that the model answers so.
+    """
+
+    scale: str = "sigmoid"
+    labels: tuple[str, ...] = ()
+    no: int = -1
+    yes: int = -1
+    by_template: bool = False
+    in_words: bool = False
+    is_declared: bool = False
+
+    @classmethod
+    def of_checkpoint(cls, folder: Path, tokenizer: Tokenizer, template: ChatTemplate, num_labels: int) -> Reranker:
+        """Read a model folder.
+
+        Raises:
+            ConfigError: What it says of scores is not served.
+        """
+        config = read_config(folder)
+        source = template.source
+        by_template = all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
+        no, yes, is_told = _answers(folder, config, tokenizer)
+        return cls(
+            scale=_scale(config, num_labels),
+            labels=_labels(config, num_labels),
+            no=no,
+            yes=yes,
+            by_template=by_template,
+            in_words=by_template or is_told or not num_labels,
+            is_declared=by_template or is_told,
+        )
+
+    def asked(self, query: str, document: str, instruction: str | None, template: ChatTemplate) -> str:
+        """Put two texts together as the model is asked about them.
+
+        Raises:
+            RequestError: The template refuses them.
+        """
+        if not self.by_template:
+            return QWEN3.format(instruction=instruction or INSTRUCTION, query=query, document=document)
+        roles = [{"role": "system", "content": instruction}] if instruction else []
+        roles += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        return template.render(roles).text
+
+    def scaled(self, numbers: Sequence[float]) -> list[float]:
+        """Make scores of a classifier's numbers."""
+        if self.scale == "none":
+            return list(numbers)
+        if self.scale == "sigmoid":
+            return [sigmoid(number) for number in numbers]
+        best = max(numbers)
+        weights = [math.exp(number - best) for number in numbers]
+        return [weight / sum(weights) for weight in weights]
+
+
+def sigmoid(number: float) -> float:
+    """Return `1 / (1 + exp(-number))`, for any number."""
+    return 1 / (1 + math.exp(-number)) if number >= 0 else 1 - 1 / (1 + math.exp(number))
+
+
+def _scale(config: Mapping[str, Any], num_labels: int) -> str:
+    """Read what scales a classifier's numbers; without a word, as vLLM: a sigmoid for one label, else a softmax.
+
+    Raises:
+        ConfigError: It is not served.
+    """
+    inner = config.get("sentence_transformers")
+    named = inner.get("activation_fn") if isinstance(inner, Mapping) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if named is not None:
+        kind = str(named).rpartition(".")[2]
+        if kind not in SCALES:
+            raise ConfigError(
+                f"config.json: the activation {named!r} of scores is not served; possible: {', '.join(SCALES)}"
+            )
+        return SCALES[kind]
+    usual = "softmax" if num_labels > 1 else "sigmoid"
+    return usual if num_labels == 1 else PROBLEMS.get(str(config.get("problem_type")), usual)
+
+
+def _labels(config: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
+    """Name the labels in order."""
+    names = config.get("id2label") or {}
+    return tuple(str(names.get(str(at), f"LABEL_{at}")) for at in range(num_labels))
+
+
+def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, int, bool]:
+    """Find the tokens of both answers, and whether the folder says that the model gives them.
+
+    Said it is by a `LogitScore` module of sentence-transformers, or by `classifier_from_token` as vLLM reads it.
+    """
+    path = folder / "modules.json"
+    for module in read_json(path) if path.is_file() else []:
+        if str(module.get("type")).endswith(".LogitScore"):
+            given = read_json(folder / str(module["path"]) / "config.json")
+            if (no := given.get("false_token_id")) is not None:
+                return int(no), int(given["true_token_id"]), True
+    words = config.get("classifier_from_token") or WORDS
+    ids = [tokenizer.encode(str(word), add_special_tokens=False) for word in words]
+    is_told = bool(config.get("classifier_from_token") or config.get("is_original_qwen3_reranker"))
+    if len(ids) != 2 or any(len(one) != 1 for one in ids):
+        return -1, -1, False
+    return ids[0][0], ids[1][0], is_told
