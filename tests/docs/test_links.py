@@ -40,3 +40,11 @@ def test_code_blocks_parse(page: Path) -> None:
     """Python, JSON and TOML blocks are well-formed."""
     for language, text in re.findall(r"^```(json|python|toml)\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
         READERS[language](text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_targets_that_pages_name_exist(page: Path) -> None:
+    """Each `make` command is one of the Makefile."""
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    named = re.findall(r"`make (\w+)", page.read_text("utf-8"))
+    assert [name for name in named if name not in targets] == []

@@ -117,3 +117,12 @@ def test_the_installed_wheel_serves(clean: CleanEnv) -> None:
     shown = clean.run(str(clean.bin / "python"), str(ROOT / "tests/packaging/smoke.py"))
     assert f"dovetail {dovetail.__version__}" in shown
     assert "Paris" in shown.splitlines()[-1]
+
+
+def test_every_fragment_is_collected() -> None:
+    """Its name has a type that towncrier knows: another one would be left out in silence."""
+    folder = ROOT / "docs/changelog.d"
+    types = {"feature", "bugfix", "doc", "removal", "misc"}
+    names = [path.name for path in folder.iterdir() if path.name != "README.md"]
+    assert [name for name in names if name.split(".")[1] not in types or not name.endswith(".md")] == []
+    assert all(f"`{name}`" in (folder / "README.md").read_text("utf-8") for name in types)
