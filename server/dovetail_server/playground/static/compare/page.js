@@ -3,6 +3,7 @@ import { html, useEffect, useReducer, useRef, useState } from "../core/html.js";
 import { facts, watchFacts } from "../core/facts.js";
 import { emptyReply, figures, write } from "../core/reply.js";
 import { bodyOf, lastSettings } from "../core/settings.js";
+import { Calls } from "../chat/calls.js";
 import { SettingsForm } from "../chat/settings.js";
 import { Markdown } from "../parts/markdown.js";
 import { Report } from "../parts/report.js";
@@ -91,7 +92,10 @@ export function ComparePage() {
 
 function verdict([a, b]) {
   if (a.state !== "done" || b.state !== "done") return "";
-  if (a.content === b.content) return "Both replies are the same.";
+  if (a.content === b.content) {
+    const [ours, theirs] = [a, b].map(({ calls }) => JSON.stringify(calls.map((call) => [call.name, call.arguments])));
+    return ours === theirs ? "Both replies are the same." : "The texts are the same, the tool calls are not.";
+  }
   let at = 0;
   while (a.content[at] === b.content[at]) at += 1;
   return at === 0 ? "The replies differ from the beginning." : `The replies are the same for ${at} character${at === 1 ? "" : "s"}.`;
@@ -102,7 +106,8 @@ function Side({ reply }) {
   return html`<article class="reply" aria-label="Reply" aria-busy=${isWriting}>
     ${reply.reasoning && html`<details class="reasoning"><summary>Reasoning</summary><div class="inside"><${Markdown} text=${reply.reasoning} isWriting=${isWriting} /></div></details>`}
     ${reply.content && html`<${Markdown} text=${reply.content} isWriting=${isWriting} />`}
-    ${!reply.content && isWriting && html`<p class="waiting"><span class="dot"></span>Waiting for the first token</p>`}
+    <${Calls} node=${reply} canAnswer=${false} />
+    ${!reply.content && !reply.calls.length && isWriting && html`<p class="waiting"><span class="dot"></span>Waiting for the first token</p>`}
     ${reply.tokens.length > 0 && !isWriting && html`<details class="section"><summary>Tokens</summary><${Tokens} tokens=${reply.tokens} /></details>`}
     ${reply.report && html`<${Report} report=${reply.report} />`}
     ${reply.state === "failed" && html`<p class="problem" role="alert">${plain(reply.error)}</p>`}
