@@ -78,6 +78,7 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     """What is generated holds what the code has."""
     from importlib.metadata import entry_points
 
+    from dovetail import testing
     from dovetail.plugins import KINDS
     from dovetail_server.cli.options import flag_names, has_flag
     from dovetail_server.settings import ServeSettings
@@ -85,11 +86,14 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     def text(name: str) -> str:
         return (site / f"0.1/reference/{name}.html").read_text("utf-8")
 
+    classes = [getattr(testing, name) for name in testing.__all__ if name.endswith("Conformance")]
     fields = ServeSettings.model_fields.items()
     flags = [flag for name, field in fields if has_flag(field) for flag in flag_names(name, field)]
     assert [flag for flag in flags if f"<code>{flag}</code>" not in text("settings")] == []
     assert "<code>POST /v1/chat/completions</code>" in text("routes")
     assert "<code>chat_template_kwargs</code>" in text("routes")
+    tests = {name for cls in classes for name in dir(cls) if name.startswith("test_")}
+    assert [name for name in tests if f"<code>{name}</code>" not in text("conformance")] == []
     assert [kind for kind in KINDS if f"<code>{kind}</code>" not in text("plugins")] == []
     ours = [point for point in entry_points(group="dovetail.models.v1") if point.dist and point.dist.name == "dovetail"]
     names = {point.name for point in ours} - {"transformers"}

@@ -45,9 +45,8 @@ def test_every_hook_is_tested_and_documented(hook: str) -> None:
 
 @pytest.mark.parametrize("test", STANDARD)
 def test_every_standard_test_states_its_claim_and_catches_a_fault(test: str) -> None:
-    """A standard test has a docstring, a line of documentation, and a seeded fault unless only a GPU shows it."""
+    """A standard test has a docstring, which the reference shows, and a seeded fault unless only a GPU shows it."""
     assert any(inspect.getdoc(getattr(cls, test, None)) for cls in CONFORMANCE.values())
-    assert f"| `{test}` | " in (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     broken = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests/testing/broken").glob("*.py"))]
     assert test in NEEDS_A_GPU or any(f'"{test}"' in text for text in broken)
 
