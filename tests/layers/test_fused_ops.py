@@ -55,6 +55,21 @@ def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 4, 8, 32, 16), (3, 17, 0, 20, 6), (2, 5, 3, 96, 64)], ids=str)
+def test_latent_rows(dtype: torch.dtype, shape: tuple[int, int, int, int, int]) -> None:
+    """Rotated queries and rows of the cache equal the reference, for numbers of heads and widths off the tiles."""
+    num, heads, nope, rank, dim = shape
+    q = random(num, heads, nope + dim, dtype=dtype)
+    kv_a = random(num, rank + dim + 3, dtype=dtype, seed=1)[:, : rank + dim]
+    cos, sin = (random(num, 1, dim, dtype=dtype, seed=s) for s in (2, 3))
+    norm = random(rank, dtype=dtype, seed=4)
+    found, want = (way.latent_rows(q, kv_a, norm, 1e-6, cos, sin) for way in (fused, reference))
+    assert found[0].shape == (num, heads, rank + dim)
+    close(found[0][..., rank:], want[0][..., rank:])
+    close(found[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 80])
 def test_rotations(dtype: torch.dtype, dim: int) -> None:
     """Cosine and sine of small and large positions equal the reference."""

@@ -67,7 +67,8 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         spec, hidden = config.layer(index), config.hidden_size
-        self.rank, self.rope, self.nope, heads = spec.v_dim, spec.qk_dim - spec.v_dim, nope, spec.num_qo_heads
+        self.rank, self.rope, self.nope, self.v_dim = spec.v_dim, spec.qk_dim - spec.v_dim, nope, v_dim
+        heads = spec.num_qo_heads
         turned = head_order(config.rope_of(index), self.rope)
         width, row = nope + self.rope, self.rank + self.rope
         queries = (Part("", heads * width, width, order=_behind(nope, turned)),)
@@ -96,13 +97,13 @@ class LatentAttention(nn.Module):
         x = x if norm is None else norm(x)
         q = self.q(x) if self.q_a is None else self.q(self.q_a(x), norm=self.q_a_norm)
         q = q.view(x.shape[0], -1, self.nope + self.rope)
-        row, key = torch.split(self.kv_a(x), [self.rank, self.rope], dim=-1)
-        turned = ops.norm_rotate(torch.cat((q[..., self.nope :], key[:, None]), dim=1), None, 0.0, *rope)
+        queries, row = ops.latent_rows(q, self.kv_a(x), self.kv_a_norm.weight, self.kv_a_norm.eps, *rope)
         to_keys, to_values = self.kv_b.split()
-        absorbed = torch.einsum("thk,hkr->thr", q[..., : self.nope], to_keys)
-        cached = torch.cat((self.kv_a_norm(row.contiguous())[:, None], turned[:, -1:]), dim=-1)
-        found = attend(self.layer, torch.cat((absorbed, turned[:, :-1]), dim=-1), cached, None, batch)
-        values = torch.einsum("thr,hvr->thv", found, to_values)
+        absorbed = queries[..., : self.rank].transpose(0, 1)
+        torch.bmm(q[..., : self.nope].transpose(0, 1), to_keys, out=absorbed)
+        found = attend(self.layer, queries, row, None, batch)
+        values = q.new_empty(x.shape[0], q.shape[1], self.v_dim)
+        torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
         return self.out(values.flatten(1), add=add, scale=scale)
 
 

@@ -23,6 +23,12 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     return found
 
 
+def latent_rows(q: Tensor, kv_a: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference.latent_rows`."""
+    found: tuple[Tensor, Tensor] = _implementation(q).latent_rows(q, kv_a, norm, eps, cos, sin)
+    return found
+
+
 def rotations(positions: Tensor, freqs: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """See `reference.rotations`."""
     found: tuple[Tensor, Tensor] = _implementation(positions).rotations(positions, freqs, factor, dtype)
@@ -85,6 +91,7 @@ def _implementation(x: Tensor) -> ModuleType:
 __all__ = [
     "act_and_mul",
     "add_rms_norm",
+    "latent_rows",
     "linear",
     "linear_add",
     "norm_gate",

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.layers.ops import reference
 from dovetail.layers.ops.gemv import gemv
+from dovetail.layers.ops.latent import latent_rows as latent_rows  # one of the operations
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail.layers.ops.silu import gated
 from dovetail.layers.ops.skinny import GATE_TILES, SHARED_BYTES, TILES, Tile, Tiles, skinny, tile_for

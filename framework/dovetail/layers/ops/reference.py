@@ -76,6 +76,28 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def latent_rows(q: Tensor, kv_a: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What latent attention asks with and keeps, but for the absorbed part of its queries.
+
+    Args:
+        q: `[T, N, nope + D]`, the last D of each head to be rotated.
+        kv_a: `[T, R + D]`: what keys and values are made of, to be normalised, and a key to be rotated.
+        norm: `[R]`, the norm's weight.
+        eps: Of the norm.
+        cos: As for `norm_rotate`.
+        sin: As `cos`.
+
+    Returns:
+        Queries `[T, N, R + D]`, of which the first R are left to the caller, and rows for the cache `[T, 1, R + D]`.
+    """
+    rank, turned_dim = norm.shape[0], cos.shape[-1]
+    both = torch.cat((q[..., q.shape[-1] - turned_dim :], kv_a[:, None, rank:]), dim=1)
+    turned = norm_rotate(both, None, 0.0, cos, sin)
+    queries = q.new_empty(*q.shape[:2], rank + turned_dim)
+    queries[..., rank:] = turned[:, :-1]
+    return queries, torch.cat((rms_norm(kv_a[:, None, :rank], norm, eps), turned[:, -1:]), dim=-1)
+
+
 def rotations(positions: Tensor, freqs: Tensor, factor: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[T, 1, D]` for `norm_rotate`, of positions `[T]` times float32 frequencies `[D / 2]`.
 
