@@ -48,6 +48,29 @@ def test_info_says_who_serves_and_what_is_kept(tmp_path: Path, capsys: pytest.Ca
     assert "Mamba2ForCausalLM" in facts["refused"]
 
 
+def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An encoder, and a classifier: who serves it, what it is for, and how large it is; without weights."""
+    from transformers import BertConfig
+
+    files = Path(dovetail_demo.MODEL_DIR)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    for name, tasks in (("BertModel", ["embed", "score"]), ("BertForSequenceClassification", ["classify"])):
+        config = BertConfig(architectures=[name], dtype="float32", num_labels=3)
+        config.save_pretrained(tmp_path)
+        assert dovetail(["info", str(tmp_path), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["served_by"], facts["tasks"], facts["cache"]) == (f"dovetail:{name}", tasks, [])
+        assert facts["num_params"] == pytest.approx(108.9e6, rel=0.01)
+        assert dovetail(["info", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert "cache              nothing is kept: prompts are computed whole" in shown
+        assert f"for                {', '.join(tasks)}" in shown
+        assert dovetail(["plan", str(tmp_path), "--load-format", "dummy", "--device", "cpu"]) == 0
+        plan = capsys.readouterr()
+        assert "prompts are computed whole, and nothing of them is kept" in plan.out + plan.err
+
+
 def test_info_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without a model, and a template that is none."""
     assert dovetail(["info", str(tmp_path)]) == 2

@@ -82,6 +82,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
 """What the kit cannot know of each."""
 
 FAMILIES = beside("families", "models/families.py")
+ENCODERS = beside("encoders", "models/encoders.py")
 TESTED = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "transformers"}
 """Models in the kit's own sizes; the others get those of their family."""
 
@@ -92,6 +93,8 @@ def family(architecture: str) -> dict[str, Any]:
 
     if architecture.endswith("ForConditionalGeneration"):
         return seeing(architecture)
+    if not architecture.endswith("ForCausalLM"):
+        return headless(architecture)
     kind = next(k for k, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
 
     def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
@@ -102,6 +105,30 @@ def family(architecture: str) -> dict[str, Any]:
     if hasattr(FAMILIES.config_of(kind), "use_sliding_window"):
         configs.append({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1})
     return {"make_checkpoint": make_checkpoint, "configs": configs}
+
+
+def headless(architecture: str) -> dict[str, Any]:
+    """Make checkpoints of an encoder, or of a decoder without its output head."""
+    import torch
+    import transformers
+
+    kinds = [*ENCODERS.ENCODERS, "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"]
+    task = next((task for task in ("ForMaskedLM", "ForSequenceClassification") if architecture.endswith(task)), "")
+    auto = getattr(transformers, f"AutoModel{task}")
+    kind = next(k for k in kinds if auto._model_mapping[transformers.CONFIG_MAPPING[k]].__name__ == architecture)
+
+    def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
+        if kind in ENCODERS.ENCODERS:
+            ENCODERS.make_encoder(folder, kind, task.removeprefix("For"), **{"vocab_size": 199, **changes})
+            return folder
+        torch.manual_seed(0)
+        config = FAMILIES.config_of(kind, vocab_size=199, pad_token_id=0, **changes)
+        model = auto.from_config(config, attn_implementation="eager").float()
+        FAMILIES.perturb(model)
+        model.save_pretrained(folder)
+        return folder
+
+    return {"make_checkpoint": make_checkpoint, "configs": [{}]}
 
 
 def seeing(architecture: str) -> dict[str, Any]:
@@ -130,7 +157,12 @@ def seeing(architecture: str) -> dict[str, Any]:
     return {"make_checkpoint": make_checkpoint, "reference_logits": reference_logits, "configs": [{}]}
 
 
-SAMPLE = TESTED | {"DeepseekV3ForCausalLM", "GptOssForCausalLM", "Gemma3ForConditionalGeneration"}
+SAMPLE = TESTED | {
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "BertForSequenceClassification",
+}
 """Models that take the kit at every run; `DOVETAIL_FULL=1` for all. Each has its parity test in any case."""
 BUILTINS = [
     (kind.name, entry.name)

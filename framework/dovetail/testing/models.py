@@ -39,7 +39,10 @@ def make_model(folder: Path, architecture: str, *, seed: int = 0, shard_size: st
         `folder`.
     """
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**{**SIZES, "head_dim": 16, **changes})
+    usual = {"head_dim": 16, **SIZES}
+    if "num_key_value_heads" not in (known := model_class.config_class().to_dict()):
+        usual = {name: value for name, value in usual.items() if name in known}  # an encoder's has other names
+    config = model_class.config_class(**{**usual, **changes})
     torch.manual_seed(seed)
     model = model_class(config)
     for name, param in model.named_parameters():

@@ -115,7 +115,7 @@ def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]
         if (reason := unserved(facts)) is not None:
             raise ModelError(reason)
     except ConfigError as error:
-        return {"served_by": None, "refused": str(error), "num_params": None, "cache": []}
+        return {"served_by": None, "refused": str(error), "num_params": None, "tasks": [], "cache": []}
     item = ITEM_BYTES[facts.dtype]
     cache = [
         {
@@ -126,7 +126,10 @@ def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]
         }
         for group in facts.cache_groups
     ]
-    return {"served_by": served_by, "refused": None, "num_params": dense_numel(facts), "cache": cache}
+    tasks = ["generate", "embed"] if facts.generates else ["embed", "score"]
+    if facts.num_labels:
+        tasks = ["classify", "score"] if facts.num_labels == 1 else ["classify"]
+    return {"served_by": served_by, "refused": None, "num_params": dense_numel(facts), "tasks": tasks, "cache": cache}
 
 
 SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
@@ -178,6 +181,10 @@ def table(facts: dict[str, Any]) -> str:
         f"cache              {group['group']}: {group['layers']} layers, {group['bytes']:,} bytes a {group['per']}"
         for group in facts["cache"]
     ]
+    if facts["served_by"] is not None and not facts["cache"]:
+        lines.append("cache              nothing is kept: prompts are computed whole")
+    if facts["tasks"]:
+        lines.append(f"for                {', '.join(facts['tasks'])}")
     lines.append(f"chat template      {describe_template(template)}")
     lines += [f"  {label:<17}{state}" for label, state in template["thinking"].items()]
     if facts["sampling_defaults"]:

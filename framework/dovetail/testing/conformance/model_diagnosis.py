@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.runtime.hf_config import read_config
+
 
 def explain(
     model: Any,
@@ -43,6 +45,24 @@ def explain(
         f"the first token of each prompt agrees and later ones do not (relative error {worst:.2g}): wrong rope, or "
         "wrong facts of the attention layer (heads, scale, window)"
     )
+
+
+def reference_model(folder: Path, **options: Any) -> Any:
+    """Load transformers' model of a checkpoint: the class that its config names, without a head that is not served."""
+    import transformers
+
+    name = str(read_config(folder)["architectures"][0])
+    found: Any = getattr(transformers, name, transformers.AutoModelForCausalLM)
+    model = found.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **options).eval()
+    return model.base_model if name.endswith("ForMaskedLM") else model
+
+
+@torch.inference_mode()
+def outputs_of(model: Any, ids: Sequence[int]) -> Tensor:
+    """Return transformers' logits `[T, V]`, or a classifier's `[1, N]`, or final hidden states `[T, H]`."""
+    output = model(torch.tensor([list(ids)]))
+    found: Tensor = output.last_hidden_state if getattr(output, "logits", None) is None else output.logits
+    return found[0] if found.dim() == 3 else found
 
 
 def _transposed(model: Any, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -82,9 +102,7 @@ def _other_rope(
         if rope == given or not given:
             continue
         config.rope_parameters = rope
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-        with torch.inference_mode():
-            want = model(torch.tensor([list(prompts[-1])])).logits[0]
+        want = outputs_of(reference_model(folder, config=config), prompts[-1])
         error = (logits[-1] - want).norm(dim=1) / want.norm(dim=1)
         if float(error.max()) <= tolerance:
             return sentence

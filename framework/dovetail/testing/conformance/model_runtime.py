@@ -26,7 +26,7 @@ from dovetail.contracts.attention import (
 )
 from dovetail.contracts.cache import Chunk, Recurrent, Window
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, ModelPlugin
+from dovetail.contracts.model import Classifier, ModelConfig, ModelPlugin, Pool
 from dovetail.contracts.needs import unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.config_keys import translate
@@ -53,6 +53,7 @@ class ReferenceAttention(AttentionBackend):
         chunked=True,
         sinks=True,
         soft_cap=True,
+        bidirectional=True,
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
     )
@@ -73,7 +74,12 @@ class ReferenceAttention(AttentionBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        self._attend(q, k, layer, batch, out, range(batch.num_decode, batch.num_requests))
+        if layer.causal or k is None or v is None:
+            self._attend(q, k, layer, batch, out, range(batch.num_decode, batch.num_requests))
+        else:
+            queries, keys, values = (torch.split(x, batch.q_lens_cpu) for x in (q, k, v))
+            whole = zip(queries, keys, values, strict=True)
+            out.copy_(torch.cat([attend(own, key, value, layer) for own, key, value in whole]))
 
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
@@ -178,7 +184,10 @@ class TinyEngine:
         chunks: Sequence[tuple[Running, int]] = (),
         saves: tuple[StateSave, ...] = (),
     ) -> Tensor:
-        """Run one step and return the logits of every token of the batch, `[T, V]`."""
+        """Run one step and return the logits of every token of the batch, `[T, V]`.
+
+        Of a model without an output head, the hidden states `[T, H]`; of a classifier, each request's scores `[B, N]`.
+        """
         work = [(request, 1) for request in decode] + list(chunks)
         for request in (request for request, _ in work if request.computed == 0):
             self._load(request, 0)
@@ -208,13 +217,24 @@ class TinyEngine:
             right,
             f"forward returns {list(hidden.shape)} for {len(ids)} tokens; expected [T, {self.config.hidden_size}]",
         )
-        logits: Tensor = self.model.lm_head(hidden)
-        right = tuple(logits.shape) == (len(ids), self.config.vocab_size)
-        check(right, f"lm_head returns {list(logits.shape)}; expected [{len(ids)}, {self.config.vocab_size}]")
+        logits = self._outputs(hidden, [new for _, new in work])
         for request, new in work:
             request.computed += new
             self._give_back(request)
         return logits
+
+    def _outputs(self, hidden: Tensor, lens: list[int]) -> Tensor:
+        """What the model makes of final hidden states `[T, H]`."""
+        if not self.config.generates and not self.config.num_labels:
+            return hidden
+        name, num, size = "lm_head", len(hidden), self.config.vocab_size
+        if self.config.num_labels:
+            check(isinstance(self.model, Classifier), "num_labels is not 0, and the model has no classify")
+            name, num, size = "classify", len(lens), self.config.num_labels
+            hidden = torch.stack([_pooled(one, self.config.pool) for one in torch.split(hidden, lens)])
+        found: Tensor = getattr(self.model, name)(hidden)
+        check(tuple(found.shape) == (num, size), f"{name} returns {list(found.shape)}; expected [{num}, {size}]")
+        return found
 
     def _load(self, request: Running, copy: int) -> None:
         """Put a copy of the states into a request's row."""
@@ -237,7 +257,8 @@ class TinyEngine:
 
     def _give_back(self, request: Running) -> None:
         """Overwrite what no layer sees any more that is as its spec says: an engine gives it to others."""
-        for group, pool in zip(attended_groups(self.config), self.pool.pools, strict=True):
+        pools = self.pool.pools
+        for group, pool in zip(attended_groups(self.config), pools, strict=True) if pools else ():
             if isinstance(group.reach, Chunk | Window):
                 places = torch.arange(group.reach.start(request.computed))
                 pages = self.page_table[request.row, places // PAGE_SIZE].long()
@@ -253,7 +274,7 @@ class TinyEngine:
         """Return the logits of every token of each prompt, all prefilled in one batch."""
         requests = [Running(list(prompt), row) for row, prompt in enumerate(prompts)]
         logits = self.step((), [(request, len(request.ids)) for request in requests])
-        return list(torch.split(logits, [len(prompt) for prompt in prompts]))
+        return list(torch.split(logits, [1 if self.config.num_labels else len(prompt) for prompt in prompts]))
 
     def greedy(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[list[int]]:
         """Generate greedily, prompts in chunks beside others' decode steps; returns the new tokens."""
@@ -269,6 +290,11 @@ class TinyEngine:
                 if request.computed == len(request.ids):
                     request.ids.append(int(logits[last].argmax()))
         return [r.ids[r.num_prompt :] for r in requests]
+
+
+def _pooled(hidden: Tensor, pool: Pool) -> Tensor:
+    """What stands for a request of hidden states `[n, H]`."""
+    return hidden.mean(0) if pool == "mean" else hidden[0 if pool == "first" else -1]
 
 
 def load_model(plugin: type[ModelPlugin], folder: Path) -> tuple[ModelConfig, Any]:
