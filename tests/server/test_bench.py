@@ -127,9 +127,7 @@ def test_figures_come_from_the_clients_records() -> None:
                num_events=4, tokens_at_first=1, gaps=[1.0, 1.0, 1.0], gap_tokens=[1, 1, 1]),
         Record(index=2, start=12.0, end=20.0, error="HTTP 429: full"),
     ]  # fmt: skip
-    facts = ModelFacts(
-        name="x", dtype="bfloat16", weight_bytes=1000, kv_token_bytes=5, windows=(None, 4), vocab_size=10
-    )
+    facts = ModelFacts(name="x", dtype="bfloat16", weight_bytes=1000, caches=((5, None), (5, 4)), vocab_size=10)
     floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=1000.0, origin="test"))
     found = figures_of(LOAD, Seen(records, 1, 0.1), floor, [4, 5, 4])
     assert (found.num_ok, found.num_failed, found.failures) == (2, 1, {"HTTP 429: full": 1})
@@ -175,6 +173,31 @@ def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
     assert shared - alone == pytest.approx((own - alone) / 64)
     (tmp_path / "config.json").write_text(json.dumps({**shape, "architectures": ["SomeMoeForCausalLM"]}))
     assert "SomeMoeForCausalLM" in str(facts_of(tmp_path))
+
+
+def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
+    """A token reads the experts that it chooses, many tokens nearly all; a latent row counts as it is cached."""
+    shape = {
+        "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 4096, "q_lora_rank": None,
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "rope_theta": 1e4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    expert = 3 * 64 * 40 * 2
+    assert facts.experts is not None
+    assert facts.experts.num_params * 2 == 2 * 8 * expert
+    assert facts.read_bytes(1) - facts.weight_bytes == pytest.approx(2 * 2 * expert)
+    assert facts.read_bytes(2) - facts.weight_bytes == pytest.approx(2 * 8 * expert * (1 - 0.75**2))
+    assert facts.kv_bytes_per_token == 3 * (32 + 8) * 2
+    attention = 64 * 4 * 24 + 64 * 40 + 32 * 4 * 32 + 4 * 16 * 64 + 2 * 64
+    rest = 3 * attention + 3 * 64 * 96 + 2 * 8 * 64 + 64 + 100 * 64
+    assert facts.weight_bytes == pytest.approx(2 * rest, rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": {}}))
+    assert "quantization_config" in str(facts_of(tmp_path))
 
 
 def test_a_checkpoint_and_its_sizes_give_the_same_floor(tmp_path: Path) -> None:

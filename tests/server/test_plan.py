@@ -18,7 +18,8 @@ from dovetail.runtime.hf_config import read_config
 from dovetail.testing.engine import make_client
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail
-from dovetail_server.cli.plan import config_of, size_of
+from dovetail_server.cli.plan import size_of
+from dovetail_server.model_facts import config_of
 
 CONFIG_8B = {
     "architectures": ["LlamaForCausalLM"],

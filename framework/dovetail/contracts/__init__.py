@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         ModelConfig,
         ModelPlugin,
         RopeConfig,
+        RoutedExperts,
         SelfLoading,
         WeightRule,
     )
@@ -164,6 +165,7 @@ __all__ = [
     "RequestProgress",
     "RequestStart",
     "RopeConfig",
+    "RoutedExperts",
     "SelfLoading",
     "SchedulePolicy",
     "Speculator",
@@ -214,6 +216,7 @@ _HOME = {
     "Needs": "needs",
     "ModelPlugin": "model",
     "RopeConfig": "model",
+    "RoutedExperts": "model",
     "SelfLoading": "model",
     "WeightRule": "model",
     "AttentionBackend": "attention",

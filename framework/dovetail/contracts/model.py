@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from dovetail.contracts.cache import (
     DTYPE_BYTES,
@@ -205,6 +205,14 @@ def dense_layers(
     return tuple(replace(plain, index=index) for index in range(num_layers))
 
 
+class RoutedExperts(NamedTuple):
+    """Experts among which a token chooses: how many a layer has, how many it takes, their weights in all layers."""
+
+    num: int
+    top_k: int
+    num_params: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What the engine needs to know of an architecture; a plugin makes it from `config.json`.
@@ -231,6 +239,8 @@ class ModelConfig:
     """Longest request that will be served, set by the engine; None: `max_position_embeddings`."""
     num_params: int | None = None
     """How many weights there are, where the plugin knows; None: they are counted as a dense decoder's."""
+    experts: RoutedExperts | None = None
+    """Those of `num_params` of which a token needs some only; None: it needs all."""
     not_loaded: str = ""
     """Regular expression of whole names of tensors in a checkpoint that take no memory, because no layer wants them."""
     generates: bool = True

@@ -50,6 +50,8 @@ summary_proj_to_labels summary_first_dropout cross_attention_hidden_size tie_enc
 # How it is computed, with the same result; what a draft model of the same file would use; layers without a window.
 pretraining_tp chunk_size_feed_forward ep_size deterministic_flash_attn model_max_length max_window_layers
 num_nextn_predict_layers
+# The rope's parameters say it, too (gpt-oss).
+initial_context_length
 """)
 
 CHANGING = _words("""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import ModelConfig, RoutedExperts, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts
 from dovetail.layers.routing import Routing
@@ -96,7 +96,9 @@ def with_experts(
     rest = dense_numel(replace(config, intermediate_size=0)) + dense * 3 * hidden * config.intermediate_size
     extra = {"routing": routing, "inner": inner, "shared_inner": shared_inner, "sparse": sparse}
     extra["has_shared_gate"] = has_shared_gate
-    return replace(config, num_params=rest + (len(sparse) - dense) * per_layer, extra={**config.extra, **extra})
+    routed = RoutedExperts(routing.num, routing.top_k, (len(sparse) - dense) * routing.num * inner * 3 * hidden)
+    total = rest + (len(sparse) - dense) * per_layer
+    return replace(config, num_params=total, experts=routed, extra={**config.extra, **extra})
 
 
 def sparse_layers(hf: Mapping[str, Any]) -> list[bool]:

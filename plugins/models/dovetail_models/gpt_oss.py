@@ -51,6 +51,8 @@ class GptOss(ExpertModel):
             if float(hf.get(key, value)) != value:
                 raise ModelError(f"config.json: {key} {hf[key]} is not supported; possible: {value}")
         top_k = needed(hf, "num_experts_per_tok")
+        if (other := int(hf.get("experts_per_token") or top_k)) != top_k:  # the hub's files have both
+            raise ModelError(f"config.json: num_experts_per_tok is {top_k}, and experts_per_token {other}")
         routing = Routing(num=num_experts(hf), top_k=top_k, score="chosen", bias=True)
         return with_experts(config, routing, config.intermediate_size)
 

@@ -10,11 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from dovetail.contracts.model import ModelConfig
-from dovetail.errors import ModelError
-from dovetail.runtime.hf_config import dense_config, read_config
-from dovetail.runtime.memory import ITEM_BYTES
+from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
+from dovetail.contracts.model import ModelConfig, RoutedExperts
+from dovetail.errors import ConfigError
+from dovetail.runtime.hf_config import architecture, read_config
+from dovetail.runtime.memory import ITEM_BYTES, group_token_bytes
 from dovetail.runtime.weight_size import dense_numel, headers
+from dovetail_server.model_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
 """Dense decoders with gated feed-forward layers, whose size follows from `config.json`."""
@@ -25,26 +27,35 @@ class ModelFacts:
     """What a decode step reads.
 
     Attributes:
-        weight_bytes: Every weight but the embedding table, of which a step reads a few rows; the output layer counts.
-        kv_token_bytes: Of one token in one layer.
-        windows: How far back each layer looks; None: to the start.
+        weight_bytes: Every weight but the embedding table, of which a step reads a few rows, and but experts; the
+            output layer counts.
+        caches: By group of layers, the bytes that a token takes in them, and how far back they look (None: to the
+            start).
+        experts: Those of which a token takes some; None: the model has none.
     """
 
     name: str
     dtype: str
     weight_bytes: int
-    kv_token_bytes: int
-    windows: tuple[int | None, ...]
+    caches: tuple[tuple[int, int | None], ...]
     vocab_size: int
+    experts: RoutedExperts | None = None
+
+    def read_bytes(self, streams: float) -> float:
+        """Bytes of weights that a step of so many streams reads: experts, if each stream chooses evenly and alone."""
+        if self.experts is None:
+            return self.weight_bytes
+        missed: float = (1 - self.experts.top_k / self.experts.num) ** streams
+        return self.weight_bytes + (1 - missed) * self.experts.num_params * ITEM_BYTES[self.dtype]
 
     def kv_bytes(self, context: float) -> float:
         """Bytes of KV cache that a stream of `context` tokens reads in a step."""
-        return sum(self.kv_token_bytes * min(context, window or context) for window in self.windows)
+        return sum(size * min(context, window or context) for size, window in self.caches)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache that a token takes, all layers together."""
-        return self.kv_token_bytes * len(self.windows)
+        return sum(size for size, _ in self.caches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +79,10 @@ class Floor:
         facts, rate = self.facts, self.bandwidth
         if facts is None or rate is None:
             return f"floor: unknown: {self.unknown}"
-        step = facts.weight_bytes / rate.bytes_per_s
+        read = facts.read_bytes(1)
+        step = read / rate.bytes_per_s
         return (
-            f"floor: {facts.weight_bytes / 1e9:.3f} GB of weights ({facts.dtype}) and "
+            f"floor: {read / 1e9:.3f} GB of weights ({facts.dtype}) and "
             f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context, read at "
             f"{rate.bytes_per_s / 1e9:,.0f} GB/s ({rate.origin}): {1000 * step:.3f} ms, {1 / step:,.0f} tok/s for one "
             "stream without context"
@@ -81,7 +93,7 @@ class Floor:
         facts, rate = self.facts, self.bandwidth
         return {
             "unknown": self.unknown,
-            "weight_bytes": facts.weight_bytes if facts else None,
+            "weight_bytes": facts.read_bytes(1) if facts else None,
             "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
             "bandwidth_bytes_per_s": rate.bytes_per_s if rate else None,
             "bandwidth_origin": rate.origin if rate else None,
@@ -98,7 +110,7 @@ class Floor:
         if self.facts is None or self.bandwidth is None:
             return None
         own = self.facts.kv_bytes(context) - self.facts.kv_bytes(shared)
-        read = self.facts.weight_bytes + streams * own + self.facts.kv_bytes(shared)
+        read = self.facts.read_bytes(streams) + streams * own + self.facts.kv_bytes(shared)
         return read / self.bandwidth.bytes_per_s
 
 
@@ -111,13 +123,15 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
     """
     try:
         hf = read_config(folder)
-        config = dense_config(hf)
+        config = config_of(folder, architecture(hf, folder))
         numel = num_read(folder, config)
-    except (ModelError, ValueError, TypeError, IndexError) as error:
+    except (ConfigError, ValueError, TypeError, IndexError) as error:
         return str(error)
     for key in hf:
-        if key == "quantization_config" or "expert" in key:
+        if key == "quantization_config" or ("expert" in key and config.experts is None):
             return f"config.json has {key!r}: how much a step reads of such weights is not known to this version"
+    if any(isinstance(group.reach, Recurrent) for group in config.cache_groups):
+        return f"{config.architecture} has recurrent states: how much a step reads of them is not known to this version"
     if numel is None:
         return f"without weights in its folder, the size of {config.architecture} is not known to this version"
     dtype = dtype or config.dtype
@@ -125,11 +139,16 @@ def facts_of(folder: Path, dtype: str | None = None) -> ModelFacts | str:
     return ModelFacts(
         name=config.architecture,
         dtype=dtype,
-        weight_bytes=size * numel,
-        kv_token_bytes=2 * config.layers[0].num_kv_heads * config.layers[0].qk_dim * size,
-        windows=tuple(spec.sliding_window for spec in config.layers),
+        weight_bytes=size * (numel - (config.experts.num_params if config.experts else 0)),
+        caches=tuple((group_token_bytes(group, size), reach_of(group)) for group in config.cache_groups),
         vocab_size=config.vocab_size,
+        experts=config.experts,
     )
+
+
+def reach_of(group: CacheGroup) -> int | None:
+    """Return how many tokens a group's layers look at, at most; None: all."""
+    return group.reach.size if isinstance(group.reach, Window | Chunk) else None
 
 
 def num_read(folder: Path, config: ModelConfig) -> int | None:
@@ -144,4 +163,5 @@ def num_read(folder: Path, config: ModelConfig) -> int | None:
     if files:
         found = [header for file in files for header in headers(file)]
         return sum(prod(h.shape) for h in found if not (tied and h.name.startswith("lm_head."))) - table
-    return dense_numel(config) - table if config.architecture in GATED else None
+    is_known = config.num_params is not None or config.architecture in GATED
+    return dense_numel(config) - table if is_known else None

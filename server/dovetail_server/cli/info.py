@@ -105,7 +105,7 @@ def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]
     from dovetail.runtime.hf_config import architecture
     from dovetail.runtime.memory import ITEM_BYTES, group_token_bytes
     from dovetail.runtime.weight_size import dense_numel
-    from dovetail_server.cli.plan import config_of
+    from dovetail_server.model_facts import config_of
 
     try:
         name = architecture(config, folder)

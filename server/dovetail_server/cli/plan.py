@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dovetail.contracts.model import ModelConfig
     from dovetail.runtime.memory import DeviceBytes, MemoryPlan
     from dovetail_server.settings import ServeSettings
 
@@ -29,8 +28,6 @@ The options of `dovetail serve` that concern memory can be given too: --device, 
 --page-size, --disable-cuda-graph, --load-format dummy, --tensor-parallel-size (the plan is that of one rank).
 `dovetail serve --help=all` explains them.
 """
-DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-"""Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -103,31 +100,14 @@ def plan(wish: Wish) -> MemoryPlan:
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
     architecture = check_model(settings)
     device = device_of(settings.device, wish.device_memory)
+    from dovetail_server.model_facts import config_of
+
     config = config_of(settings.folder, architecture, settings.model_impl)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     size = weight_size(settings.folder, config, dtype, device.kind, dummy=settings.load_format == "dummy")
     has_graphs, ranks = device.kind == "cuda" and not settings.disable_cuda_graph, settings.tensor_parallel_size
     share = config.of_rank(ranks), dtype, device.of_rank(ranks), size.num_bytes // ranks
     return plan_memory(settings, *share, has_graphs=has_graphs)
-
-
-def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfig:
-    """Read the model's facts: from the usual keys of `config.json` if they suffice, else from the plugin, with torch.
-
-    Raises:
-        ConfigError: No plugin serves the architecture, or the config cannot be served.
-    """
-    from dovetail.plugins import Registry
-    from dovetail.plugins.loader import import_planned
-    from dovetail.plugins.plan import as_planned, model_plugin
-    from dovetail.runtime.config_keys import translate
-    from dovetail.runtime.hf_config import CONFIG_KEYS, dense_config, read_config
-
-    hf, registry = read_config(folder), Registry.scan()
-    record = registry.resolve("model", model_plugin(registry, architecture, impl))
-    if record.builtin and record.name in DENSE:
-        return dense_config(hf)
-    return translate(import_planned(as_planned(record)).config_from_hf, hf, served=CONFIG_KEYS)
 
 
 def device_of(name: str, memory: str | None) -> DeviceBytes:

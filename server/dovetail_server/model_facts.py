@@ -1,0 +1,31 @@
+"""What a model folder's `config.json` says of the model, without its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.contracts.model import ModelConfig
+
+DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""
+
+
+def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfig:
+    """Read the model's facts: from the usual keys of `config.json` if they suffice, else from the plugin, with torch.
+
+    Raises:
+        ConfigError: No plugin serves the architecture, or the config cannot be served.
+    """
+    from dovetail.plugins import Registry
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned, model_plugin
+    from dovetail.runtime.config_keys import translate
+    from dovetail.runtime.hf_config import CONFIG_KEYS, dense_config, read_config
+
+    hf, registry = read_config(folder), Registry.scan()
+    record = registry.resolve("model", model_plugin(registry, architecture, impl))
+    if record.builtin and record.name in DENSE:
+        return dense_config(hf)
+    return translate(import_planned(as_planned(record)).config_from_hf, hf, served=CONFIG_KEYS)
