@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from screen import Screen
+from screen import FULL, Screen
 
 from dovetail_server.testing import ScriptedServer
 
@@ -53,7 +53,7 @@ def go(screen: Screen, name: str) -> None:
         screen.page.get_by_role("heading", level=1, name=PAGES[name]).wait_for()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 390] if FULL else [390])
 def test_everything_is_reached_and_nothing_holds_fast(
     new_screen: Callable[..., Screen], server: ScriptedServer, width: int
 ) -> None:
