@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from screen import FULL, Screen
 
 from dovetail_server.testing import ScriptedServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import FileChooser
 
 PAGES = {"Chat": "Conversation", "Compare": "Compare", "Model": "Model", "Batches": "Batches", "Live": "Live"}
 USABLE = "a[href], button, input, select, textarea, summary, [tabindex='0']"
@@ -118,6 +122,10 @@ def test_the_model(screen: Screen) -> None:
 def test_batches(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
     """A file is chosen and sent, and its replies are saved."""
     page, keys = screen.page, screen.page.keyboard
+    choosers: list[FileChooser] = []
+    page.on(
+        "filechooser", lambda chooser: choosers.append(chooser)
+    )  # long before one is opened: the browser has to be told
     go(screen, "Batches")
     body = {"model": "scripted", "prompt": "Hello"}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
@@ -127,9 +135,12 @@ def test_batches(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None
     keys.press("Enter")
     page.get_by_label("Example of a line").wait_for()
     screen.reach("File (.jsonl)")
-    with page.expect_file_chooser() as chooser:
-        keys.press("Enter")
-    chooser.value.set_files(file)
+    keys.press("Enter")
+    for _ in range(1000):
+        page.wait_for_timeout(20)
+        if choosers:
+            break
+    choosers[0].set_files(file)
     screen.until("document.querySelector('select').value === '/v1/completions'")
     screen.reach("Route")
     keys.press("ArrowUp")
