@@ -10,8 +10,6 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("kv-events", "postgres", "xgrammar", "bench")
-"""Extras that users install; `dev` is for those who work on Dovetail."""
 HEAD = """\
 # Licences of dependencies
 
@@ -58,7 +56,8 @@ def page() -> str:
 def dependencies() -> list[Dependency]:
     """Return everything that an install brings here, by name."""
     found: dict[str, Dependency] = {}
-    for extra in (None, *EXTRAS):
+    extras = distribution("dovetail").metadata.get_all("Provides-Extra") or []
+    for extra in (None, *(name for name in extras if name != "dev")):  # `dev` is for those who work on Dovetail
         for dist in closure("dovetail", extra):
             name = canonicalize_name(dist.name)
             if name != "dovetail":

@@ -58,12 +58,6 @@ def test_each_change_needs_its_own_version(header: str, change: dict[str, str], 
     assert update().unraised([*OLD, *KIT], now) == refused
 
 
-def test_a_release_ends_changes_without_a_number() -> None:
-    """`--unreleased` is refused once the changelog has a release."""
-    assert not update().has_release("# Changelog\n\n## Unreleased\n")
-    assert update().has_release("# Changelog\n\n## 0.1.0 (2026-12-01)\n")
-
-
 def test_the_golden_file_holds_every_contract_and_hook() -> None:
     """Each public name of the contracts, each hook and each conformance class has a line."""
     from dovetail import contracts, testing

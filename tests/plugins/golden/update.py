@@ -1,14 +1,12 @@
-"""Write `public_api.txt` anew: `python tests/plugins/golden/update.py [--unreleased]`.
+"""Write `public_api.txt` anew: `python tests/plugins/golden/update.py`.
 
 Every public line belongs to a kind of plugin, whose version stands in the header. A line that is new or changed is
 refused unless that kind's `minor` (`plugins/kinds.py`) was raised, one that is gone unless its `api` was; what the
-conformance kit loses needs a new version of Dovetail. `--unreleased` says that no release holds what changes, and is
-itself refused once the changelog has a release.
+conformance kit loses needs a new version of Dovetail.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 import sys
@@ -80,23 +78,11 @@ def name_of(line: str) -> str:
     return re.split(r"[(:=]| ->", line, maxsplit=1)[0].strip()
 
 
-def has_release(changelog: str) -> bool:
-    """Whether the changelog has a section of a release."""
-    return re.search(r"^## \d", changelog, re.MULTILINE) is not None
-
-
 def main() -> int:
     """Write the file; exit code 1 where that needs a version raised."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--unreleased", action="store_true", help="what changes is in no release yet")
-    args = parser.parse_args()
-    if args.unreleased and has_release((ROOT / "CHANGELOG.md").read_text("utf-8")):
-        print("refused: there is a release; raise the version of what changes in kinds.py")
-        return 1
     now = public_api().lines()
     golden = GOLDEN.read_text("utf-8").splitlines() if GOLDEN.exists() else now[:HEADER_LEN]
-    refused = [] if args.unreleased else unraised(golden, now)
-    if refused:
+    if refused := unraised(golden, now):
         print("refused; where `api` is raised an adapter is needed, too (plugins/kinds.py, plugins/adapters.py):")
         print("\n".join(f"  {line}" for line in refused))
         return 1
