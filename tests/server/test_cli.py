@@ -170,8 +170,11 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, lines[0]
 
 
-def test_startup_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_mistakes_exit_2_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bad path, config, checkpoint, architecture, plugin or file is one line with cause and fix, exit code 2."""
+    monkeypatch.setenv("DOVETAIL_PORT", "0")  # what weights show comes behind it, and somebody may have the usual one
     good = write_model(tmp_path / "good")
     (good / "model.safetensors").write_bytes(b"")
     odd = write_model(tmp_path / "odd", architectures=["NopeForCausalLM"])
