@@ -28,15 +28,13 @@ from dovetail_server.serving import chat, chat_reply, completions, embeddings, r
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
-    from dovetail_server.serving.generation import Generation
     from dovetail_server.serving.prompts import Prompts
 
 Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
-Counter = Callable[[int], None]
 Reply = Callable[[], Awaitable[bytes]]
 
 
-async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes, count: Counter) -> Result:
+async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes) -> Result:
     """Run one line.
 
     Args:
@@ -44,7 +42,6 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
         endpoint: The batch's.
         custom_id: The line's.
         raw: The line as it stands in the input file.
-        count: Called with the number of engine requests when they begin, and with its negative when they end.
 
     Raises:
         ServiceError: The server cannot run it now.
@@ -52,24 +49,20 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
     """
     state.check_ready()
     try:
-        generation, reply = await prepare(state, endpoint, raw)
+        reply = await prepare(state, endpoint, raw)
     except RequestError as error:
         return refusal(custom_id, error)
-    num = len(generation.choices)
-    count(num)
     try:
         body = await reply()
     except RequestError as error:
         if error.code == "request_aborted" and state.is_draining:
             raise errors.draining() from error  # cut off by the server's end: it is run again
         return refusal(custom_id, error)
-    finally:
-        count(-num)
     return Result(result_line(custom_id, 200, body), False, decode_head(body).usage.as_chat())
 
 
-async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> tuple[Generation, Reply]:
-    """Check a line as its HTTP request would be, and return the generation and what makes its reply.
+async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
+    """Check a line as its HTTP request would be, and return what makes its reply.
 
     Raises:
         RequestError: The request cannot be served as it is.
@@ -93,7 +86,7 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> tuple[Gen
     return await asyncio.to_thread(lambda: job_of(state, parse(outcome.light, task.model), outcome.read_prompts()))
 
 
-async def prepare_response(state: ReadingContext, raw: bytes) -> tuple[Generation, Reply]:
+async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
     """As `prepare`, for a response. It is stored only where the line says so: the output file has it anyway."""
 
     def adjusted(asked: ResponsesRequest) -> ResponsesRequest:
@@ -103,14 +96,14 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> tuple[Generatio
         return asked.model_copy(update={"priority": BACKGROUND, "store": asked.store is True})
 
     job = await response_bodies.begin(state, raw, CALLER.get().owner, adjusted, is_line=True)
-    return job.chat.generation, lambda: reply_of(job)
+    return lambda: reply_of(job)
 
 
 def job_of(
     state: ReadingContext,
     asked: ChatRequest | CompletionRequest | MessagesRequest | Pooled,
     prompts: Prompts | None,
-) -> tuple[Generation, Reply]:
+) -> Reply:
     """Prepare what needs nothing but the line; CPU work.
 
     Args:
@@ -122,22 +115,22 @@ def job_of(
     asked = asked.model_copy(update={"priority": BACKGROUND})
     if isinstance(asked, EmbeddingRequest):
         embedding_job = embeddings.prepare(state, asked, model, prompts)
-        return embedding_job.generation, lambda: embeddings.reply(embedding_job)
+        return lambda: embeddings.reply(embedding_job)
     if isinstance(asked, ScoreRequest) and not rerank.is_pair(asked):
         score_job = score.prepare(state, asked, model, prompts)
-        return score_job.generation, lambda: score.reply(score_job)
+        return lambda: score.reply(score_job)
     if isinstance(asked, (RerankRequest, ScoreRequest, ClassifyRequest)):
         pair_job = rerank.prepare(state, asked, model, prompts)
-        return pair_job.generation, lambda: rerank.reply(pair_job)
+        return lambda: rerank.reply(pair_job)
     refuse_stream(asked.stream)
     if isinstance(asked, ChatRequest):
         chat_job = chat.prepare(state, asked, model, prompts)
-        return chat_job.generation, lambda: chat_reply.reply(chat_job)
+        return lambda: chat_reply.reply(chat_job)
     if isinstance(asked, MessagesRequest):
         message_job = messages.prepare(state, asked, model, prompts)
-        return message_job.chat.generation, lambda: messages.reply(message_job)
+        return lambda: messages.reply(message_job)
     job = completions.prepare(state, asked, model, prompts)
-    return job.generation, lambda: completions.reply(job)
+    return lambda: completions.reply(job)
 
 
 def refuse_stream(stream: bool | None) -> None:

@@ -1,4 +1,4 @@
-"""Runs the lines of batches: a few at a time, and fewer while interactive requests are here."""
+"""Runs the lines of batches: a few at a time, in the background; beside others the engine holds them back."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ Advance = Callable[[Sequence[RowMapping]], Awaitable[None]]
 logger = logging.getLogger("dovetail.server")
 POLL_S = 1.0
 SHORT_POLL_S = 0.05
-YIELD_S = 1.0
-"""For so long after an interactive request was here, batches hold back."""
-YIELD_SHARE = 64
 LINE_TIMEOUT_S = 3600.0
 MAX_FAULTS = 3
 """A line that fails for a reason of ours is tried so often."""
@@ -65,8 +62,6 @@ class Runner:
         self.advance: Advance | None = None
         """Moves the batches on that are open; set by whoever does."""
         self.is_closing = False
-        self.num_engine = 0
-        """Engine requests of batches that run now."""
         self._problem: str | None = None
         self._pause = Pause()
         self._wake = asyncio.Event()
@@ -78,7 +73,6 @@ class Runner:
         """The batch whose next line waits until fewer are leased."""
         self._unreadable: Counter[tuple[str, int]] = Counter()
         self._checked = time.monotonic()
-        self._last_interactive = 0.0
 
     @property
     def problem(self) -> str | None:
@@ -158,19 +152,10 @@ class Runner:
         return can and not self.is_closing and self.writer.problem is None and not self._pause.is_on
 
     @property
-    def full_limit(self) -> int:
-        """How many lines may run while nothing else does."""
+    def limit(self) -> int:
+        """How many lines may run at once; beside others, the engine decides when they take part."""
         settings = self.state.settings
         return settings.max_batch_requests or max(1, settings.max_running_requests // 4)
-
-    @property
-    def limit(self) -> int:
-        """How many lines may run now."""
-        limit, now = self.full_limit, time.monotonic()
-        if self.state.num_live - self.num_engine > 0:
-            self._last_interactive = now
-        is_held_back = now - self._last_interactive < YIELD_S and self._last_interactive > 0
-        return max(1, limit // YIELD_SHARE) if is_held_back else limit
 
     async def _fill(self, rows: list[RowMapping]) -> None:
         """Start what may run, and lease what comes next."""
@@ -184,7 +169,7 @@ class Runner:
             if num_held >= most:
                 break
             limit = min(num, most - num_held)
-            leased, has_to_wait = await self.lines.claim(by_id[batch_id], limit, num_held, 2 * self.full_limit)
+            leased, has_to_wait = await self.lines.claim(by_id[batch_id], limit, num_held, 2 * self.limit)
             self._waits = batch_id if has_to_wait else None
             self._num_leases |= {line.key: line.attempt for line in leased}
             self._ready.extend(leased)
@@ -197,7 +182,7 @@ class Runner:
     @property
     def _most_leased(self) -> int:
         """How many lines may be leased, with a stock of those that run next."""
-        most = 2 * self.full_limit
+        most = 2 * self.limit
         return min((at_once(num, most) for num in self._num_leases.values()), default=most)
 
     def _wanted(self, waiting: list[Any], held: Counter[str]) -> dict[str, int]:
@@ -290,7 +275,7 @@ class Runner:
         faults = 0
         while True:
             try:
-                return await run_line(self.state, line.endpoint, line.custom_id, raw, self._count)
+                return await run_line(self.state, line.endpoint, line.custom_id, raw)
             except EngineDeadError:
                 raise
             except ServiceError as error:
@@ -305,9 +290,6 @@ class Runner:
                 if faults >= MAX_FAULTS:
                     return refusal(line.custom_id, error)
             await asyncio.sleep(BUSY_WAIT_S)
-
-    def _count(self, change: int) -> None:
-        self.num_engine += change
 
     async def close(self) -> None:
         """Stop; what has no durable result is given back."""
