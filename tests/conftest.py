@@ -133,19 +133,6 @@ def logging_as_before() -> Iterator[None]:
     logger.propagate, logger.handlers = before[1], before[2]
 
 
-LIGHT = ("peers/", "storage/", "playground/", "server/test_signals", "server/test_clients", "server/test_bench")
-"""Tests whose servers need one grammar backend: xgrammar imports torch and transformers in each one's compiler."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def light_servers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Servers of some files compile grammars with llguidance alone; the others have the default."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.node.nodeid.removeprefix("tests/").startswith(LIGHT):
-            patch.setenv("DOVETAIL_GRAMMAR_BACKEND", "llguidance")
-        yield
-
-
 @pytest.fixture(autouse=True, scope="module")
 def core_as_before() -> Iterator[None]:
     """No file of tests leaves a public attribute of Dovetail changed: others would fail for it, in one order only."""
