@@ -80,6 +80,10 @@ TASK_OF = {
     "/v1/responses/input_tokens": "input_tokens",
     "/v1/responses/compact": "compact",
     "/v1/score": "score",
+    "/score": "score",
+    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), "rerank"),
+    **dict.fromkeys(("/v1/classify", "/classify"), "classify"),
     "/tokenize": "tokenize",
     "/v1/tokenize": "tokenize",
     "/detokenize": "detokenize",
@@ -241,7 +245,7 @@ class Meter:
         with peak_memory() as peak:
             outcome = do(job, lambda: body, self.patient, ["tiny"], lambda question: Answer())
         assert outcome.fault is None, outcome.fault
-        became = len(outcome.reply or b"") + len(outcome.items) + sum(len(ids) for ids, _ in outcome.prompts)
+        became = len(outcome.reply or b"") + len(outcome.items) + sum(len(ids) for ids, *_ in outcome.prompts)
         return Memory(peak[0], len(body) + became)
 
     async def _probe(self, stalls: list[float]) -> None:
