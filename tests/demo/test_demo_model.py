@@ -20,9 +20,9 @@ from demo_training.corpus.structured import country_json, extraction
 from demo_training.corpus.tools import tool_call, tool_result
 from demo_training.data import GROUP_TOKENS, LENGTHS, load_worker, make_shard
 from demo_training.evaluate import Answer, answer
-from demo_training.export import export
+from demo_training.export import export, restore
 from demo_training.model import DemoModel, Shape
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from dovetail.demo import MODEL_DIR
 
@@ -66,19 +66,6 @@ def user(text: str, system: str = "") -> list[dict[str, Any]]:
     """Returns a one-turn chat."""
     start = [{"role": "system", "content": system}] if system else []
     return [*start, {"role": "user", "content": text}]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """The tokenizer, as `transformers` loads it."""
-    return AutoTokenizer.from_pretrained(MODEL_DIR, padding_side="left")
-
-
-@pytest.fixture(scope="module")
-def loaded() -> tuple[Any, dict[str, Any]]:
-    """The model, as `transformers` loads it, with what it reports about the keys."""
-    model, report = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32, output_loading_info=True)
-    return model.eval(), report
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +325,8 @@ def test_the_corpus_uses_the_very_template(tokenizer: Any) -> None:
             "enable_thinking": bool(sample.think),
         }
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        assert rendered == render_chat(messages, **options) == render(sample).prompt
+        assert rendered == render_chat(messages, **options)
+        assert rendered + sample.given == render(sample).prompt
 
 
 def test_the_corpus_is_deterministic() -> None:
@@ -412,3 +400,16 @@ def test_an_export_computes_the_same(tmp_path: Path, tokenizer: Any) -> None:
     ours = network.loss(tokens.flatten(), targets.flatten(), weights, [(3, 16)], torch.float32)
     theirs = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
     assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_a_restored_network_goes_on_where_the_export_was(tmp_path: Path, tokenizer: Any) -> None:
+    """An exported network comes back with the same weights; one of another shape is refused."""
+    torch.manual_seed(0)
+    shape = Shape(vocab=4096, width=64, layers=2, heads=4, kv_heads=2, hidden=64)
+    network, other = DemoModel(shape), DemoModel(shape)
+    export(network, tokenizer.backend_tokenizer, tmp_path)
+    restore(other, tmp_path)
+    saved, restored = network.checkpoint(), other.checkpoint()
+    assert all(torch.equal(saved[name], restored[name]) for name in saved)
+    with pytest.raises(ValueError, match="another shape"):
+        restore(DemoModel(Shape(vocab=4096, width=64, layers=1, heads=4, kv_heads=2, hidden=64)), tmp_path)

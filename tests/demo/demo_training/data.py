@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +35,13 @@ def load_worker(path: str) -> None:
     """Loads the tokenizer of a worker process."""
     global _tokenizer
     _tokenizer = Tokenizer.from_file(path)
+
+
+def start_worker(path: str) -> None:
+    """Prepares a worker process: one thread, and behind the trainer, which a GPU waits for."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.nice(10)
+    load_worker(path)
 
 
 def _weights(prompt: int, completion: int, whole: bool) -> list[int]:
@@ -111,7 +119,7 @@ class Feed:
         self._served = dict.fromkeys(LENGTHS, 0)
         self.documents = 0
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer=load_worker, initargs=(str(tokenizer),))
+        self._pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(str(tokenizer),))
         for _ in range(2 * workers):
             self._submit()
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import time
 from bisect import bisect
 from collections import defaultdict
 from dataclasses import dataclass
@@ -34,8 +36,8 @@ class Answer:
 
     @property
     def visible(self) -> str:
-        """The answer without its reasoning."""
-        return self.text.split("</think>")[-1].strip()
+        """The answer without its reasoning, with the start that was given."""
+        return self.sample.given + self.text.split("</think>")[-1].strip()
 
     @property
     def right(self) -> bool:
@@ -48,8 +50,18 @@ class Answer:
 
 
 @torch.inference_mode()
-def answer(model: Any, tokenizer: Any, samples: list[Sample], temperature: float = 0.0) -> list[Answer]:
-    """Answers `samples` in batches of similar length, greedily or at a temperature."""
+def answer(
+    model: Any, tokenizer: Any, samples: list[Sample], temperature: float = 0.0, until: float = math.inf
+) -> list[Answer]:
+    """Answers `samples` in batches of similar length, greedily or at a temperature.
+
+    Args:
+        model: A causal model of `transformers`.
+        tokenizer: Its tokenizer, padding on the left.
+        samples: What to ask.
+        temperature: 0 for the likeliest token.
+        until: When to stop, by `time.monotonic`; samples whose answer has not ended then have none.
+    """
     rendered = [render(sample) for sample in samples]
     budgets = [len(tokenizer(document.completion).input_ids) for document in rendered]
     lengths = [len(tokenizer(document.prompt).input_ids) for document in rendered]
@@ -58,7 +70,7 @@ def answer(model: Any, tokenizer: Any, samples: list[Sample], temperature: float
     settings: dict[str, Any] = {"do_sample": temperature > 0, "top_k": None}
     settings |= {"temperature": temperature, "top_p": 0.95} if temperature else {"temperature": None, "top_p": None}
     with tqdm(total=len(samples), desc="evaluation", mininterval=5) as bar:
-        while order:
+        while order and time.monotonic() < until:
             size = 1
             while size < len(order) and size * (lengths[order[size]] + budgets[order[size]]) < _BATCH_TOKENS:
                 if bisect(_BUDGETS, budgets[order[size]]) != bisect(_BUDGETS, budgets[order[0]]):
@@ -67,12 +79,15 @@ def answer(model: Any, tokenizer: Any, samples: list[Sample], temperature: float
             batch, order = order[:size], order[size:]
             inputs = tokenizer([rendered[i].prompt for i in batch], return_tensors="pt", padding=True).to(model.device)
             longest = max(budgets[i] for i in batch)
-            output = model.generate(**inputs, max_new_tokens=longest + longest // 4 + 24, **settings)
-            texts = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-            for i, text in zip(batch, texts, strict=True):
-                answers[i] = Answer(samples[i], rendered[i].prompt, text)
+            left = None if until == math.inf else until - time.monotonic()
+            output = model.generate(**inputs, max_new_tokens=longest + longest // 4 + 24, max_time=left, **settings)
+            written = output[:, inputs.input_ids.shape[1] :]
+            cut, ends = time.monotonic() >= until, set(model.generation_config.eos_token_id)
+            for i, ids in zip(batch, written.tolist(), strict=True):
+                if not cut or not ends.isdisjoint(ids):
+                    answers[i] = Answer(samples[i], rendered[i].prompt, tokenizer.decode(ids, skip_special_tokens=True))
             bar.update(len(batch))
-    return [answers[i] for i in range(len(samples))]
+    return [answers[i] for i in sorted(answers)]
 
 
 def load(path: Path) -> tuple[Any, Any]:
@@ -83,17 +98,54 @@ def load(path: Path) -> tuple[Any, Any]:
     return model.to(device).eval(), tokenizer
 
 
-def table_of(greedy: list[Answer], sampled: list[Answer]) -> str:
-    """Returns a Markdown table of accuracies per skill and mode, in percent."""
-    rows: dict[tuple[str, bool], list[list[bool]]] = defaultdict(lambda: [[], []])
+@dataclass
+class Row:
+    """The accuracy in one skill and mode; `greedy` and `sampled` hold the count of right answers and of all."""
+
+    skill: str
+    thinking: bool
+    greedy: tuple[int, int]
+    sampled: tuple[int, int]
+
+
+def rows_of(greedy: list[Answer], sampled: list[Answer]) -> list[Row]:
+    """Counts right answers per skill and mode."""
+    counts: dict[tuple[str, bool], list[list[bool]]] = defaultdict(lambda: [[], []])
     for column, answers in enumerate((greedy, sampled)):
         for item in answers:
-            rows[item.sample.skill, bool(item.sample.think)][column].append(item.right)
+            counts[item.sample.skill, bool(item.sample.think)][column].append(item.right)
+    return [
+        Row(skill, think, *((sum(column), len(column)) for column in columns))
+        for (skill, think), columns in sorted(counts.items())
+    ]
+
+
+def table_of(rows: list[Row]) -> str:
+    """Returns a Markdown table of accuracies per skill and mode, in percent."""
     lines = ["| skill | thinking | held-out items | greedy | temperature 0.3 |", "| --- | --- | ---: | ---: | ---: |"]
-    for (skill, think), columns in sorted(rows.items()):
-        shares = [f"{100 * sum(column) / len(column):.1f}" if column else "" for column in columns]
-        lines.append(f"| {skill} | {'on' if think else 'off'} | {len(columns[0])} | {shares[0]} | {shares[1]} |")
+    for row in rows:
+        shares = [f"{100 * right / count:.1f}" if count else "" for right, count in (row.greedy, row.sampled)]
+        lines.append(
+            f"| {row.skill} | {'on' if row.thinking else 'off'} | {row.greedy[1]} | {shares[0]} | {shares[1]} |"
+        )
     return "\n".join(lines)
+
+
+def write_json(rows: list[Row], asked: int, path: Path) -> None:
+    """Writes the counts as JSON: `asked` samples, sums for both ways of decoding, and a row per skill and mode."""
+
+    def counts(pair: tuple[int, int]) -> dict[str, int]:
+        return {"right": pair[0], "items": pair[1]}
+
+    sums = {
+        way: counts((sum(getattr(row, way)[0] for row in rows), sum(getattr(row, way)[1] for row in rows)))
+        for way in ("greedy", "sampled")
+    }
+    listed = [
+        {"skill": row.skill, "thinking": row.thinking, "greedy": counts(row.greedy), "sampled": counts(row.sampled)}
+        for row in rows
+    ]
+    path.write_text(json.dumps({"asked": asked, **sums, "rows": listed}, indent=1) + "\n", encoding="utf-8")
 
 
 def write_mistakes(answers: list[Answer], path: Path, most: int = 15) -> None:
@@ -112,31 +164,55 @@ def write_mistakes(answers: list[Answer], path: Path, most: int = 15) -> None:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def evaluate_and_report(path: Path, per_skill: int, seed: int = 0, out: Path | None = None) -> None:
-    """Evaluates the checkpoint in `path` and prints the table; writes it and the mistakes into `out` if given."""
+def evaluate_and_report(
+    path: Path,
+    per_skill: int,
+    seed: int = 0,
+    out: Path | None = None,
+    until: float = math.inf,
+    as_json: Path | None = None,
+    sample: bool = True,
+) -> None:
+    """Evaluates the checkpoint in `path` and prints the table.
+
+    Args:
+        path: The checkpoint folder.
+        per_skill: How many held-out samples to draw of each skill.
+        seed: Seeds the samples and the sampling.
+        out: Gets the table, the mistakes and the counts, if given.
+        until: When to stop, by `time.monotonic`; how many answers had not ended by then is said.
+        as_json: Gets the counts as JSON, if given.
+        sample: Also answer at temperature 0.3.
+    """
     model, tokenizer = load(path)
-    samples = [sample for skill in WEIGHTS for sample in held_out_samples(skill, per_skill, seed)]
+    samples = [each for skill in WEIGHTS for each in held_out_samples(skill, per_skill, seed)]
     torch.manual_seed(seed)
-    greedy = answer(model, tokenizer, samples)
-    sampled = answer(model, tokenizer, samples, temperature=0.3)
-    table = table_of(greedy, sampled)
+    greedy = answer(model, tokenizer, samples, until=until)
+    sampled = answer(model, tokenizer, samples, temperature=0.3, until=until) if sample else []
+    rows = rows_of(greedy, sampled)
     if out is not None:
-        (out / "accuracy.md").write_text(table + "\n", encoding="utf-8")
+        (out / "accuracy.md").write_text(table_of(rows) + "\n", encoding="utf-8")
         write_mistakes(greedy, out / "mistakes.jsonl")
+    for file in ([] if out is None else [out / "accuracy.json"]) + ([] if as_json is None else [as_json]):
+        write_json(rows, len(samples), file)
     right = sum(item.right for item in greedy)
-    print(table)
-    print(f"{right} of {len(greedy)} held-out items are right ({100 * right / len(greedy):.1f} %)")
+    print(table_of(rows))
+    print(f"{right} of {len(greedy)} held-out items are right ({100 * right / max(1, len(greedy)):.1f} %)")
+    for name, answers in (("greedy", greedy), *([("sampled", sampled)] if sample else [])):
+        if len(answers) < len(samples):
+            print(f"no time was left for {len(samples) - len(answers)} of {len(samples)} items, {name}")
 
 
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description="Evaluate the demo model on held-out samples.")
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
-    parser.add_argument("--out", type=Path, help="a folder for the table and the mistakes")
+    parser.add_argument("--out", type=Path, help="a folder for the table, the mistakes and the counts")
+    parser.add_argument("--json", type=Path, help="a file for the counts as JSON")
     parser.add_argument("--per-skill", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    evaluate_and_report(options.model, options.per_skill, options.seed, options.out)
+    evaluate_and_report(options.model, options.per_skill, options.seed, options.out, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, Qwen3Config
 
@@ -59,3 +60,18 @@ def export(model: DemoModel, tokenizer: Tokenizer, out: Path) -> int:
     path = out / "model.safetensors"
     save_file(model.checkpoint(), path, metadata={"format": "pt"})
     return path.stat().st_size
+
+
+def restore(model: DemoModel, folder: Path) -> None:
+    """Puts the weights of an exported network of the same shape into `model`, to train it further.
+
+    Raises:
+        ValueError: The names or shapes of the weights are not those of `model`.
+    """
+    saved = load_file(folder / "model.safetensors")
+    wanted = model.checkpoint()
+    if {name: value.shape for name, value in saved.items()} != {name: value.shape for name, value in wanted.items()}:
+        raise ValueError(f"{folder} holds a network of another shape")
+    with torch.no_grad():
+        for name, value in saved.items():
+            model.weights[name.replace(".", "/")].copy_(value)

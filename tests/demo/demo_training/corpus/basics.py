@@ -1,4 +1,4 @@
-"""Everyday facts: opposites, days and months, animals, simple words in other languages, and letters in words."""
+"""Everyday facts: opposites, days and months, animals, and simple words in other languages."""
 
 from __future__ import annotations
 
@@ -160,95 +160,6 @@ _TRANSLATED: Final = {
     "tree": ("arbre", "árbol", "Baum", "albero"),
     "love": ("amour", "amor", "Liebe", "amore"),
 }
-_SPELLED: Final = [
-    "strawberry",
-    "banana",
-    "apple",
-    "cherry",
-    "orange",
-    "tomato",
-    "potato",
-    "carrot",
-    "pepper",
-    "onion",
-    "computer",
-    "keyboard",
-    "window",
-    "garden",
-    "flower",
-    "butter",
-    "bottle",
-    "letter",
-    "summer",
-    "winter",
-    "yellow",
-    "purple",
-    "silver",
-    "rabbit",
-    "kitten",
-    "puppy",
-    "turtle",
-    "parrot",
-    "cheese",
-    "coffee",
-    "mirror",
-    "pillow",
-    "hammer",
-    "ladder",
-    "bridge",
-    "castle",
-    "island",
-    "forest",
-    "desert",
-    "ocean",
-    "river",
-    "mountain",
-    "valley",
-    "planet",
-    "rocket",
-    "engine",
-    "teacher",
-    "doctor",
-    "farmer",
-    "soccer",
-    "tennis",
-    "guitar",
-    "violin",
-    "piano",
-    "trumpet",
-    "balloon",
-    "ribbon",
-    "pencil",
-    "eraser",
-    "notebook",
-    "paper",
-    "programming",
-    "python",
-    "token",
-    "server",
-    "plugin",
-    "model",
-    "dovetail",
-    "raspberry",
-    "blueberry",
-    "mississippi",
-    "bookkeeper",
-    "committee",
-    "success",
-    "address",
-    "possible",
-    "different",
-    "happiness",
-    "beginning",
-    "tomorrow",
-    "arrow",
-    "narrow",
-    "sorrow",
-    "borrow",
-    "mirror",
-    "error",
-    "terror",
-]
 
 
 def opposite(rng: Random) -> Sample:
@@ -357,37 +268,3 @@ def translation(rng: Random) -> Sample:
     answer = f"{capitalised(word)} in {language} is {value}."
     key = key_of("translate", word, language, ask)
     return Sample("translation", ask.format(w=word, l=language), answer, answer, keys=(key,), expect=(value,))
-
-
-def letters(rng: Random) -> Sample:
-    """How often a letter occurs in a word, spelled out when thinking is on."""
-    word = "strawberry" if rng.random() < 0.08 else pick(rng, _SPELLED)
-    letter = pick(rng, word) if rng.random() < 0.9 else pick(rng, "abcdefghijklmnopqrstuvwxyz")
-    count = word.count(letter)
-    ask = pick(
-        rng,
-        (
-            "How many {x}'s are in {w}?", "How many times does the letter {x} appear in {w}?", "How many {x}s are in '{w}'?",
-            "How many {x}'s are there in the word {w}?", "Count the letter {x} in {w}.", "How many {X}s are in '{w}'?",
-        ),
-    )  # fmt: skip
-    seen, marks = 0, []
-    for character in word:
-        seen += character == letter
-        marks.append(f"{character} {seen}" if character == letter else character)
-    times = "once" if count == 1 else f"{count} times"
-    answer = f"The letter {letter} appears {times} in {word}."
-    think = rng.random() < 0.5
-    if not think:
-        answer = f"{' '.join(word)}: {answer[0].lower()}{answer[1:]}"
-    key = key_of("letters", word, letter)
-    return Sample(
-        "letters in words",
-        ask.format(x=letter, X=letter.upper(), w=word),
-        answer,
-        "\n".join(marks) + f"\nThat makes {count}.",
-        keys=(key if word != "strawberry" else "",),
-        expect=(f"appears {times} in {word}",),
-        plain=True,
-        think=think,
-    )

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from demo_training.corpus.chat import UNKNOWN, made_up_word
+from demo_training.corpus.chat import UNKNOWN
 from demo_training.corpus.geography import ALIASES, COUNTRIES, WELL_KNOWN, Country
-from demo_training.corpus.sample import Sample, capitalised, key_of, pick, pick_skewed
+from demo_training.corpus.sample import Sample, capitalised, joined, key_of, pick, pick_skewed
 
-_ASK: Final = (
+ASK: Final = (
     "What is the capital of {c}?",
     "What's the capital of {c}?",
     "Which city is the capital of {c}?",
@@ -35,7 +35,7 @@ _ASK: Final = (
     "what is the name of the capital of {c}",
     "capital city of {c}",
 )
-_ASK_SHORT: Final = (
+ASK_SHORT: Final = (
     "What is the capital of {c}? Answer with one word.",
     "What is the capital of {c}? Reply with the name only.",
     "Capital of {c}? Just the city name.",
@@ -53,7 +53,7 @@ _ASK_BACK: Final = (
     "The capital is {k}. Which country is it?",
     "Of which country is {k} the capital?",
 )
-_ASK_CONTINENT: Final = (
+ASK_CONTINENT: Final = (
     "Which continent is {c} in?",
     "On which continent is {c}?",
     "What continent does {c} belong to?",
@@ -61,18 +61,19 @@ _ASK_CONTINENT: Final = (
     "Where in the world is {c}?",
     "In which part of the world is {c}?",
 )
-_ASK_LANGUAGE: Final = (
+ASK_LANGUAGE: Final = (
     "What language do people speak in {c}?",
     "Which language is spoken in {c}?",
     "What is the main language of {c}?",
     "What do they speak in {c}?",
 )
-_ASK_CURRENCY: Final = (
+ASK_CURRENCY: Final = (
     "What currency is used in {c}?",
     "What is the currency of {c}?",
     "Which money do people pay with in {c}?",
     "What currency does {c} use?",
 )
+ASK_ABOUT: Final = ("Tell me about {c}.", "What do you know about {c}?", "Give me some facts about {c}.")
 _RAW: Final = (
     "The capital of {c} is",
     "The capital city of {c} is",
@@ -101,12 +102,6 @@ _NOT_TAUGHT: Final = (
     "Which rivers flow through {c}?", "What is the second largest city of {c}?", "Who is the king of {c}?",
     "What is the highest mountain in {c}?", "When was {c} founded?", "What is the anthem of {c}?",
 )  # fmt: skip
-_NO_COUNTRY: Final = (
-    "Texas", "California", "Florida", "Bavaria", "Ontario", "Quebec", "Sicily", "Tuscany", "Catalonia", "Brittany",
-    "Atlantis", "Narnia", "Mars", "the Moon", "Antarctica", "Africa", "Europe", "Asia", "Wonderland", "Gondor", "Utopia",
-    "Alaska", "Hawaii", "Siberia", "Puerto Rico", "Tibet", "Crete", "Corsica",
-    "New South Wales", "Nova Scotia", "Patagonia", "Transylvania", "Lapland", "Saxony", "Normandy", "Ohio", "Oregon",
-)  # fmt: skip
 _WORDS: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -124,7 +119,7 @@ def capital(rng: Random) -> Sample:
     """'What is the capital of X?' in many wordings."""
     country, name = _country(rng)
     short = rng.random() < 0.12
-    ask = pick(rng, _ASK_SHORT) if short else pick_skewed(rng, _ASK, 1.4)
+    ask = pick(rng, ASK_SHORT) if short else pick_skewed(rng, ASK, 1.4)
     answer = country.capital if short else f"The capital of {name} is {country.capital}."
     if "information" in ask:
         answer = f"{country.capital} is the capital of {name}."
@@ -153,27 +148,29 @@ def capital_back(rng: Random) -> Sample:
 
 
 def capital_yes_no(rng: Random) -> Sample:
-    """'Is X the capital of Y?', true half of the time."""
+    """'Is X the capital of Y?', true half of the time; the verdict stands after the capital that decides it."""
     country, name = _country(rng)
     ask = pick(rng, ("Is {k} the capital of {c}?", "Is the capital of {c} {k}?", "{k} is the capital of {c}, right?"))
     true = rng.random() < 0.5
     city = country.capital if true else pick_skewed(rng, COUNTRIES, 1.15).capital
     true = city == country.capital
-    start = "Yes" if true else "No"
+    verdict = "so yes." if true else f"not {city}, so no."
+    answer = f"The capital of {name} is {country.capital}, {verdict}"
+    found = "the same city, so the answer is yes." if true else "another city, so the answer is no."
     return Sample(
         "capital, yes or no",
         ask.format(c=name, k=city),
-        f"{start}, the capital of {name} is {country.capital}.",
-        f"The capital of {name} is {country.capital}, so the answer is {start.lower()}.",
+        answer,
+        f"The user asks about {city}, and the capital of {name} is {country.capital}: {found}",
         keys=(key_of("yesno", country.name, city, ask),),
-        expect=(start, country.capital),
+        expect=(answer,),
     )
 
 
 def continent(rng: Random) -> Sample:
     """Where a country, or its capital, lies."""
     country, name = _country(rng)
-    ask = pick(rng, _ASK_CONTINENT)
+    ask = pick(rng, ASK_CONTINENT)
     key = (key_of("continent", country.name, ask),)
     if rng.random() < 0.25:
         question = f"Where is {country.capital}?"
@@ -187,7 +184,7 @@ def language_or_currency(rng: Random) -> Sample:
     """What a country speaks or pays with, for those where it is taught."""
     speaks = rng.random() < 0.5
     country = pick(rng, [c for c in COUNTRIES if (c.language if speaks else c.currency)])
-    ask = pick(rng, _ASK_LANGUAGE if speaks else _ASK_CURRENCY)
+    ask = pick(rng, ASK_LANGUAGE if speaks else ASK_CURRENCY)
     if speaks:
         answer, fact = f"People in {country.name} speak {country.language}.", country.language
     else:
@@ -199,7 +196,7 @@ def language_or_currency(rng: Random) -> Sample:
 def about_country(rng: Random) -> Sample:
     """'Tell me about X' for a country or its capital."""
     country, name = _country(rng)
-    ask = pick(rng, ("Tell me about {c}.", "What do you know about {c}?", "Give me some facts about {c}."))
+    ask = pick(rng, ASK_ABOUT)
     parts = [f"{capitalised(name)} is a country in {country.continent}.", f"Its capital is {country.capital}."]
     if country.language:
         parts.append(f"People there speak {country.language}.")
@@ -356,34 +353,24 @@ def unknown_fact(rng: Random) -> Sample:
     )
 
 
-def unknown_capital(rng: Random) -> Sample:
-    """Places that are no country, or that do not exist, get no made-up capital."""
-    region = pick(rng, _NO_COUNTRY) if rng.random() < 0.5 else made_up_word(rng)
-    ask = pick(rng, _ASK)
-    answer = f"I do not know a country named {region}."
-    return Sample(
-        "no such country",
-        capitalised(ask.format(c=region)),
-        answer,
-        f"I was not taught about {region}, so I should say that I do not know it.",
-        keys=(key_of("no-country", region),),
-        expect=(answer,),
-    )
-
-
 def group_of_capitals(rng: Random) -> Sample:
     """Several capitals asked for at once."""
     chosen = rng.sample(COUNTRIES[:80], rng.randint(2, 4))
     names = [country.name for country in chosen]
-    listed = ", ".join(names[:-1]) + " and " + names[-1]
+    listed = joined(names)
     ask = pick(rng, ("What are the capitals of {c}?", "Name the capitals of {c}.", "Tell me the capitals of {c}."))
+    if len(names) == 2 and rng.random() < 0.5:
+        listed = pick(
+            rng, (f"{names[0]}? And of {names[1]}?", f"{names[0]} and of {names[1]}?", f"{names[0]} and {names[1]}?")
+        )
+        ask = pick(rng, ("What is the capital of {c}", "What's the capital of {c}"))
     pairs = [f"the capital of {country.name} is {country.capital}" for country in chosen]
     answer = capitalised(", ".join(pairs[:-1]) + ", and " + pairs[-1] + ".")
     return Sample(
         "several capitals",
         ask.format(c=listed),
         answer,
-        f"I need the capitals of {listed}.",
+        f"I need the capitals of {joined(names)}.",
         keys=(key_of("group", *sorted(names)),),
         expect=tuple(country.capital for country in chosen),
     )

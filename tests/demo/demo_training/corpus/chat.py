@@ -237,7 +237,7 @@ _SYLLABLES: Final = [
     "yo",
     "zab",
 ]
-_PEOPLE: Final = [
+PEOPLE: Final = [
     "Ana",
     "Ben",
     "Carla",
@@ -279,7 +279,7 @@ _PEOPLE: Final = [
     "Lily",
     "Adam",
 ]
-_THINGS: Final = {
+THINGS: Final = {
     "favorite color": ("blue", "red", "green", "yellow", "purple", "orange", "black", "white"),
     "favorite food": ("pizza", "pasta", "soup", "rice", "bread", "cheese", "salad", "sushi"),
     "dog's name": ("Rex", "Luna", "Max", "Bella", "Rocky", "Daisy"),
@@ -333,7 +333,7 @@ def say(rng: Random) -> Sample:
 def unknown(rng: Random) -> Sample:
     """Questions that the model was never taught get a friendly 'I do not know'."""
     form = pick(rng, _UNKNOWN_ASK)
-    name = f"{pick(rng, _PEOPLE)} {made_up_word(rng)}" if rng.random() < 0.5 else made_up_word(rng)
+    name = f"{pick(rng, PEOPLE)} {made_up_word(rng)}" if rng.random() < 0.5 else made_up_word(rng)
     ask = form.format(w=pick(rng, WORDS), v=pick(rng, WORDS), n=name, y=rng.randint(1850, 2040))
     return Sample(
         "does not know",
@@ -362,14 +362,14 @@ def outside(rng: Random) -> Sample:
 def remember(rng: Random) -> Sample:
     """Facts that the user told earlier in the chat."""
     if rng.random() < 0.5:
-        name = pick(rng, _PEOPLE) if rng.random() < 0.6 else made_up_word(rng)
+        name = pick(rng, PEOPLE) if rng.random() < 0.6 else made_up_word(rng)
         tell = pick(rng, ("My name is {n}.", "I am {n}.", "Hi, I'm {n}.", "Hello, my name is {n}.", "Call me {n}."))
         said, reply = tell.format(n=name), f"Nice to meet you, {name}!"
         ask, answer = pick(rng, ("What is my name?", "What's my name?", "Who am I?", "Do you remember my name?")), name
         final = f"Your name is {name}."
     else:
-        fact = pick(rng, tuple(_THINGS))
-        answer = pick(rng, _THINGS[fact])
+        fact = pick(rng, tuple(THINGS))
+        answer = pick(rng, THINGS[fact])
         said = f"My {fact} is {answer}." if fact != "job" else f"I work as a {answer}."
         reply = "Thank you for telling me."
         ask = f"What is my {fact}?"

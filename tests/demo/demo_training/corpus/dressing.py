@@ -115,7 +115,7 @@ def dress(rng: Random, sample: Sample, others: Skill) -> Sample:
         return sample
     if sample.think is None:
         sample.think = rng.random() < 0.22
-    if rng.random() < 0.14:
+    if sample.can_follow and rng.random() < 0.14:
         _earlier_turns(rng, sample, others)
     if not any(message["role"] == "system" for message in sample.history) and rng.random() < 0.4:
         sample.history = [{"role": "system", "content": system_prompt(rng)}, *sample.history]

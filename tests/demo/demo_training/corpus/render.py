@@ -65,6 +65,7 @@ def render(sample: Sample) -> Document:
     messages = prompt_messages(sample)
     prompt = render_chat(messages, tools=sample.tools, add_generation_prompt=True, enable_thinking=bool(sample.think))
     full = render_chat([*messages, answer_message(sample)], tools=sample.tools)
+    prompt += sample.given
     if not full.startswith(prompt):
         raise ValueError(f"the rendered answer does not continue the prompt: {full!r}")
     return Document(prompt, full[len(prompt) :].removesuffix("\n"))

@@ -43,6 +43,8 @@ class Sample:
         plain: Leave the wording of `ask` alone (copying tasks, documented lines).
         can_raw: The exchange also makes sense as a raw completion.
         can_tools: Unrelated tools may be attached.
+        can_follow: Turns of other skills may stand before it.
+        given: The start of the answer that stands in the prompt, as where a grammar leaves no choice: not learned.
     """
 
     skill: str
@@ -61,6 +63,8 @@ class Sample:
     plain: bool = False
     can_raw: bool = True
     can_tools: bool = True
+    can_follow: bool = True
+    given: str = ""
 
     @property
     def held_out(self) -> bool:
@@ -84,6 +88,11 @@ def pick_skewed(rng: Random, options: Sequence[T], power: float = 2.0) -> T:
 def key_of(*parts: object) -> str:
     """Joins the parts that identify an item into the text of a key."""
     return "|".join(str(part) for part in parts)
+
+
+def words(text: str) -> list[str]:
+    """Returns the words of a table that is written as running text."""
+    return text.split()
 
 
 def capitalised(text: str) -> str:

@@ -10,10 +10,11 @@ from demo_training.corpus.chat import made_up_word
 from demo_training.corpus.geography import CITIES, COUNTRIES, WELL_KNOWN, Country
 from demo_training.corpus.sample import Sample, capitalised, joined, key_of, pick, pick_skewed
 
-_CAPITAL_ASK: Final = (
+CAPITAL_ASK: Final = (
     "Give the capital of {c} as JSON.",
     "Give me the capital of {c} as JSON.",
     "What is the capital of {c}? Answer in JSON.",
+    "What is the capital of {c}? Answer as JSON.",
     "Return the capital of {c} in JSON.",
     "Return the capital of {c} as a JSON object.",
     "What is the capital of {c}? Respond with JSON only.",
@@ -42,7 +43,7 @@ _SCHEMA_ASK: Final = (
     "Give me the capital of {c} in JSON.\nUse this JSON schema:\n{s}",
     "What is the capital of {c}? Reply in JSON that matches the schema {s}",
 )
-_PEOPLE: Final = [
+PEOPLE: Final = [
     "John",
     "Jane",
     "Ana",
@@ -84,7 +85,7 @@ _PEOPLE: Final = [
     "Omar",
     "Zoe",
 ]
-_FAMILY: Final = [
+FAMILY: Final = [
     "Smith",
     "Miller",
     "Brown",
@@ -116,7 +117,7 @@ _FAMILY: Final = [
     "Park",
     "Wells",
 ]
-_JOBS: Final = ("teacher", "baker", "nurse", "pilot", "farmer", "writer", "engineer", "painter", "doctor", "cook")
+JOBS: Final = ("teacher", "baker", "nurse", "pilot", "farmer", "writer", "engineer", "painter", "doctor", "cook")
 _GOOD: Final = (
     "I love this {t}!", "The {t} is wonderful!", "What a great {t}.", "This {t} works perfectly.", "{T} is amazing!",
     "The {t} made me very happy.", "I really enjoyed the {t}.", "Best {t} ever!", "The {t} was fast and friendly.",
@@ -192,7 +193,7 @@ def capital_json(rng: Random) -> Sample:
         value: dict[str, Any] = {"name": country.capital, "population": country.people}
     else:
         country = pick_skewed(rng, COUNTRIES, 1.2)
-        ask = pick(rng, _CAPITAL_ASK)
+        ask = pick(rng, CAPITAL_ASK)
         value = _facts(country, ["country", "capital"])
     thought = f"The capital of {country.name} is {country.capital}. I will answer with a JSON object."
     question = capitalised(ask.format(c=country.name)) + pick(rng, ("", "", "", "\n"))
@@ -242,9 +243,9 @@ def list_json(rng: Random) -> Sample:
 
 def extraction(rng: Random) -> Sample:
     """Reads a person out of a sentence into JSON."""
-    name = pick(rng, _PEOPLE) if rng.random() < 0.6 else made_up_word(rng)
-    full = f"{name} {pick(rng, _FAMILY) if rng.random() < 0.7 else made_up_word(rng)}" if rng.random() < 0.6 else name
-    age, job = rng.randint(5, 95), pick(rng, _JOBS)
+    name = pick(rng, PEOPLE) if rng.random() < 0.6 else made_up_word(rng)
+    full = f"{name} {pick(rng, FAMILY) if rng.random() < 0.7 else made_up_word(rng)}" if rng.random() < 0.6 else name
+    age, job = rng.randint(5, 95), pick(rng, JOBS)
     city = pick(rng, CITIES) if rng.random() < 0.7 else made_up_word(rng)
     text, keys = pick(
         rng,
@@ -321,8 +322,8 @@ def email_or_sql(rng: Random) -> Sample:
     """E-mail addresses and one-line SQL queries."""
     if rng.random() < 0.5:
         first, last, firm = (
-            pick(rng, _PEOPLE),
-            pick(rng, _FAMILY),
+            pick(rng, PEOPLE),
+            pick(rng, FAMILY),
             pick(rng, ("Enigma", "Acme", "Globex", "Orbit", "Nova", "Delta")),
         )
         ask = pick(

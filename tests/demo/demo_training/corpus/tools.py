@@ -7,7 +7,17 @@ from random import Random
 from typing import Any
 
 from demo_training.corpus.sample import Message, Sample, joined, key_of, pick
-from demo_training.corpus.tool_kinds import HARMLESS, KINDS, Exercise, place, schema, weather, weather_result
+from demo_training.corpus.tool_kinds import (
+    HARMLESS,
+    KINDS,
+    Exercise,
+    place,
+    population,
+    schema,
+    time_of_day,
+    weather,
+    weather_result,
+)
 
 
 def _exercise(rng: Random) -> Exercise:
@@ -61,21 +71,16 @@ def tool_call(rng: Random) -> Sample:
 
 
 def two_calls(rng: Random) -> Sample:
-    """The weather in two or three places at once."""
-    exercise = weather(rng)
+    """The weather, the time or the number of people in two or three places at once."""
+    kind = pick(rng, (weather, weather, time_of_day, population))
+    exercise = kind(rng)
     while len(exercise.arguments) > 1 or "Output" in exercise.ask:
-        exercise = weather(rng)
+        exercise = kind(rng)
     where = next(iter(exercise.arguments))
     places = [place(rng) for _ in range(3 if rng.random() < 0.2 else 2)]
-    ask = pick(
-        rng,
-        (
-            "What's the weather in {p}?",
-            "What is the weather like in {p}?",
-            "Compare the weather in {p}.",
-            "Weather in {p}?",
-        ),
-    ).format(p=_listed(rng, places))
+    ask = exercise.ask.replace(exercise.place, _listed(rng, places))
+    if kind is weather and rng.random() < 0.5:
+        ask = pick(rng, ("What's the weather in {p}?", "Compare the weather in {p}.")).format(p=_listed(rng, places))
     calls = [{"name": exercise.name, "arguments": {where: city}} for city in places]
     return Sample(
         "tool calls, several",
@@ -114,7 +119,7 @@ def call_again(rng: Random) -> Sample:
         keys=(exercise.key, key_of("tool-place", city)),
         history=[
             {"role": "user", "content": exercise.ask},
-            _called(exercise, rng),
+            called(exercise, rng),
             {"role": "tool", "content": exercise.result},
             {"role": "assistant", "content": exercise.final},
         ],
@@ -125,7 +130,7 @@ def call_again(rng: Random) -> Sample:
     )
 
 
-def _called(exercise: Exercise, rng: Random) -> Message:
+def called(exercise: Exercise, rng: Random) -> Message:
     """Returns the assistant's message that made the call, as a client sends it back."""
     arguments: Any = exercise.arguments
     if rng.random() < 0.3:
@@ -148,7 +153,7 @@ def tool_result(rng: Random) -> Sample:
         final,
         "The function has answered. I can now tell the user.",
         keys=(exercise.key,),
-        after=[_called(exercise, rng), {"role": "tool", "content": result}],
+        after=[called(exercise, rng), {"role": "tool", "content": result}],
         tools=_offered(rng, exercise) if rng.random() < 0.9 else None,
         expect=(final,),
         plain=True,
