@@ -24,7 +24,7 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import PrefillGraph
 from dovetail.plugins import load
 from dovetail.runtime import draw_triton, graphs, prefill_graphs, step_triton
-from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.draw_params import DrawParams
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.prefill_graphs import PrefillGraphs

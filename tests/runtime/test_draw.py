@@ -14,7 +14,7 @@ from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
 from dovetail.runtime import draw, draw_triton
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.draw_params import DrawParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

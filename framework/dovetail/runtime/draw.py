@@ -7,53 +7,17 @@ not depend on the filters or on the other rows; filters only say which tokens ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from dovetail.messages import SamplingParams
+from dovetail.runtime.draw_params import DrawParams
 from dovetail.runtime.random import exponentials, row_keys
 
 CANDIDATES = 1024
 """Rows whose filters leave at most this many tokens are never sorted in full."""
 BLOCK = 1 << 19
 """Logits that are worked on at once on the CPU: what is made of them stays in its caches and needs no fresh pages."""
-
-
-@dataclass(slots=True, eq=False)
-class DrawParams:
-    """Parameters by row.
-
-    `temperature` (0: the best token), `top_p` and `min_p` are `[R]` float32, `top_k` is `[R]` int64 (below 1: off),
-    `seeds` and `positions` are `[R]` int64: what the draws of this step are keyed by.
-    """
-
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    seeds: Tensor
-    positions: Tensor
-
-    @classmethod
-    def empty(cls, num: int, device: torch.device) -> DrawParams:
-        """Greedy rows, to be overwritten."""
-        temperature, top_p, min_p = torch.zeros(3, num, device=device)
-        return cls(temperature, top_p, min_p, *torch.zeros(3, num, dtype=torch.int64, device=device))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in the order of the constructor."""
-        return self.temperature, self.top_p, self.min_p, self.top_k, self.seeds, self.positions
-
-    def rows(self, index: Tensor | slice) -> DrawParams:
-        """Those of some rows."""
-        return DrawParams(*(tensor[index] for tensor in self.tensors()))
-
-    def copy_from(self, other: DrawParams) -> None:
-        """Overwrite the first rows with all of `other`."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine[: theirs.shape[0]].copy_(theirs, non_blocking=True)
 
 
 def is_filtered(p: SamplingParams) -> bool:

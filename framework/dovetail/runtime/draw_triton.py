@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.draw_params import DrawParams
 
 RACE = 4096
 BLOCK = 8192

@@ -24,7 +24,7 @@ from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime import draw
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.draw_params import DrawParams
 from dovetail.runtime.step_ops import begin, finish
 from dovetail.runtime.upload import pinned
 

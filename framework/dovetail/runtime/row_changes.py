@@ -6,7 +6,6 @@ E page table entries, C rows that are cleared, A requests that take rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,32 +15,10 @@ from torch import Tensor
 
 from dovetail.messages.seeds import signed64
 from dovetail.messages.step import Admit, Ints
+from dovetail.runtime.row_fields import FLOATS, NUMBERS, Changes, Longs
 
 if TYPE_CHECKING:
     from dovetail.runtime.row_params import RowParams
-
-Longs = npt.NDArray[np.int64]
-
-FLOATS = ("temperature", "top_p", "min_p")
-NUMBERS = ("top_k", "seed", "num_prompt", "min_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Some changes.
-
-    Attributes:
-        packed: `[2 E + C + A (1 + F + N)]` places in the page tables and their pages; rows that are cleared; rows that
-            are taken, and by name the bits of their float32 `FLOATS` and their `NUMBERS`.
-        num_entries: E.
-        num_cleared: C.
-        num_admits: A.
-    """
-
-    packed: Longs
-    num_entries: int
-    num_cleared: int
-    num_admits: int
 
 
 def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[Admit]) -> Changes:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.runtime.row_changes import FLOATS, NUMBERS, Changes
+from dovetail.runtime.row_fields import FLOATS, NUMBERS, Changes
 from dovetail.runtime.row_params import RowParams
 
 BLOCK = 128

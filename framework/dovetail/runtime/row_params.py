@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dovetail.messages.sampling import SamplingParams
 from dovetail.messages.step import Admit, Ints, no_ints
-from dovetail.runtime.draw import DrawParams
+from dovetail.runtime.draw_params import DrawParams
 from dovetail.runtime.penalties import History
-from dovetail.runtime.row_changes import FLOATS, NUMBERS
+from dovetail.runtime.row_fields import FLOATS, NUMBERS
 from dovetail.runtime.upload import to_device
 
 NO_STOP = -1

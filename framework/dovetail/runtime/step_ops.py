@@ -6,29 +6,11 @@ one or two kernels, as a decode step of a small model feels every launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from dovetail.runtime.device_state import DeviceState
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Of a decode step, one token per row.
-
-    Attributes:
-        ids: `[B]` int64, input tokens.
-        positions: `[B]` int64, their places.
-        slots: `[B]` int64, where their keys and values go; -1 for the spare row, and where there is no page.
-        lens: `[B]` int64, KV lengths once these are written.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    lens: Tensor
+from dovetail.runtime.step_inputs import StepInputs
 
 
 def begin(rows: Tensor, state: DeviceState, page_size: int) -> StepInputs:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.step_ops import StepInputs
+from dovetail.runtime.step_inputs import StepInputs
 
 BLOCK = 4096
 """Logits that one program of the first pass looks at."""
