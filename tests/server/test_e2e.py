@@ -29,6 +29,11 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+# What needs a model of another kind, or a server started otherwise: refused for that alone, with this code.
+REFUSED = dict.fromkeys(
+    ("/classify", "/v1/classify", "/rerank", "/v1/rerank", "/v2/rerank", "/score"), "unsupported_task"
+)
+REFUSED["/start_profile"] = "unsupported_route"
 Process = subprocess.Popen[bytes]
 
 
@@ -87,6 +92,9 @@ def test_every_example_of_the_documentation_runs(port: int) -> None:
         for name, example in body.get("content", {}).get("application/json", {}).get("examples", {}).items():
             url = base + path.format(completion_id=stored)
             reply = requests.post(url, json=example["value"], timeout=60)
+            if path in REFUSED:
+                assert reply.json()["error"]["code"] == REFUSED[path], (path, name, reply.text)
+                continue
             assert reply.status_code == 200, (path, name, reply.text)
             assert "event: error" not in reply.text
             num_run += 1
