@@ -19,6 +19,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 
 SHORT = {"max_tokens": 60, "seed": 1}
+ANNA = Chat([{"role": "user", "content": "Anna is 36 years old. Give the name and age as JSON."}])
 
 
 class Person(BaseModel):
@@ -36,7 +37,7 @@ def test_a_generator_over_an_llm_is_constrained(llm: LLM) -> None:
     """Types of Outlines and of Python, by `Generator`, by a call, and in batches; texts come back, as Outlines' do."""
     assert outlines.Generator(llm, Literal["left", "right"])("x", **SHORT) in ("left", "right")
     assert re.fullmatch("[0-9]{3}", outlines.Generator(llm, Regex("[0-9]{3}"))("x"))
-    assert Person.model_validate_json(outlines.Generator(llm, Person)("x", **SHORT))
+    assert Person.model_validate_json(outlines.Generator(llm, Person)(ANNA, **SHORT))
     assert json.loads(llm("x", JsonSchema('{"enum": [7]}'), **SHORT)) == 7
     assert llm("x", CFG('start: "a" "b"')) == "ab"
     texts = outlines.Generator(llm, Regex("[ab]{4}")).batch(["x", "y"], **SHORT)
