@@ -69,6 +69,7 @@ def test_rules_that_leave_nothing_end_the_request_with_the_reason(demo: Demo) ->
     assert bad.finish is not None
     assert (bad.finish.reason, bad.finish.code) == ("abort", "grammar_failed")
     assert "allowed_token_ids" in (bad.finish.message or "")
+    assert bad.ids == []  # nor is a token sent that neither allows
     assert good.text == "never"
 
 

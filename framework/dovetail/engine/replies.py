@@ -100,8 +100,12 @@ class Replies:
             for token in sampled:
                 ids.append(token)
                 request.take(token)
-                if request.finish is not None and request.finish.code == "grammar_failed" and self._fell_back(request):
-                    request.finish = None  # the mask had allowed the token
+                if request.finish is not None and request.finish.code == "grammar_failed":
+                    if self._fell_back(request):
+                        request.finish = None  # the mask had allowed the token
+                    else:
+                        ids.pop()  # nobody allowed it, and nobody is sent it
+                        request.ids.pop()
                     break
                 if request.finish is not None:
                     break
