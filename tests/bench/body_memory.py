@@ -17,6 +17,9 @@ import sys
 
 from dovetail.demo import MODEL_DIR
 from dovetail.grammar.memory import most_own_bytes, return_large_blocks
+from dovetail.processing.embeddings import TextRules
+from dovetail.processing.reranker import Reranker
+from dovetail.processing.tasks import Tasks
 from dovetail_server.bodies.wire import Job
 from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
@@ -79,7 +82,16 @@ def main() -> None:
     arguments = parser.parse_args()
     limits = Limits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
     setup = TextSetup(folder=arguments.tokenizer)
-    text = TextTools.of_worker(WorkerStart(setup=setup, limits=limits, template_defaults={}, served=[NAME]))
+    start = WorkerStart(
+        setup=setup,
+        limits=limits,
+        template_defaults={},
+        served=[NAME],
+        tasks=Tasks(),
+        rules=TextRules(),
+        reranker=Reranker(),
+    )
+    text = TextTools.of_worker(start)
     return_large_blocks()
     gc.collect()
     gc.freeze()

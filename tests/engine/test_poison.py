@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,23 @@ class Run:
         return [handle for handle, finish in self.finishes.items() if "not finite" in (finish.message or "")]
 
 
+STARTED: list[EngineCore] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """End what compiles grammars of the engines that a test has started."""
+    yield
+    while STARTED:
+        STARTED.pop().close()
+
+
 def start(model: Path, overlap: bool, **changes: Any) -> Run:
     """An engine with small chunks and pages."""
     small = {"page_size": 4, "chunked_prefill_size": 24, "max_total_tokens": 1200, "max_running_requests": 12}
-    return Run(make_core(model, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **{**small, **changes}))
+    core = make_core(model, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **{**small, **changes})
+    STARTED.append(core)
+    return Run(core)
 
 
 def assert_close(found: list[tuple[int, float | None]] | None, want: list[tuple[int, float | None]] | None) -> None:

@@ -120,7 +120,7 @@ def test_what_needs_every_token_sampled_does_not_jump(
 def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overlap: bool) -> None:
     """With pages for few requests and others leaving midway, every text still matches, and no page is lost."""
     demo = make_demo(max_total_tokens=330, page_size=4, disable_radix_cache=True, overlap_on_cpu=overlap)
-    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{3}}")
+    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{4}}")
 
     async def leaves(number: int) -> Result:
         result = Result()
@@ -139,10 +139,10 @@ def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overl
         return result
 
     async def main() -> tuple[list[Result], dict[str, int]]:
-        stay = [demo.one(step, seed=i, max_tokens=120) for i in range(5)]
+        stay = [demo.one(step, seed=i, max_tokens=120) for i in range(10)]
         results = await asyncio.gather(*stay, *(leaves(i) for i in range(3)))
         await demo.one(max_tokens=2)
-        return list(results[:5]), await demo.client.control("stats")
+        return list(results[:10]), await demo.client.control("stats")
 
     results, stats = demo.run(main())
     assert max(delta.num_retractions for result in results for delta in result.deltas) > 0

@@ -32,8 +32,11 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
+ASKED = [{"role": "user", "content": "Anna is 36 years old. Give the name and age as JSON."}]
+
+
 def text(llm: LLM, **params: Any) -> str:
-    [reply] = llm.generate("x", SamplingParams(max_tokens=100, seed=1, **params), use_tqdm=False)
+    [reply] = llm.chat([ASKED], SamplingParams(max_tokens=100, seed=1, **params), use_tqdm=False)
     assert reply.finish_reason == "stop", reply.message
     assert reply.grammar is not None
     assert reply.grammar.valid is True

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import sglang as sgl
+from sglang.lang.chat_template import get_chat_template
 
 
 @sgl.function  # type: ignore[untyped-decorator]
@@ -38,6 +39,7 @@ def number(s: Any) -> None:
 
 def main() -> None:
     backend = sgl.RuntimeEndpoint(sys.argv[1])
+    backend.chat_template = get_chat_template("chatml")  # the frontend does not know the demo model's by its name
     sgl.set_default_backend(backend)
     found = {
         "gen": ask.run(city="France")["answer"],

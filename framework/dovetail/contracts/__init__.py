@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.logits import LogitsProcessor, LogitsRows
     from dovetail.contracts.model import (
         CausalLM,
+        Classifier,
         LayerSpec,
         ModelConfig,
         ModelPlugin,
@@ -114,6 +115,7 @@ __all__ = [
     "CacheGroup",
     "CacheObserver",
     "CacheTensor",
+    "Classifier",
     "CausalLM",
     "Chunk",
     "CompiledGrammar",
@@ -196,6 +198,7 @@ __all__ = [
 _HOME = {
     "CacheGroup": "cache",
     "CacheTensor": "cache",
+    "Classifier": "model",
     "Chunk": "cache",
     "Full": "cache",
     "Reach": "cache",
