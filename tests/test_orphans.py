@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from dovetail.forks import ForkServer
 
 PARENTS = {
     "rank": """
@@ -86,3 +89,13 @@ def test_a_stopped_process_ends_with_its_parent(what: str) -> None:
             parent.kill()
             if state_of(pid) != "Z":
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_fork_server_that_is_forgotten_is_ended() -> None:
+    """Nobody closed it: its process goes with the object, and no zombie stays."""
+    made = ForkServer("dovetail.grammar.child")
+    pid = made.pid
+    del made
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

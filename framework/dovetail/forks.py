@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -43,6 +44,15 @@ class Loaded(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+def _end(process: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+    """End a process now, if it is a child of this one, and reap it: also where nobody did before it was forgotten."""
+    if os.getpid() == owner:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+    control.close()
+
+
 class ForkServer:
     """The process that forks one for each job, and the socket to it."""
 
@@ -66,6 +76,8 @@ class ForkServer:
                 )
         except OSError as error:
             raise ForkStartError(str(error)) from None
+        self._end = weakref.finalize(self, _end, self._process, self._control, os.getpid())
+        self._end.atexit = False  # the process notices by itself that its parent has gone
 
     def load(self, start: msgspec.Struct) -> None:
         """Have it load what copies will find, and wait until it has.
@@ -113,10 +125,7 @@ class ForkServer:
 
     def kill(self) -> None:
         """End it now and reap it. Processes that it forked go on."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
-        self._control.close()
+        self._end()
 
 
 class ForkTemplate:
