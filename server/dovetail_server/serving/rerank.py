@@ -32,10 +32,10 @@ from dovetail_server.openai.rerank import (
     Reranked,
     RerankRequest,
 )
-from dovetail_server.serving.common import check_not_aborted
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.pooled import PARAMS, check_lengths, generation_of, most_tokens, read_texts
 from dovetail_server.serving.prompts import Prompt, Prompts
+from dovetail_server.serving.score import last_rows
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
@@ -218,13 +218,7 @@ def _question(text: TextTools) -> SamplingParams:
 
 async def reply(job: Job) -> bytes:
     """Run and return the scores."""
-    rows: dict[int, TokenLogprob] = {}
-    async for steps in job.generation.steps(whole=True):
-        for step in steps:
-            if step.is_last:
-                check_not_aborted(step.choice)
-            for row in step.logprobs:
-                rows[step.choice.index] = row
+    rows = await last_rows(job.generation)
     return await asyncio.to_thread(_written, job, rows)
 
 

@@ -154,15 +154,21 @@ def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, t
     return Prompt(ids)
 
 
-async def reply(job: ScoreJob) -> bytes:
-    """Run and return the scores."""
+async def last_rows(generation: Generation) -> dict[int, TokenLogprob]:
+    """Run all choices; return the log probabilities of each one's last token, by its number."""
     rows: dict[int, TokenLogprob] = {}
-    async for steps in job.generation.steps(whole=True):
+    async for steps in generation.steps(whole=True):
         for step in steps:
             if step.is_last:
                 check_not_aborted(step.choice)
             for row in step.logprobs:
                 rows[step.choice.index] = row
+    return rows
+
+
+async def reply(job: ScoreJob) -> bytes:
+    """Run and return the scores."""
+    rows = await last_rows(job.generation)
     return await job.generation.finished(lambda: full_reply(job, rows))
 
 

@@ -1,4 +1,4 @@
-"""Writes a step's keys and values to their slots in the paged pool, one program per token.
+"""Writes a step's keys and values, or its latent rows, to their slots in the paged pool, one program per token.
 
 T tokens, Hk KV heads, D head dim, P page size.
 """
@@ -16,7 +16,7 @@ from dovetail.layers.ops.pdl import launch_options
 @triton.jit
 def _write_kernel(
     k, v, kv, slots, stride_k, stride_v, stride_page, stride_half, stride_token,
-    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -29,33 +29,17 @@ def _write_kernel(
     inside = at < WIDTH
     target = kv + slot // P * stride_page + slot % P * stride_token + at
     tl.store(target, tl.load(k + token * stride_k + at, mask=inside), mask=inside)
-    tl.store(target + stride_half, tl.load(v + token * stride_v + at, mask=inside), mask=inside)
-
-
-@triton.jit
-def _write_rows_kernel(
-    x, cache, slots, stride_x, stride_page, stride_token,
-    P: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
-    if slot < 0:
-        return
-    at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    value = tl.load(x + token * stride_x + at, mask=inside)
-    tl.store(cache + slot // P * stride_page + slot % P * stride_token + at, value, mask=inside)
+    if VALUES:
+        tl.store(target + stride_half, tl.load(v + token * stride_v + at, mask=inside), mask=inside)
 
 
 def write_rows(x: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Write latent rows `[T, 1, D]` (contiguous in D) into `cache` `[N, P, D]`; slots as for `write_kv`."""
     width = x.shape[-1]
-    _write_rows_kernel[(x.shape[0],)](
-        x, cache, slots, x.stride(0), cache.stride(0), cache.stride(1),
-        P=cache.shape[1], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4, **launch_options(x),
+    _write_kernel[(x.shape[0],)](
+        x, x, cache, slots, x.stride(0), 0, cache.stride(0), 0, cache.stride(1),
+        P=cache.shape[1], WIDTH=width, BLOCK=triton.next_power_of_2(width), VALUES=False, num_warps=4,
+        **launch_options(x),
     )  # fmt: skip
 
 
@@ -71,5 +55,5 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
     width = k.shape[1] * k.shape[2]
     _write_kernel[(k.shape[0],)](
         k, v, kv, slots, k.stride(0), v.stride(0), kv.stride(0), kv.stride(1), kv.stride(2),
-        P=kv.shape[2], WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4, **launch_options(k),
+        P=kv.shape[2], WIDTH=width, BLOCK=triton.next_power_of_2(width), VALUES=True, num_warps=4, **launch_options(k),
     )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The least time of a decode step: what it reads, by the model's own facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.demo import MODEL_DIR
+from dovetail_server.bench.floor import Bandwidth, Floor, ModelFacts, facts_of
+
+
+def test_the_floor_is_what_a_step_reads(tmp_path: Path) -> None:
+    """Weights of a known shape give the known floor, and a prefix that all share is read once."""
+    shape = {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 4096,
+        "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    assert facts.weight_bytes == 988_010_240
+    assert facts.kv_bytes_per_token == 12_288
+    floor = Floor(facts=facts, bandwidth=Bandwidth(bytes_per_s=4.3e12, origin="test"))
+    alone = floor.step_s(1, 0)
+    assert alone is not None
+    assert 1 / alone == pytest.approx(4352, abs=1)
+    shared, own = floor.step_s(64, 2048, 2048), floor.step_s(64, 2048)
+    assert shared is not None
+    assert own is not None
+    assert shared - alone == pytest.approx((own - alone) / 64)
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "architectures": ["SomeMoeForCausalLM"]}))
+    assert "SomeMoeForCausalLM" in str(facts_of(tmp_path))
+
+
+def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
+    """A token reads the experts that it chooses, many tokens nearly all; a latent row counts as it is cached."""
+    shape = {
+        "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 4096, "q_lora_rank": None,
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "rope_theta": 1e4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    expert = 3 * 64 * 40 * 2
+    assert facts.experts is not None
+    assert facts.experts.num_params * 2 == 2 * 8 * expert
+    assert facts.read_bytes(1) - facts.weight_bytes == pytest.approx(2 * 2 * expert)
+    assert facts.read_bytes(2) - facts.weight_bytes == pytest.approx(2 * 8 * expert * (1 - 0.75**2))
+    assert facts.kv_bytes_per_token == 3 * (32 + 8) * 2
+    attention = 64 * 4 * 24 + 64 * 40 + 32 * 4 * 32 + 4 * 16 * 64 + 2 * 64
+    rest = 3 * attention + 3 * 64 * 96 + 2 * 8 * 64 + 64 + 100 * 64
+    assert facts.weight_bytes == pytest.approx(2 * rest, rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": {}}))
+    assert "quantization_config" in str(facts_of(tmp_path))
+
+
+def test_a_checkpoint_and_its_sizes_give_the_same_floor(tmp_path: Path) -> None:
+    """Without the weights, what a step reads follows from `config.json` to a thousandth."""
+    (tmp_path / "config.json").write_text((MODEL_DIR / "config.json").read_text())
+    exact, computed = facts_of(MODEL_DIR), facts_of(tmp_path)
+    assert isinstance(exact, ModelFacts)
+    assert isinstance(computed, ModelFacts)
+    assert computed.weight_bytes == pytest.approx(exact.weight_bytes, rel=1e-3)
+    assert 2 * exact.weight_bytes > sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
