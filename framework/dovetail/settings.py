@@ -144,6 +144,18 @@ class EngineSettings(BaseModel):
         "the CPU only, so far.",
         json_schema_extra=flag("tp-size", "tp"),
     )
+    expert_parallel: bool = Field(
+        False,
+        description="Ranks have whole experts each, instead of a share of the width of every one.",
+        json_schema_extra=flag("enable-expert-parallel"),
+    )
+    expert_parallel_size: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="The same in SGLang's words: as many as --tensor-parallel-size for whole experts, or 1.",
+        json_schema_extra=flag("ep-size", "ep"),
+    )
     page_size: int = Field(
         16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
     )
@@ -263,6 +275,11 @@ class EngineSettings(BaseModel):
     def max_places(self) -> int:
         """Most places of a step at which tokens are drawn: one for each row, or more where a few rows have drafts."""
         return max(self.max_running_requests, MIN_PLACES if self.speculator else 0)
+
+    @property
+    def expert_shard(self) -> Literal["inner", "expert"]:
+        """How ranks divide experts."""
+        return "expert" if self.expert_parallel or (self.expert_parallel_size or 1) > 1 else "inner"
 
     @property
     def folder(self) -> Path:

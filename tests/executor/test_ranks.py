@@ -5,8 +5,6 @@ Most tests run the further ranks in threads, over gloo all the same: a process t
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -14,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -26,16 +24,16 @@ import pytest
 import torch
 import transformers
 from example_models import Example, prompt, run
+from rank_engines import PROMPTS, SMALL, ThreadFollower, beside, make_core, said
 
 from dovetail.client import launch
 from dovetail.contracts.cache import CacheTensor
-from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.contracts.model import LayerSpec
 from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError, ModelError
-from dovetail.executor import rank_main
 from dovetail.executor.group import GroupExecutor, ProcessFollower, RankError
-from dovetail.executor.rank_messages import StartRank, next_command
+from dovetail.executor.rank_messages import next_command
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
@@ -43,74 +41,6 @@ from dovetail.runtime.memory import check_settings
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
 from dovetail_server.cli import plan
-
-PROMPTS = [prompt(n, n) for n in (1, 9, 40)] + [prompt(40, 40) + prompt(5, 5)]
-SMALL: dict[str, Any] = {
-    "dtype": "float32", "device": "cpu", "page_size": 4, "max_total_tokens": 1024, "max_running_requests": 4,
-    "chunked_prefill_size": 24, "num_threads": 1,
-}  # fmt: skip
-
-
-def beside(name: str, file: str) -> Any:
-    """Import a module of other tests."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-class ThreadFollower:
-    """A rank in a thread of this process."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._thread = threading.Thread(target=self._run, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def _run(self, pipe: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError), pipe:
-            start = next_command(pipe)
-            assert isinstance(start, StartRank)
-            rank_main.serve(pipe, start)
-
-    def end(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start further ranks in threads."""
-
-    def grouped(settings: EngineSettings, plugins: Any) -> GroupExecutor:
-        return GroupExecutor(settings, plugins, ThreadFollower)
-
-    monkeypatch.setattr(launch, "GroupExecutor", grouped)
-
-
-def make_core(
-    folder: Path, architecture: str, quantization: str | None = None, target: str | None = None, **changes: Any
-) -> EngineCore:
-    settings = EngineSettings(model_path=str(folder), **SMALL | changes)
-    registry = Registry.scan()
-    if target is not None:
-        registry.add("model", architecture, target)
-    named = {"quantization": quantization} if quantization else {}
-    plan = make_plan(
-        registry, model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
-    )
-    return launch.make_engine(settings, load(plan, "engine"))
-
-
-def said(make: Callable[..., EngineCore], num: int, **changes: Any) -> list[list[int]]:
-    """What some greedy requests say on so many ranks; no rank is left."""
-    core = make(tensor_parallel_size=num, **changes)
-    try:
-        return run(core, PROMPTS, 12)
-    finally:
-        core.close()
-
 
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, grouped heads": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -178,23 +108,6 @@ def test_experts_and_norms_behind(
 
     def make(**settings: Any) -> EngineCore:
         return make_core(folder, architecture, target=f"generality_models:{name}", **settings)
-
-    assert said(make, 2) == said(make, 1)
-
-
-FAMILIES = beside("families", "models/families.py")
-SAMPLE = ("deepseek_v3", "gpt_oss")
-FULL = bool(os.environ.get("DOVETAIL_FULL"))
-
-
-@pytest.mark.usefixtures("in_threads")
-@pytest.mark.parametrize("kind", FAMILIES.OWN if FULL else SAMPLE)
-def test_built_in_families_on_two_ranks(kind: str, tmp_path: Path) -> None:
-    """Latent attention, sinks, experts with biases, norms in all places; `DOVETAIL_FULL=1` takes them all."""
-    architecture = type(FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=512)).__name__
-
-    def make(**settings: Any) -> EngineCore:
-        return make_core(tmp_path, architecture, **settings)
 
     assert said(make, 2) == said(make, 1)
 
@@ -318,6 +231,11 @@ def test_a_step_that_fails_on_all_ranks_is_a_step_that_failed(tmp_path: Path, mo
         # With no sums in it, nothing waits for the other rank.
         return torch.zeros(len(args[0]), group.info.hidden_size) if failing else forward(self, *args)
 
+    def joined(self: Any, mine: torch.Tensor) -> torch.Tensor:
+        return mine.repeat(1, 2) if failing else join(self, mine)
+
+    join = Parallel.join
+    monkeypatch.setattr(Parallel, "join", joined)
     monkeypatch.setattr(type(group.local.runner.model), "forward", forward_or_fail)
     steps: list[Any] = []
     launched = group.launch
@@ -409,16 +327,16 @@ def test_a_rank_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_sums_have_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
     """In any dtype, and added in the order of the ranks."""
-    from dovetail.runtime.ranks import GlooSum
+    from dovetail.runtime.ranks import GlooCommunicator
 
     for dtype in (torch.float32, torch.bfloat16):
-        sums = [GlooSum(rank, 3) for rank in range(3)]
+        sums = [GlooCommunicator(rank, 3) for rank in range(3)]
         shares = [torch.randn(7, 5, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3)]
         found: dict[int, torch.Tensor] = {}
 
-        def work(rank: int, sums: Sequence[GlooSum] = sums, shares: Any = shares, found: Any = found) -> None:
+        def work(rank: int, sums: Sequence[GlooCommunicator] = sums, shares: Any = shares, found: Any = found) -> None:
             sums[rank].connect(tmp_path / str(shares[0].dtype), 30)
-            found[rank] = sums[rank](shares[rank])
+            found[rank] = sums[rank].all_reduce(shares[rank])
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
         for thread in threads:

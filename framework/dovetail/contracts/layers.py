@@ -32,11 +32,16 @@ class Parallel:
         rank: Which one it is, from 0.
         size: How many there are.
         all_reduce: Adds up a tensor over all ranks, in place or not; needed if there is more than one.
+        all_gather: Returns the tensors of all ranks, which have one shape, as one, `[size, …]`; None: they are made to
+            be that by `all_reduce`.
+        expert_shard: How ranks divide experts unless a model says: by inner width, or whole experts.
     """
 
     rank: int = 0
     size: int = 1
     all_reduce: Callable[[Tensor], Tensor] | None = None
+    all_gather: Callable[[Tensor], Tensor] | None = None
+    expert_shard: Literal["inner", "expert"] = "inner"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -52,6 +57,16 @@ class Parallel:
     def sum(self, share: Tensor) -> Tensor:
         """Add up a tensor of which every rank has a share."""
         return share if self.all_reduce is None else self.all_reduce(share)
+
+    def join(self, mine: Tensor) -> Tensor:
+        """Put what the ranks have side by side, in their order: `[…, N]` becomes `[…, size N]`."""
+        if self.size == 1:
+            return mine
+        if self.all_gather is not None:
+            return self.all_gather(mine).movedim(0, -2).flatten(-2)
+        wide = mine.new_zeros(*mine.shape[:-1], self.size * mine.shape[-1])
+        wide.narrow(-1, self.rank * mine.shape[-1], mine.shape[-1]).copy_(mine)
+        return self.sum(wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +304,7 @@ class BuildContext:
         act: Act,
         bias: bool = False,
         weigh: Literal["output", "input"] = "output",
-        shard: Literal["inner", "expert"] = "inner",
+        shard: Literal["inner", "expert"] | None = None,
     ) -> Experts:
         """Make `num` gated MLPs; their matrices are `gate_up`, with the parts `gate` and `up`, and `down`.
 
@@ -302,7 +317,7 @@ class BuildContext:
             act: Of the gate.
             bias: On all matrices.
             weigh: What a token's weights multiply: an expert's output, or its input.
-            shard: How ranks divide them: by inner width, or whole experts.
+            shard: How ranks divide them: by inner width, or whole experts; None: as `Parallel.expert_shard` says.
 
         Returns:
             A `torch.nn.Module`, its parameters not initialised.
@@ -310,8 +325,8 @@ class BuildContext:
         Raises:
             ModelError: The ranks do not divide them evenly.
         """
-        path = self._full(name)
-        return self.factory.experts(self, path, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
+        path, cut = self._full(name), shard or self.parallel.expert_shard
+        return self.factory.experts(self, path, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=cut)
 
     def _full(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

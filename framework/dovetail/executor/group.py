@@ -23,7 +23,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.contracts.layers import Parallel
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -46,7 +45,7 @@ from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
 from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.ranks import GlooSum, Rank
+from dovetail.runtime.ranks import GlooCommunicator, Rank, parallel_of
 from dovetail.settings import EngineSettings
 
 T = TypeVar("T")
@@ -113,8 +112,8 @@ class GroupExecutor:
             ConfigError: The settings, the model or a plugin is at fault, or the ranks cannot divide the model.
         """
         size = settings.tensor_parallel_size
-        sums = self._sums = GlooSum(0, size)
-        self.local = LocalExecutor(settings, plugins, Rank(Parallel(size=size, all_reduce=sums)))
+        sums = self._sums = GlooCommunicator(0, size)
+        self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, 0, sums)))
         self.followers: list[Follower] = []
         self._pipes: list[Connection] = []
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)

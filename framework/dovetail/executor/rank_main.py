@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dovetail import log
-from dovetail.contracts.layers import Parallel
 from dovetail.errors import ConfigError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -39,7 +38,7 @@ from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.runtime.ranks import GlooSum, Rank
+from dovetail.runtime.ranks import GlooCommunicator, Rank, parallel_of
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -81,13 +80,14 @@ def serve(pipe: Connection, start: StartRank) -> None:
     Raises:
         EOFError: It has ended.
     """
-    sums = GlooSum(start.rank, start.size)
-    rank = Rank(Parallel(rank=start.rank, size=start.size, all_reduce=sums), start.memory)
+    sums = GlooCommunicator(start.rank, start.size)
+    settings = EngineSettings.model_validate(start.settings)
+    rank = Rank(parallel_of(settings, start.rank, sums), start.memory)
     try:
         plugins = load(start.plan, "worker")
         with running_hooks(plugins, start.rank):
             with naming_plugin(plugins):
-                executor = LocalExecutor(EngineSettings.model_validate(start.settings), plugins, rank)
+                executor = LocalExecutor(settings, plugins, rank)
             send(pipe, Ready())
             follow(pipe, executor, sums)
     except ConfigError as error:
@@ -99,7 +99,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
         send(pipe, Refused(f"{type(error).__name__}: {error}", is_users=False))
 
 
-def follow(pipe: Connection, executor: LocalExecutor, sums: GlooSum) -> None:
+def follow(pipe: Connection, executor: LocalExecutor, sums: GlooCommunicator) -> None:
     """Do what the first rank does.
 
     Raises:
@@ -131,7 +131,7 @@ def _profiled(command: StartProfile | StopProfile, executor: LocalExecutor) -> D
     return Done()
 
 
-def _work_of(command: Command, executor: LocalExecutor, sums: GlooSum) -> Callable[[], object]:
+def _work_of(command: Command, executor: LocalExecutor, sums: GlooCommunicator) -> Callable[[], object]:
     match command:
         case Connect(meeting, timeout_s):
             return lambda: sums.connect(Path(meeting), timeout_s)

@@ -179,6 +179,7 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
             "--mem-fraction-static and --gpu-memory-utilization both size the KV cache; give one of them: the first is "
             "the share of free memory for weights and KV cache, the second the share of all memory for everything"
         )
+    _check_experts(settings)
     if settings.tensor_parallel_size > 1 and device == "cuda":
         raise ConfigError(
             f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on the CPU so far, and the device "
@@ -199,6 +200,23 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
             f"--context-length {settings.context_length}: a KV cache of --max-total-tokens {most} holds requests of "
             f"{most // size * size} tokens at most; raise --max-total-tokens or lower --context-length"
         )
+
+
+def _check_experts(settings: EngineSettings) -> None:
+    """Refuse experts that are handed out to other ranks than there are.
+
+    Raises:
+        ConfigError: Naming the flags and what to give instead.
+    """
+    ranks, size = settings.tensor_parallel_size, settings.expert_parallel_size
+    if size is not None and (size not in (1, ranks) or (size == 1 and settings.expert_parallel)):
+        said = "--expert-parallel" if size in (1, ranks) else f"--tensor-parallel-size {ranks}"
+        raise ConfigError(
+            f"--expert-parallel-size {size} with {said}: the ranks that have whole experts are those of "
+            f"--tensor-parallel-size; give {ranks}, or 1 for shares of every expert"
+        )
+    if settings.expert_shard == "expert" and ranks == 1:
+        raise ConfigError("--expert-parallel: one rank has all experts; give --tensor-parallel-size, or leave it out")
 
 
 def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:

@@ -81,6 +81,8 @@ class ModelRunner:
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here
         backends, self.attention_name = choose_backends(plugins, local, self.device, self.dtype, settings)
         _check_speculator(plugins, self.config)
+        if rank.parallel.expert_shard == "expert" and self.config.experts is None:
+            raise ConfigError(f"--expert-parallel: {self.config.architecture} has no experts; leave it out")
         memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank)
         if self.device.type == "cpu":
             bound_primitive_caches()

@@ -85,8 +85,8 @@ class LearnedEmbedding(nn.Module):
         super().__init__()
         num_types = config.extra["num_types"]
         self.tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
-        self.places = Embedding(config.max_position_embeddings + offset, config.hidden_size, ctx)
-        self.types = Embedding(num_types, config.hidden_size, ctx) if num_types else None
+        self.places = Embedding(config.max_position_embeddings + offset, config.hidden_size, ctx, shard=None)
+        self.types = Embedding(num_types, config.hidden_size, ctx, shard=None) if num_types else None
         self.norm = LayerNorm(config.hidden_size, config.norm_eps, ctx)
         self._offset, self._num_types = offset, num_types
 

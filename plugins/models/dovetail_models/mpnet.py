@@ -51,7 +51,7 @@ class MPNetEncoder(Encoder):
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
-        self.distance = Embedding(config.extra["num_buckets"], config.layers[0].num_qo_heads, ctx)
+        self.distance = Embedding(config.extra["num_buckets"], config.layers[0].num_qo_heads, ctx, shard=None)
         self._parallel = ctx.parallel
 
     def attention(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:

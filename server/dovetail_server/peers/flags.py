@@ -72,8 +72,8 @@ def _as(name: str, *sets: tuple[str, str]) -> None:
 
 ONE = "one engine on one device serves here; run several servers behind a router (docs/migrate.md)"
 _values(
-    "dp-size dp data-parallel-size pp-size pp pipeline-parallel-size ep-size ep "
-    "expert-parallel-size dcp-size decode-context-parallel-size prefill-context-parallel-size attn-dp-size "
+    "dp-size dp data-parallel-size pp-size pp pipeline-parallel-size "
+    "dcp-size decode-context-parallel-size prefill-context-parallel-size attn-dp-size "
     "attention-data-parallel-size attn-cp-size attention-context-parallel-size moe-dp-size moe-data-parallel-size "
     "dwdp-size nnodes data-parallel-size-local api-server-count tokenizer-worker-num detokenizer-worker-num "
     "gpu-id-step shared-experts-tp-size moe-dense-tp-size max-ep-size elastic-ep-initial-size",
@@ -115,9 +115,9 @@ _values(
     "auto",
 )
 
-MOE = "no model here has experts; serve it with a plugin of yours, or with the peer"
+MOE = "experts stay where --expert-parallel puts them, and are computed by Dovetail's own kernels"
 _off(
-    "enable-expert-parallel enable-eplb enable-ep-weight-filter enable-paged-experts enable-elastic-expert-backup "
+    "enable-eplb enable-ep-weight-filter enable-paged-experts enable-elastic-expert-backup "
     "enable-waterfill enable-two-batch-overlap enable-single-batch-overlap enable-dbo enable-return-routed-experts "
     "enable-shared-experts-attn-tp enable-w4a4-mxfp4-megamoe enable-megamoe-for-layernorm-sp "
     "enable-fused-moe-sum-all-reduce enable-mixed-moe-lora-format enable-moe-shared-loras",
@@ -127,11 +127,11 @@ _free(
     "moe-* deepep-* fuseep-mode eplb-* ep-* expert-* init-expert-location all2all-backend kt-* elastic-ep-* "
     "flashinfer-mxfp4-moe-precision flashinfer-a2a-dispatch-type dbo-* ubatch-size tbo-* "
     "paged-experts-num-resident",
-    "it is about experts, which no model here has",
+    "it is about how experts are moved and computed, which Dovetail does its own way",
 )
 _idle(
     "disable-flashinfer-cutlass-moe-fp4-allgather disable-shared-experts-fusion enforce-shared-experts-fusion",
-    "it is about experts, which no model here has",
+    "it is about how experts are moved and computed, which Dovetail does its own way",
 )
 
 PREFIX = "prefixes are cached; --disable-radix-cache turns it off"

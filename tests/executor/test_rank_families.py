@@ -1,0 +1,96 @@
+"""Every family says on two and on four ranks what it says on one; what cannot be divided is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_engines import beside, make_core, said
+
+from dovetail.errors import ConfigError
+from dovetail.runtime.memory import check_settings
+from dovetail.settings import EngineSettings
+
+FAMILIES = beside("families", "models/families.py")
+QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
+FULL = bool(os.environ.get("DOVETAIL_FULL"))
+SAMPLE = ("deepseek_v3", "gpt_oss", "gemma3_text")
+OWN = ["llama", "qwen2", "qwen3", *FAMILIES.OWN]
+SPARSE = sorted(
+    {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "minimax_m2", "glm4_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
+    | {"ernie4_5_moe", "glm4_moe_lite", "granitemoe", "llama4_text"}
+)
+VOCAB = 199
+"""Neither two ranks nor four divide it evenly."""
+EIGHT = dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 8)
+pytestmark = pytest.mark.usefixtures("in_threads")
+
+
+def tokens(folder: Path, num: int, **settings: Any) -> list[list[int]]:
+    """What some greedy requests say: chunks of prompts, rows that decode beside them, a prefix that is shared."""
+    [architecture] = json.loads((folder / "config.json").read_text())["architectures"]
+    return said(lambda **more: make_core(folder, architecture, **settings, **more), num)
+
+
+@pytest.mark.parametrize("kind", OWN if FULL else SAMPLE)
+def test_built_in_families(kind: str, tmp_path: Path) -> None:
+    """Latent attention, windows, chunks, sinks, caps, experts, shared key heads, tied and untied tables.
+
+    `DOVETAIL_FULL=1` takes them all.
+    """
+    FAMILIES.make_checkpoint(tmp_path, kind, vocab_size=VOCAB)
+    expected = tokens(tmp_path, 1)
+    for num in (2, 4):
+        assert tokens(tmp_path, num) == expected, num
+
+
+@pytest.mark.parametrize("kind", SPARSE if FULL else ("gpt_oss",))
+def test_whole_experts(kind: str, tmp_path: Path) -> None:
+    """Ranks have whole experts each, of biases too, beside shared ones that they divide."""
+    known = FAMILIES.config_of(kind).to_dict()
+    FAMILIES.make_checkpoint(
+        tmp_path, kind, vocab_size=VOCAB, **{name: num for name, num in EIGHT.items() if name in known}
+    )
+    expected = tokens(tmp_path, 1)
+    for num in (2, 4):
+        assert tokens(tmp_path, num, expert_parallel=True) == expected, num
+
+
+def refused(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
+    """What an engine says instead of reading weights: one line."""
+    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    with pytest.raises(ConfigError) as caught:
+        make_core(folder, architecture, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_experts_that_ranks_cannot_have_whole_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An odd number of them, none at all, and ranks of which there are not as many."""
+    FAMILIES.make_checkpoint(tmp_path / "sparse", "gpt_oss")
+    FAMILIES.make_checkpoint(tmp_path / "dense", "llama")
+    sparse, dense = (tmp_path / "sparse", "GptOssForCausalLM"), (tmp_path / "dense", "LlamaForCausalLM")
+    both: dict[str, Any] = {"tensor_parallel_size": 2, "expert_parallel": True}
+    said = refused(*sparse, monkeypatch, **both)
+    assert said == "layers.0.mlp.experts.gate_up: 5 experts cannot be divided among 2 ranks"
+    said = refused(*dense, monkeypatch, **both)
+    assert said == "--expert-parallel: LlamaForCausalLM has no experts; leave it out"
+    for settings, start in (
+        ({"expert_parallel": True}, "--expert-parallel: one rank has all experts"),
+        ({"expert_parallel_size": 4, "tensor_parallel_size": 2}, "--expert-parallel-size 4 with --tensor-parallel-siz"),
+        ({**both, "expert_parallel_size": 1}, "--expert-parallel-size 1 with --expert-parallel"),
+        ({"expert_parallel_size": 2}, "--expert-parallel-size 2 with --tensor-parallel-size 1"),
+    ):
+        with pytest.raises(ConfigError, match=start):
+            check_settings(EngineSettings(**settings))
+
+
+def test_the_modules_of_transformers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no shares; the model is named."""
+    FAMILIES.make_checkpoint(tmp_path, "gpt_neox")
+    target = "dovetail_models.transformers.plugin:TransformersModel"
+    said = refused(tmp_path, "GPTNeoXForCausalLM", monkeypatch, target=target, tensor_parallel_size=2)
+    assert said.startswith("GPTNeoXForCausalLM cannot be served through transformers: it cannot be divided among")
