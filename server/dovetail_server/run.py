@@ -132,6 +132,7 @@ def keep_running(server: HttpServer) -> None:
     state.tasks.keep("engine watcher", lambda: watch_engine(server))
     state.tasks.keep("storage opener", state.storage.resume)
     state.bodies.warm_up()
+    state.text.grammar.warm_up()
     state.tasks.keep("stat loggers", lambda: state.hooks.observers.log_stats(state.engine))
 
 

@@ -18,6 +18,7 @@ from dovetail.grammar.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, 
 from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
 from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.grammar.validate import FinalValidator
 from dovetail.grammar.vocabulary import pack, unpack
 from dovetail.grammar.wire import ChildJob, ChildStart
@@ -269,6 +270,60 @@ def test_the_cache_is_bounded_in_bytes() -> None:
         cache.put(key, Refused("no", "invalid_grammar"), 0)
     assert cache.get(0) is None
     assert cache.get(2) is not None
+
+
+def test_what_is_kept_holds_no_sources(make_service: Callable[[float], GrammarService]) -> None:
+    """Neither those of grammars in force nor those of refused ones, which are bounded in number only."""
+    service = make_service(20)
+    settle(service, service.request((json_step("{}"), outlines_step("a"))))
+    settle(service, service.request((outlines_step("(" + "a" * 10_000),)))
+    keys = [*service._cache._found, *service._cache._refused]
+    assert [len(key) for key in keys if isinstance(key, bytes)] == [16, 16]
+
+
+def test_a_grammar_counts_as_what_it_holds(make_service: Callable[[float], GrammarService]) -> None:
+    """Of some words of a source a library can make megabytes, and does not say so."""
+    service = make_service(20)
+    start_process(service)
+    schema = {"enum": [{"k": i, "v": [i]} for i in range(2000)]}
+    made = service._compiler.outside(json_step(schema), time.monotonic() + 30)
+    assert made.num_bytes > max(2 << 20, 2 * made.grammar.num_bytes)
+    service._cache.put("large", Enforced(0, made.grammar, made.backend), made.num_bytes)
+    assert service._cache.get("large") is None, "more than the whole bound"
+
+
+def test_what_a_backend_needs_here_is_loaded_before_its_first_grammar(
+    make_service: Callable[[float], GrammarService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that takes a second to import would hold up everybody's tokens, and be memory that never comes back."""
+    service, loaded = make_service(20), threading.Event()
+    backend = service._compiler.backend("outlines")
+    load_blob = backend.load
+
+    def noted(blob: bytes) -> CompiledGrammar:
+        made = load_blob(blob)
+        loaded.set()
+        return made
+
+    monkeypatch.setattr(backend, "load", noted)
+    service.warm_up()
+    assert loaded.wait(60)
+
+
+def test_the_judge_starts_ahead_where_there_are_backends(small: Vocabulary) -> None:
+    """The first text that is judged waits for no process; without backends nothing is judged."""
+    plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "compiler")
+    backend = plugins.get("grammar_backend", "llguidance")(small)
+    front, none = StructuredOutputs({"llguidance": backend}), StructuredOutputs({})
+    try:
+        front.warm_up()
+        none.warm_up()
+        assert none._validator._pool is None
+        assert front._validator._pool is not None
+        front._validator._pool.wait_ready(60)
+    finally:
+        front.close()
+        none.close()
 
 
 def test_large_grammars_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:

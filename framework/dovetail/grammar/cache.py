@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import msgspec
+
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend
 from dovetail.grammar.refusals import TOO_COMPLEX
+from dovetail.messages import GrammarStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,13 @@ class Refused:
     code: str | None
 
 
-LARGE_BYTES, IDLE_S = 4 << 20, 30.0
+LARGE_BYTES, IDLE_S = 1 << 20, 30.0
 """A grammar of that size is let go of once nobody has asked for it so long: hostile ones would fill the cache."""
+
+
+def key_of(steps: tuple[GrammarStep, ...]) -> bytes:
+    """Return what stands for the ways to enforce a grammar: their sources may take megabytes, also of a refused one."""
+    return hashlib.blake2b(msgspec.msgpack.encode(steps), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -75,15 +84,21 @@ class GrammarCache:
         self._refused.move_to_end(key)
         return refused
 
-    def put(self, key: Hashable, outcome: Enforced | Refused, key_bytes: int) -> None:
-        """Keep an outcome. One that is larger than the whole bound is not kept."""
+    def put(self, key: Hashable, outcome: Enforced | Refused, seen_bytes: int) -> None:
+        """Keep an outcome. One that is larger than the whole bound is not kept.
+
+        Args:
+            key: See `key_of`.
+            outcome: It.
+            seen_bytes: Memory that it was seen to take: more, perhaps, than it says itself.
+        """
         if isinstance(outcome, Refused):
             lasting = outcome.code != TOO_COMPLEX
             self._refused[key] = outcome, math.inf if lasting else time.monotonic() + self._retry_s
             while len(self._refused) > self._max_refused:
                 self._refused.popitem(last=False)
             return
-        size = outcome.compiled.num_bytes + key_bytes
+        size = max(outcome.compiled.num_bytes, seen_bytes)
         if size > self._max_bytes or key in self._found:
             return
         self._found[key] = Kept(outcome, size, time.monotonic())

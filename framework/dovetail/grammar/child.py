@@ -16,13 +16,14 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 
 import msgspec
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
 from dovetail.forks import GoneError, control_of, receive, send, serve_forks
-from dovetail.grammar.memory import address_space, resident_bytes
+from dovetail.grammar.memory import address_space, allocated_bytes, resident_bytes
 from dovetail.grammar.trial import try_out
 from dovetail.grammar.vocabulary import unpack
 from dovetail.grammar.weaken import weaken
@@ -41,7 +42,7 @@ from dovetail.plugins import LoadedPlugins, PluginPlan, load
 NICE = 10
 """Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
 NOISE_BYTES = 8 << 20
-"""What a process takes for anything: less is not the grammar's."""
+"""What a process takes for anything: of what it is seen to hold, less is not the grammar's."""
 SEARCH_SHARE = 0.6
 """Of a job's time, for finding out what to leave out."""
 FIRST = {
@@ -71,6 +72,25 @@ def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
     job = msgspec.structs.replace(job, timeout_s=time_left(job))
     signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
     send(channel, worker.work(job))
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What the process has used: processor time, memory that it holds, and how much of that is allocated."""
+
+    cpu_s: float
+    resident: int
+    allocated: int
+
+    @classmethod
+    def now(cls) -> Used:
+        """Look."""
+        return cls(time.process_time(), resident_bytes(), allocated_bytes())
+
+    def bytes_since(self, before: Used) -> int:
+        """Return what was taken for good or, where that is much more, on the way."""
+        held = self.resident - before.resident
+        return max(held if held > NOISE_BYTES else 0, self.allocated - before.allocated, 0)
 
 
 class Judge:
@@ -145,15 +165,15 @@ class Compiler:
 
     def _one(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:
         """Compile, load the result as the engine will, measure that, and try the grammar out."""
-        before = time.process_time(), resident_bytes()
+        before = Used.now()
         result = backend.compile(spec, limits)
         blob = result if isinstance(result, bytes) else None
         if isinstance(result, bytes):
-            before = time.process_time(), resident_bytes()
+            before = Used.now()
             result = backend.load(result)
-        load_s, load_bytes = time.process_time() - before[0], resident_bytes() - before[1]
+        after = Used.now()
         try_out(result, self._vocabulary)
-        return ChildReply(blob=blob, load_s=load_s, load_bytes=load_bytes if load_bytes > NOISE_BYTES else 0)
+        return ChildReply(blob=blob, load_s=after.cpu_s - before.cpu_s, load_bytes=after.bytes_since(before))
 
     def _compile_first(self, backend: GrammarBackend) -> None:
         spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)

@@ -39,7 +39,7 @@ class Compiled:
     Attributes:
         grammar: It.
         backend: What made it.
-        num_bytes: Memory that it was seen to take, beyond what it says itself; 0 where nobody looked.
+        num_bytes: Memory that it was seen to take; 0 where nobody looked.
         ignored: What was left out of its source.
     """
 

@@ -25,6 +25,23 @@ def address_space() -> int:
     return _pages(0) * resource.getpagesize() or 1 << 36
 
 
+class _Malloc(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _NAMES.split())
+
+
+def allocated_bytes() -> int:
+    """Bytes that libraries have allocated and not freed; 0 where the allocator does not say."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0
+    ask.restype = _Malloc
+    found = ask()
+    return int(found.uordblks + found.hblkhd)
+
+
 def most_own_bytes() -> int:
     """Return how much memory this process held at most, without what it shares, such as the code of libraries.
 

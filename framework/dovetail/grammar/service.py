@@ -18,7 +18,7 @@ from functools import partial
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import DovetailError, RequestError
-from dovetail.grammar.cache import Enforced, GrammarCache, Refused
+from dovetail.grammar.cache import Enforced, GrammarCache, Refused, key_of
 from dovetail.grammar.compiling import Compiled, Compiler
 from dovetail.grammar.constraint import TokenSets
 from dovetail.grammar.memory import Trimmer
@@ -211,7 +211,7 @@ class GrammarService:
                 once, and has longer.
         """
         with self._lock:
-            known = self._cache.get(steps)
+            known = self._cache.get(key_of(steps))
             if known is not None:
                 return Ticket(known)
             ticket = self._pending.get(steps)
@@ -232,7 +232,7 @@ class GrammarService:
     def known(self, steps: Steps, at: int) -> Ticket | None:
         """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
         with self._lock:
-            found = self._cache.get(steps)
+            found = self._cache.get(key_of(steps))
         return Ticket(found) if isinstance(found, Enforced) and found.step == at else None
 
     def release(self, ticket: Ticket) -> None:
@@ -297,15 +297,29 @@ class GrammarService:
     def _warm_up(self) -> None:
         try:
             self.token_sets()
-            for planned, _ in self._plugins.candidates("grammar_backend"):
-                if self._compiler.backend(planned.name).inline(WARM_UP):
-                    self._compiler.inline(step_of(planned.name, WARM_UP))
+            steps = [step_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
+            for step in filter(self._is_inline, steps):
+                self._compiler.inline(step)
             self._compiler.warm_up()
+            for step in (step for step in steps if not self._is_inline(step)):
+                self._outside.put("", partial(self._load_early, step))
         except DovetailError as error:
             logger.warning("Structured outputs are not available: %s", error)
         except Exception:
             # Nobody waits for this thread's result: the log is the only place to say it.
             logger.exception("preparing structured outputs failed")
+
+    def _load_early(self, step: GrammarStep) -> None:
+        """Have a backend that compiles elsewhere load here what its first grammar would wait for, tokens of others too.
+
+        One that cannot says why to whoever asks for it.
+        """
+        try:
+            if WARM_UP.kind in self._compiler.backend(step.backend).kinds:
+                self._compiler.wait_ready(time.monotonic() + START_S)
+                self._compiler.outside(step, time.monotonic() + self._timeout_s)
+        except Exception as error:
+            logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
 
     def _work(self, job: Job, *, outside: bool) -> None:
         """Bring a job on, whatever its backends do: a ticket that is never filled is waited for without end."""
@@ -332,7 +346,7 @@ class GrammarService:
             try:
                 self.token_sets()  # here, and not when the engine needs them
                 with self._lock:
-                    alone = self._cache.get((step,))  # of a request that went on with it, after a restart
+                    alone = self._cache.get(key_of((step,)))  # of a request that went on with it, after a restart
                 if isinstance(alone, Enforced):
                     self._finish(job, dataclasses.replace(alone, step=job.index), 0)
                     return
@@ -410,7 +424,7 @@ class GrammarService:
     def _finish(self, job: Job, outcome: Enforced | Refused, num_bytes: int) -> None:
         with self._lock:
             if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
-                self._cache.put(job.steps, outcome, job.num_bytes + num_bytes)
+                self._cache.put(key_of(job.steps), outcome, num_bytes)
             if self._pending.pop(job.steps, None) is not None:
                 self._waiting.add(job, -1)
             job.ticket.fill(outcome)

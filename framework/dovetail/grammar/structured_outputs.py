@@ -9,6 +9,7 @@ report = front.report(route, Outcome(step=delta.grammar_step, text=text, ended=T
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.fields import Asked
+from dovetail.grammar.memory import Trimmer
 from dovetail.grammar.route import Enforcement, GrammarReport, Route, Router, ToolReport
 from dovetail.grammar.tool_route import ToolRouter, join
 from dovetail.grammar.validate import FinalValidator
@@ -28,6 +30,8 @@ from dovetail.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
+LARGE_SOURCE = 64 * 1024
+"""Characters of a grammar from which on memory is looked at behind it."""
 MAX_JOINED = 4
 """Ways to enforce a text or calls: each travels with its source."""
 
@@ -71,6 +75,7 @@ class StructuredOutputs:
         """Keep the backends, in the plan's order; see `Router` for the options."""
         self._router = Router(backends, strict_schema=strict_schema, compact=compact)
         self._validator = FinalValidator()
+        self._trimmer = Trimmer(_collect)
         self._alone: dict[str, StructuredOutputs] = {}
         for name, backend in backends.items() if len(backends) > 1 else ():
             self._alone[name] = StructuredOutputs({name: backend}, strict_schema=strict_schema, compact=compact)
@@ -124,6 +129,8 @@ class StructuredOutputs:
         Raises:
             RequestError: There is none.
         """
+        if len(asked.spec.source) >= LARGE_SOURCE:
+            self._trimmer.soon()
         return self._router.route(asked.spec, asked.param)
 
     def tools(self, parser: ToolParser, name: str, tools: Tools, choice: Any, *, parallel: bool, param: str) -> Route:
@@ -200,8 +207,20 @@ class StructuredOutputs:
             made.append(ToolReport(tool.name, enforcement, ignored, valid))
         return tuple(made)
 
+    def warm_up(self) -> None:
+        """Begin to start the process that judges texts, where there are backends."""
+        if self._router.names:
+            self._validator.warm_up()
+
     def close(self) -> None:
         """End the process that judges texts, if it was started."""
+        self._trimmer.close()
         self._validator.close()
         for front in self._alone.values():
             front.close()
+
+
+def _collect() -> bool:
+    """Free what routing large schemas left behind in circles, which the rare rounds of a server come to late."""
+    gc.collect()
+    return False

@@ -16,18 +16,19 @@ TIMEOUT_S = 1.5
 
 
 class FinalValidator:
-    """Judges texts in a child process, started at the first one. Thread-safe."""
+    """Judges texts in a child process, started at the first one at the latest. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ChildPool | None = None
 
+    def warm_up(self) -> None:
+        """Begin to start the process ahead of the first text."""
+        self._started().warm_up()
+
     def judge(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
         """Return for each text whether it conforms; None where that could not be found out in time. Blocks."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ChildPool(ChildStart(), 1)
-            pool = self._pool
+        pool = self._started()
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
         try:
             pool.wait_ready(START_S)
@@ -42,3 +43,9 @@ class FinalValidator:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
+
+    def _started(self) -> ChildPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ChildPool(ChildStart(), 1)
+            return self._pool
