@@ -17,16 +17,19 @@ from torch import Tensor
 
 from dovetail import LLM
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel
+from dovetail.contracts.quantization import Target
 from dovetail.errors import ConfigError
+from dovetail.layers.packed import PackedLinear
 from dovetail.layers.plain import PLAIN
 from dovetail.messages import SamplingParams, Submit
-from dovetail.runtime.quantization import factory_of
-from dovetail.runtime.weight_size import checkpoint_headers, weight_size
+from dovetail.runtime.checkpoint import open_checkpoint
+from dovetail.runtime.quantization import convert, factory_of, matrices_of
+from dovetail.runtime.weight_size import weight_size
 from dovetail.runtime.weights import load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model
-from dovetail_backends.quantization.int8 import Int8, Int8Linear
+from dovetail_backends.quantization.compressed_tensors import CompressedTensors
 from dovetail_models.llama import Llama
 
 CPU = torch.device("cpu")
@@ -82,11 +85,15 @@ def build(config: Any, folder: Path, factory: LayerFactory | None = None, parall
     """Build and load a Llama as the runner does."""
     rules = Llama.weight_map(config)
     hf = json.loads((folder / "config.json").read_text())
-    factory = factory or factory_of(Int8, hf, rules, checkpoint_headers(folder))
+    read = open_checkpoint(folder)
+    if factory is None:
+        at = Target("float32", "cpu")
+        read = convert(read, CompressedTensors, hf["quantization_config"], rules, matrices_of(Llama, config), at)
+        factory = factory_of(CompressedTensors, hf, rules, read.headers)
     ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory, parallel=parallel or Parallel())
     with torch.inference_mode():
         model: Any = Llama.build(config, ctx)
-        load_weights(model, rules, folder)
+        load_weights(model, rules, read)
     return model
 
 
@@ -126,7 +133,7 @@ def test_only_what_the_checkpoint_stores_so_is_int8(tmp_path: Path) -> None:
     engine = TinyEngine(Llama, plain)
     engine.model = build(engine.config, quantised)
     assert engine.model.layers[0].mlp.down.weight.dtype == torch.int8
-    assert isinstance(engine.model.layers[0].attention.qkv, Int8Linear)
+    assert isinstance(engine.model.layers[0].attention.qkv, PackedLinear)
     assert engine.model.layers[0].attention.out.weight.dtype == torch.float32
     for mine, right in zip(engine.prefill_logits(PROMPTS), want, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
@@ -159,17 +166,23 @@ def test_a_cut_through_a_group_is_refused(tmp_path: Path) -> None:
 
 
 def test_tensors_that_lack_or_do_not_go_together_are_named(tmp_path: Path) -> None:
-    """A scale is missing; one projection of a fused matrix is plain; a plain factory meets int8."""
+    """A scale is missing; one projection of a fused matrix is plain, so all are; a plain factory meets int8."""
     plain, quantised = make_checkpoints(tmp_path)
     config = TinyEngine(Llama, plain).config
     file, whole = quantised / "model.safetensors", load_file(quantised / "model.safetensors")
     key = "model.layers.1.self_attn.k_proj.weight"
     save_file({name: tensor for name, tensor in whole.items() if name != f"{key}_scale"}, file)
-    with pytest.raises(ConfigError, match=r"missing: layers\.1\.attention\.qkv\.weight_scale\[k\]"):
+    with pytest.raises(
+        ConfigError, match=r"layers\.1\.self_attn\.k_proj\.weight: \.weight_scale is missing; it has \.weight I8"
+    ):
         build(config, quantised)
-    save_file({**whole, key: whole[key].float()}, file)
-    with pytest.raises(ConfigError, match=r"layers\.1\.attention\.qkv: some of its projections are int8 and o"):
-        build(config, quantised)
+    save_file({**{n: t for n, t in whole.items() if n != f"{key}_scale"}, key: whole[key].float()}, file)
+    mixed = build(config, quantised).layers
+    assert isinstance(mixed[0].attention.qkv, PackedLinear)
+    weight = load_file(plain / "model.safetensors")
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qv"]
+    rows = torch.cat((weight[names[0]], whole[key].float(), weight[names[1]]))
+    torch.testing.assert_close(mixed[1].attention.qkv.weight, rows)
     save_file(whole, file)
     with pytest.raises(ConfigError, match=r"_proj\.weight I8 instead of float32"):
         build(config, quantised, PLAIN)
@@ -178,12 +191,11 @@ def test_tensors_that_lack_or_do_not_go_together_are_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quant_method": "awq"}, r"--quantization 'auto': the model's quantization is 'awq', and no installed plugin"),
-        ({"format": "pack-quantized"}, "it reads quant_method 'compressed-tensors' with format 'int-quantized', not"),
-        (quant_config(symmetric=False), r"config_groups.group_0.weights.symmetric is False; possible: True"),
-        (quant_config(num_bits=4), r"config_groups.group_0.weights.num_bits is 4; possible: 8"),
-        (quant_config(strategy="tensor"), r"weights.strategy is 'tensor'; possible: 'channel'"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "the cache keeps the model's dtype"),
+        ({"quant_method": "hqq"}, r"--quantization 'auto': the model's quantization is 'hqq', and no installed plugin"),
+        ({"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is given; possible: weights that are neither"),
+        (quant_config(type="bits"), r"config_groups.group_0.weights.type is 'bits'; possible: 'int' and 'float'"),
+        (quant_config(num_bits=3), r"config_groups.group_0.weights.num_bits is 3; possible: 4 and 8"),
+        (quant_config(strategy="token"), r"weights.strategy is 'token'; possible: tensor, channel, group"),
         ({"config_groups": {}}, "config_groups is {}: expected the schemes of the weights"),
     ],
 )
@@ -200,10 +212,8 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_in_one_line(
 def test_a_plain_checkpoint_and_a_named_quantisation(tmp_path: Path) -> None:
     """Asked for by name where there is nothing to read it is an error; `none` refuses a quantised checkpoint."""
     folder = make_model(tmp_path / "plain", "LlamaForCausalLM")
-    with pytest.raises(
-        ConfigError, match=r"this checkpoint cannot be read: quantization 'int8' of dovetail .*not None"
-    ):
-        tokens(folder, quantization="int8")
+    with pytest.raises(ConfigError, match=r"this checkpoint cannot be read: quantization 'awq' of dovetail .*not None"):
+        tokens(folder, quantization="awq")
     quantised = make_model(tmp_path / "int8", "LlamaForCausalLM", quantization_config=quant_config())
     with pytest.raises(ConfigError, match=r"quantization_config = .* this changes what the model computes"):
         tokens(quantised, quantization="none")
@@ -211,6 +221,6 @@ def test_a_plain_checkpoint_and_a_named_quantisation(tmp_path: Path) -> None:
 
 def test_the_offline_class_and_the_server_choose_alike(tmp_path: Path) -> None:
     """`LLM` names a method that nobody reads before it loads anything."""
-    folder = make_model(tmp_path, "LlamaForCausalLM", quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ConfigError, match=r"the model's quantization is 'gptq'.*installed: int8"):
+    folder = make_model(tmp_path, "LlamaForCausalLM", quantization_config={"quant_method": "hqq", "bits": 4})
+    with pytest.raises(ConfigError, match=r"the model's quantization is 'hqq'.*installed: awq"):
         LLM(str(folder), reasoning_parser=None, tool_call_parser=None)

@@ -32,18 +32,15 @@ def beside(name: str, file: str) -> Any:
 
 
 TABLE_OF = beside("parser_samples", "parsers/samples.py")
-QUANTISED = beside("quantised_checkpoints", "models/test_quantised.py")
+METHODS = beside("quantisation_packers", "models/packers.py").METHODS
+ONE_OF = {method.plugin: method for method in METHODS.values()}
 
 
-def pack(self: Any, weight: Any) -> Any:
-    """An int8 matrix with a scale for each row."""
-    numbers, scales = QUANTISED.quantise(weight, weight.shape[1])
-    return {".weight": numbers, ".weight_scale": scales}
-
-
-def unpack(self: Any, tensors: Any) -> Any:
-    """What it stands for."""
-    return tensors[".weight"].float() * tensors[".weight_scale"]
+def quantised(name: str) -> dict[str, Any]:
+    """One of the ways in which a quantisation finds matrices stored: all stand in the models' own tests."""
+    method = ONE_OF[name]
+    pack = lambda self, weight: method.pack(weight)  # noqa: E731 - methods of a class
+    return {"config": method.config, **method.kit, "pack": pack, "unpack": lambda self, tensors: method.unpack(tensors)}
 
 
 def samples(rows: list[Any]) -> list[Sample]:
@@ -70,7 +67,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         for name in TABLE_OF.CALLS
     },
     **{(f"{kind}_parser", "template"): {"chat_template": TEMPLATE} for kind in ("reasoning", "tool")},
-    ("quantization", "int8"): {"config": QUANTISED.quant_config(), "pack": pack, "unpack": unpack},
+    **{("quantization", name): quantised(name) for name in ONE_OF},
     ("logits_processor", "no-repeat-ngram"): {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         StatLogger,
     )
     from dovetail.contracts.options import Configurable
-    from dovetail.contracts.quantization import Quantization, Stored, StoredTensor
+    from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
     from dovetail.contracts.reasoning import (
         ContentDelta,
         Event,
@@ -121,9 +121,11 @@ __all__ = [
     "CompiledGrammar",
     "Configurable",
     "ContentDelta",
+    "Conversion",
     "DraftRequest",
     "Event",
     "Experts",
+    "FileTensor",
     "FormatSpec",
     "ForwardBatch",
     "Full",
@@ -180,6 +182,7 @@ __all__ = [
     "Stream",
     "Support",
     "SupportLevel",
+    "Target",
     "TemplateView",
     "TokenizerView",
     "ToolArgs",
@@ -242,9 +245,12 @@ _HOME = {
     "RequestStart": "observers",
     "StatLogger": "observers",
     "Configurable": "options",
+    "Conversion": "quantization",
+    "FileTensor": "quantization",
     "Quantization": "quantization",
     "Stored": "quantization",
     "StoredTensor": "quantization",
+    "Target": "quantization",
     "ContentDelta": "reasoning",
     "Event": "reasoning",
     "FormatSpec": "reasoning",

@@ -12,18 +12,23 @@ class AcmeInt8(Quantization):
 
 The class is named in the entry-point group `dovetail.quantizations.v1`. A `LayerFactory` answers for every matrix that
 a model asks for; `dovetail.layers.matrix.Matrix` is the base of matrices that know parts, ranks and the loader's slots.
-Importing this module does not import torch.
+A format whose tensors do not stand as `[out, …]`, or that has no product here, says in `conversions` what its tensors
+become while they are read: the tensors of a packed matrix, or a plain weight, which every layer takes. Importing this
+module does not import torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dovetail.contracts.layers import LayerFactory
 
 
@@ -41,6 +46,49 @@ class StoredTensor(NamedTuple):
     part: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class FileTensor(NamedTuple):
+    """A tensor of a checkpoint under its own name.
+
+    Attributes:
+        name: In the file, or the one that a conversion gives its result.
+        dtype: As safetensors calls it.
+        shape: In the file, or of the result.
+        path: The matrix of the model that its module is, or is a part of; "" where the model asks for no such matrix
+            (norms, embeddings, the output head): it can only be served in the model's dtype.
+        inputs: Of that matrix; 0 where there is none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str = ""
+    inputs: int = 0
+
+
+class Target(NamedTuple):
+    """What weights are read for: `dtype` of the model (`bfloat16`), and type of the device (`cpu`, `cuda`)."""
+
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Tensors of a checkpoint that others stand in for, made while it is read. Models and loader see the results only.
+
+    Attributes:
+        sources: Names in the checkpoint. A tensor may be a source of one conversion.
+        results: What is made of them, under the names by which rules find them; none: they are not needed.
+        convert: Makes the results, by name, of the sources, by name. Sources are views of the file: not to be written.
+        note: What the memory table says of it: `fp8 written out: no product for it on cpu`.
+    """
+
+    sources: tuple[str, ...]
+    results: tuple[FileTensor, ...]
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+    note: str = ""
 
 
 class Stored:
@@ -80,6 +128,22 @@ class Quantization(Configurable, ABC):
         Args:
             config: Its `quantization_config`; empty if it has none.
         """
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Say which tensors are converted while the checkpoint is read; the others are served as they stand.
+
+        Args:
+            config: As `why_not` has it.
+            tensors: All of the checkpoint, by name.
+            target: What they are read for.
+
+        Raises:
+            ModelError: Tensors that belong together are not there or do not fit; named, before anything is read.
+        """
+        return ()
 
     @abstractmethod
     def factory(self, plain: LayerFactory) -> LayerFactory:

@@ -80,10 +80,11 @@ class ExpertMatrix(Matrix):
 
 
 class GatedExperts(nn.Module):
-    """See `dovetail.contracts.layers.Experts`. Nothing is read on the host, so a step can be recorded in a graph.
+    """See `dovetail.contracts.layers.Experts`. On CUDA nothing is read on the host, so steps can be recorded.
 
     Plain matrices: rows are sorted by expert, and each expert computes those that chose it. Otherwise every expert of
-    this rank computes every token, and the weights pick: that takes E / K times as long as it must.
+    this rank computes every token, and the weights pick: that takes E / K times as long as it must. On CPU those that
+    nobody chose are left out.
     """
 
     matrix: ClassVar[type[ExpertMatrix]] = ExpertMatrix
@@ -164,10 +165,12 @@ class GatedExperts(nn.Module):
         return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, y.shape[-1]).sum(1)
 
     def _each(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Every expert computes every token."""
+        """Every expert computes every token; on CPU, those that somebody chose."""
         out = torch.zeros_like(x)
         for local in range(self.gate_up.local_experts):
             chosen = ids == self.gate_up.first_expert + local
+            if x.device.type == "cpu" and not chosen.any():
+                continue  # nothing waits on the host there
             weight = (weights * chosen).sum(-1, keepdim=True).to(x.dtype)
             given = x * weight if self._weigh == "input" else x
             y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)

@@ -150,6 +150,7 @@ KINDS: dict[str, Kind] = {
             fact="quantization",
             hook="dovetail_quantizations",
             watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.weights"),
+            minor=1,
         ),
         Kind(
             name="schedule_policy",

@@ -12,6 +12,7 @@ import torch
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
+from dovetail.runtime.checkpoint import Checkpoint
 from dovetail.runtime.host_memory import host_bytes
 from dovetail.runtime.memory import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
 from dovetail.runtime.memory_table import print_table
@@ -36,6 +37,7 @@ class DeviceMemory:
         device: torch.device,
         dtype: torch.dtype,
         rank: Rank = ALONE,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """Check what can be checked without the weights. Ranks of one host share its memory.
 
@@ -47,7 +49,15 @@ class DeviceMemory:
         self._config = config.of_rank(self._num_ranks)
         self._bytes = self._measure()
         name = str(dtype).removeprefix("torch.")
-        self._weights = weight_size(settings.folder, config, name, device.type, dummy=settings.load_format == "dummy")
+        self._weights = weight_size(
+            settings.folder,
+            config,
+            name,
+            device.type,
+            dummy=settings.load_format == "dummy",
+            headers=None if checkpoint is None else checkpoint.headers,
+        )
+        self._notes = () if checkpoint is None else checkpoint.notes
         self.plan = self._make_plan(self._weights.num_bytes // self._num_ranks)
 
     @property
@@ -117,7 +127,8 @@ class DeviceMemory:
             return self._given
         has_graphs = self._device.type == "cuda" and not self._settings.disable_cuda_graph
         name = str(self._dtype).removeprefix("torch.")
-        return plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)
+        plan = plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)
+        return dataclasses.replace(plan, weight_notes=self._notes)
 
 
 def device_bytes(device: torch.device) -> DeviceBytes:

@@ -105,7 +105,7 @@ class MemoryPlan:
     """How a device is divided. Sizes in bytes; the groups' layers see less and less.
 
     `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
-    `notes` are sentences that the user should read.
+    `notes` are sentences that the user should read; `weight_notes` say what a quantisation makes of the weights.
     """
 
     device: DeviceBytes
@@ -120,6 +120,7 @@ class MemoryPlan:
     max_running_requests: int
     notes: tuple[str, ...] = ()
     measured_bytes: int | None = None
+    weight_notes: tuple[str, ...] = ()
 
     @property
     def kv_bytes(self) -> int:

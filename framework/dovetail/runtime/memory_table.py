@@ -11,7 +11,7 @@ from dovetail.runtime.memory import MemoryPlan, gib
 def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     """Yield the lines of the table: what, how much, and what to know about it."""
     cuda = plan.device.kind == "cuda"
-    yield "weights", gib(plan.weight_bytes), plan.dtype
+    yield "weights", gib(plan.weight_bytes), "; ".join((plan.dtype, *plan.weight_notes))
     if plan.groups:
         per_token = plan.page_bytes / plan.page_size / 1024
         tokens = f"{plan.num_tokens:,} tokens, {per_token:,.1f} KiB each, pages of {plan.page_size}"

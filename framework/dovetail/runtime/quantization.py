@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dovetail.contracts.layers import LayerFactory
-from dovetail.contracts.model import WeightRule
-from dovetail.contracts.quantization import Quantization, Stored, StoredTensor
+import torch
+
+from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear
+from dovetail.contracts.model import ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
 from dovetail.errors import PluginError
 from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
+from dovetail.runtime.checkpoint import Checkpoint, open_checkpoint
 from dovetail.runtime.hf_config import quantization_config
 from dovetail.runtime.weight_size import TensorHeader
 
@@ -41,6 +45,85 @@ def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[
     return None
 
 
+def converted(
+    chosen: type[Quantization] | None, hf: Mapping[str, Any], plugin: type[ModelPlugin], config: ModelConfig, at: Place
+) -> Checkpoint:
+    """Return the checkpoint of a folder as the quantisation has it read.
+
+    Args:
+        chosen: The quantisation, or None.
+        hf: The parsed `config.json`.
+        plugin: The model's.
+        config: Its facts.
+        at: The folder, and what it is read for.
+
+    Raises:
+        ModelError: The checkpoint cannot be read, or lacks tensors that belong to others.
+    """
+    plain, rules = open_checkpoint(at.folder), plugin.weight_map(config)
+    if chosen is None or not rules:  # without rules the model reads its checkpoint itself
+        return plain
+    return convert(plain, chosen, quantization_config(hf), rules, matrices_of(plugin, config), at.target)
+
+
+def convert(
+    plain: Checkpoint,
+    chosen: type[Quantization],
+    config: Mapping[str, Any],
+    rules: Sequence[WeightRule],
+    matrices: Mapping[str, int],
+    target: Target,
+) -> Checkpoint:
+    """Return a checkpoint as a quantisation has it read.
+
+    Args:
+        plain: As it stands.
+        chosen: The quantisation.
+        config: Its `quantization_config`.
+        rules: The model's.
+        matrices: Inputs of the matrices that the model asks for, by path.
+        target: What it is read for.
+    """
+    patterns, tensors = _compiled(rules), {}
+    for header in plain.headers:
+        path = next((path for path, _ in _places(header, patterns) if path in matrices), "")
+        tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, matrices.get(path, 0))
+    return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+
+
+class Place(NamedTuple):
+    """A folder, and what its weights are read for."""
+
+    folder: Path
+    target: Target
+
+
+def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, int]:
+    """Return the inputs of all matrices that a model asks for, by path; it is built without memory to find out."""
+    asked = Asked()
+    plugin.build(config, BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=asked))
+    return asked.inputs
+
+
+class Asked:
+    """Makes plain matrices and remembers where and how wide they are."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, int] = {}
+
+    def linear(self, ctx: BuildContext, name: str, in_features: int, *sizes: Any, **options: Any) -> Linear:
+        """See `BuildContext.linear`."""
+        self.inputs[name] = in_features
+        return PLAIN.linear(ctx, name, in_features, *sizes, **options)
+
+    def experts(
+        self, ctx: BuildContext, name: str, num: int, top_k: int, hidden: int, inner: int, **options: Any
+    ) -> Experts:
+        """See `BuildContext.experts`."""
+        self.inputs |= {f"{name}.gate_up": hidden, f"{name}.down": inner}
+        return PLAIN.experts(ctx, name, num, top_k, hidden, inner, **options)
+
+
 def factory_of(
     chosen: type[Quantization] | None,
     hf: Mapping[str, Any],
@@ -53,7 +136,7 @@ def factory_of(
         chosen: The quantisation, or None.
         hf: The parsed `config.json`.
         rules: The model's.
-        headers: Of the checkpoint's tensors; None: there is none.
+        headers: Of the tensors that are loaded; None: there are none.
     """
     if chosen is None:
         return PLAIN
@@ -63,7 +146,7 @@ def factory_of(
 
 def stored_tensors(rules: Sequence[WeightRule], headers: Sequence[TensorHeader]) -> dict[str, tuple[StoredTensor, ...]]:
     """Return the tensors of each layer by its path, as the rules map modules; those that no rule knows are left out."""
-    patterns = [(re.compile(rule.module_pattern), rule) for rule in rules]
+    patterns = _compiled(rules)
     found: dict[str, list[StoredTensor]] = {}
     for header in headers:
         for path, tensor in _places(header, patterns):
@@ -71,13 +154,20 @@ def stored_tensors(rules: Sequence[WeightRule], headers: Sequence[TensorHeader])
     return {path: tuple(tensors) for path, tensors in found.items()}
 
 
+def _compiled(rules: Sequence[WeightRule]) -> list[tuple[re.Pattern[str], WeightRule]]:
+    return [(re.compile(rule.module_pattern), rule) for rule in rules]
+
+
 def _places(
     header: TensorHeader, patterns: Sequence[tuple[re.Pattern[str], WeightRule]]
 ) -> list[tuple[str, StoredTensor]]:
-    """Where a tensor belongs: the longest name of a module before it that a rule knows."""
+    """Where a tensor belongs: the longest name of a module before it that a rule knows.
+
+    Behind a module's name comes a dot, or where one tensor holds all experts, an underscore (`gate_up_proj_scale`).
+    """
     name = header.name
-    dots = [index for index, char in enumerate(name) if char == "."]
-    for cut in (len(name), *reversed(dots)):
+    ends = [index for index, char in enumerate(name) if char == "." or (char == "_" and "." not in name[index:])]
+    for cut in (len(name), *reversed(ends)):
         for pattern, rule in patterns:
             match = pattern.fullmatch(name[:cut])
             if match is None:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from dovetail.cache.pool import StateCache
 from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.layers import BuildContext, Parallel
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
-from dovetail.contracts.quantization import Quantization
+from dovetail.contracts.quantization import Quantization, Target
 from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
@@ -25,6 +24,7 @@ from dovetail.plugins.loader import describe
 from dovetail.runtime import prefill_sizes
 from dovetail.runtime.backends import choose_backends, find_device
 from dovetail.runtime.capture_queue import CaptureQueue
+from dovetail.runtime.checkpoint import Checkpoint
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
@@ -36,11 +36,10 @@ from dovetail.runtime.memory import MemoryPlan, context_len
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.processors import Processors
-from dovetail.runtime.quantization import choose_quantization, factory_of
+from dovetail.runtime.quantization import Place, choose_quantization, converted, factory_of
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
-from dovetail.runtime.weight_size import checkpoint_headers
 from dovetail.runtime.weights import fill_dummy, load_checkpoint
 from dovetail.settings import EngineSettings
 
@@ -83,11 +82,12 @@ class ModelRunner:
         _check_speculator(plugins, self.config)
         if rank.parallel.expert_shard == "expert" and self.config.experts is None:
             raise ConfigError(f"--expert-parallel: {self.config.architecture} has no experts; leave it out")
-        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank)
+        checkpoint = self._checkpoint(plugin, settings, hf, quantization)
+        memory = DeviceMemory(settings, self.config, self.device, self.dtype, rank, checkpoint)
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
-            self.model, self.weight_bytes = self._load(plugin, settings, folder, hf, quantization, rank.parallel)
+            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, rank.parallel)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes, rank.parallel.size))
         self.pool = memory.make_pool(self.weight_bytes)
@@ -185,18 +185,29 @@ class ModelRunner:
         )
         return EagerWarmUp(self.stepper, self.state, self.pool, self.config.vocab_size, limits)
 
-    def _load(
+    def _checkpoint(
         self,
         plugin: type[ModelPlugin],
         settings: EngineSettings,
-        folder: Path,
+        hf: Mapping[str, Any],
+        quantization: type[Quantization] | None,
+    ) -> Checkpoint | None:
+        """What is loaded; None: nothing, weights are dummies."""
+        if settings.load_format == "dummy":
+            return None
+        target = Target(str(self.dtype).removeprefix("torch."), self.device.type)
+        return converted(quantization, hf, plugin, self.config, Place(settings.folder, target))
+
+    def _load(
+        self,
+        plugin: type[ModelPlugin],
+        checkpoint: Checkpoint | None,
         hf: Mapping[str, Any],
         quantization: type[Quantization] | None,
         parallel: Parallel,
     ) -> tuple[CausalLM, int]:
         rules = plugin.weight_map(self.config)
-        headers = None if settings.load_format == "dummy" else checkpoint_headers(folder)
-        factory = factory_of(quantization, hf, rules, headers)
+        factory = factory_of(quantization, hf, rules, None if checkpoint is None else checkpoint.headers)
         with torch.inference_mode():
             ctx = BuildContext(device=self.device, dtype=self.dtype, factory=factory, parallel=parallel)
             model = plugin.build(self.config, ctx)
@@ -204,10 +215,10 @@ class ModelRunner:
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()
             size = sum(p.numel() * p.element_size() for p in model.parameters())
-            if settings.load_format == "dummy":
+            if checkpoint is None:
                 fill_dummy(model)
             else:
-                load_checkpoint(model, rules, folder)
+                load_checkpoint(model, rules, checkpoint)
         return model, size
 
 

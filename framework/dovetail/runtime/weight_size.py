@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from math import prod
 from pathlib import Path
@@ -25,6 +26,8 @@ class TensorHeader(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     """As safetensors calls it: `BF16`, `F8_E4M3`, `I64`, `BOOL`."""
+    is_made: bool = False
+    """It is not in the file: a conversion makes it."""
 
     @property
     def num_bytes(self) -> int:
@@ -45,7 +48,15 @@ class WeightSize(NamedTuple):
     repacked_bytes: int
 
 
-def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, dummy: bool = False) -> WeightSize:
+def weight_size(
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    device: str,
+    *,
+    dummy: bool = False,
+    headers: Sequence[TensorHeader] | None = None,
+) -> WeightSize:
     """Size the weights: from the safetensors headers, or from the config where there are none to read.
 
     Args:
@@ -54,6 +65,7 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
         dtype: Name of the engine's dtype.
         device: `cpu` or `cuda`.
         dummy: The engine fills the weights itself.
+        headers: Of what is loaded, where a quantisation converts the checkpoint; None: of its files.
 
     Raises:
         ModelError: The checkpoint cannot be read.
@@ -65,12 +77,13 @@ def weight_size(folder: Path, config: ModelConfig, dtype: str, device: str, *, d
     if dummy:
         return WeightSize(dense_numel(config) * item + extra, extra)
     numel = packed = 0
-    for header in checkpoint_headers(folder):
+    for header in checkpoint_headers(folder) if headers is None else headers:
         if config.tie_word_embeddings and header.name.startswith("lm_head."):
             continue
         if config.not_loaded and re.fullmatch(config.not_loaded, header.name):
             continue
-        if header.dtype in PLAIN_DTYPES:
+        is_scale = header.is_made and header.name.endswith("scale")
+        if header.dtype in PLAIN_DTYPES and not is_scale:
             numel += prod(header.shape)
         else:
             packed += header.num_bytes  # quantised: kept as it is stored

@@ -7,63 +7,62 @@ from disk), place, and when all are there, repack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from dovetail.contracts.model import SelfLoading, WeightRule
 from dovetail.errors import ModelError, PluginError
 from dovetail.layers.base import Layer
+from dovetail.runtime.checkpoint import Checkpoint, open_checkpoint
 from dovetail.runtime.hf_config import some
 from dovetail.runtime.weight_match import Move, match_weights
-from dovetail.runtime.weight_size import checkpoint_headers
 
 
-def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> None:
-    """Fill a model from the folder's checkpoint: by the rules, unless it reads the folder itself.
+def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoint | Path) -> None:
+    """Fill a model from a checkpoint, or from a folder's: by the rules, unless it reads the folder itself.
 
     Raises:
         ModelError: As `load_weights`.
     """
     if isinstance(model, SelfLoading):
-        model.load_checkpoint(folder)
+        model.load_checkpoint(source.folder if isinstance(source, Checkpoint) else source)
     else:
-        load_weights(model, rules, folder)
+        load_weights(model, rules, source)
 
 
-def load_weights(model: nn.Module, rules: Sequence[WeightRule], folder: Path) -> None:
-    """Load every tensor of the folder's checkpoint into `model` and finalise its layers.
+def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoint | Path) -> None:
+    """Load every tensor of a checkpoint, or of a folder's, into `model` and finalise its layers.
 
     Raises:
         ModelError: No safetensors, a broken file, or weights that are missing, surplus, misshapen, there twice or not
             finite; all are named with their files.
     """
-    layers = model_layers(model)
-    moves = match_weights(layers, rules, checkpoint_headers(folder), folder)
+    layers, checkpoint = model_layers(model), source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    moves = match_weights(layers, rules, checkpoint.headers, checkpoint.folder)
+    device = next((param.device for param in model.parameters()), None)
     poisoned: list[str] = []
-    with tqdm(
-        total=sum(move.header.num_bytes for move in moves),
-        desc="Loading weights",
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-    ) as bar:
-        for path, of_file in groupby(moves, key=lambda move: move.header.file):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for move in of_file:
-                        tensor = file.get_tensor(move.header.name)
-                        if not _place(layers[move.path], move, tensor):
-                            poisoned.append(f"{move.header.name} ({path.name})")
-                        bar.update(move.header.num_bytes)
-            except SafetensorError as error:
-                raise ModelError(f"{path}: broken safetensors file ({error}); download it again") from None
+    with (
+        checkpoint,
+        tqdm(
+            total=sum(move.header.num_bytes for move in moves),
+            desc="Loading weights",
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+        ) as bar,
+    ):
+        for move in moves:
+            tensor = checkpoint.read(move.header.name, device)
+            if not _place(layers[move.path], move, tensor):
+                poisoned.append(f"{move.header.name} ({move.header.file.name})")
+            bar.update(move.header.num_bytes)
     if poisoned:
-        raise ModelError(f"{folder}: weights that are not finite: {some(poisoned)}; download the checkpoint again")
+        raise ModelError(
+            f"{checkpoint.folder}: weights that are not finite: {some(poisoned)}; download the checkpoint again"
+        )
     finalize(model)
 
 
@@ -114,6 +113,9 @@ def fill_dummy(model: nn.Module, seed: int = 0) -> None:
             param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
         elif param.dim() == 1:
             param.fill_(1.0)
+        elif param.element_size() == 1:  # torch draws no numbers of 8 bits
+            wide = torch.empty(param.shape, device=device).normal_(0.0, 0.02, generator=generator)
+            param.copy_(wide)
         else:
             param.normal_(0.0, 0.02, generator=generator)
     finalize(model)

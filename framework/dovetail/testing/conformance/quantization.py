@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel, Part, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.contracts.quantization import Quantization, Stored
+from dovetail.contracts.quantization import Quantization, Stored, Target
 from dovetail.errors import ModelError
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.quantization import stored_tensors
-from dovetail.runtime.weight_size import checkpoint_headers
+from dovetail.runtime.checkpoint import Checkpoint, open_checkpoint
+from dovetail.runtime.quantization import convert, stored_tensors
 from dovetail.runtime.weights import fill_dummy, load_weights
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.base import Conformance
@@ -51,11 +51,17 @@ class QuantizationConformance(Conformance):
     Attributes:
         config: A `quantization_config` of `config.json` that the plugin reads.
         has_experts: It reads experts, too; else it must refuse them.
+        inner: Width between an expert's two matrices, where a format cannot have 48 inputs.
+        stays_packed: Its matrices stay packed on CPU; else they are written out while they are read.
+        quantises: It takes checkpoints without a `quantization_config`, and quantises them while they load.
     """
 
     kind = "quantization"
     config: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     has_experts: ClassVar[bool] = True
+    inner: ClassVar[int] = 48
+    stays_packed: ClassVar[bool] = True
+    quantises: ClassVar[bool] = False
 
     def pack(self, weight: Tensor) -> Mapping[str, Tensor]:
         """Return the tensors that a checkpoint has for a matrix `[N, K]`, by suffix (`.weight`, `.weight_scale`)."""
@@ -85,7 +91,8 @@ class QuantizationConformance(Conformance):
             except Exception as error:  # a stranger's class; the message says what it did
                 fail(f"why_not raised {raised(error)} for {other}")
             check(reason is None or bool(reason), f"why_not gave {reason!r} for {other}: a sentence or None")
-        for other in ({}, {"quant_method": "nobody-reads-this"}):
+        check(not self.quantises or plugin.why_not({}) is None, "quantises is True, and why_not refuses {}")
+        for other in ({}, {"quant_method": "nobody-reads-this"})[self.quantises :]:
             check(plugin.why_not(other) is not None, f"why_not takes {other}, which is not its format")
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -159,9 +166,9 @@ class QuantizationConformance(Conformance):
 
     def test_experts(self, tmp_path: Path) -> None:
         """Packed experts compute what their unpacked weights do, or are refused by name."""
-        tensors, plain = self._expert_checkpoint(num=3, hidden=64, inner=48)
+        tensors, plain = self._expert_checkpoint(num=3, hidden=64, inner=self.inner)
         try:
-            mine = self._load_experts(tmp_path / "q", tensors, self._factory(tensors, tmp_path / "h", EXPERT_RULES))
+            mine = self._load_experts(tmp_path / "q", tensors)
         except ModelError as error:
             check(not self.has_experts and str(error).startswith("m"), f"experts are refused: {error}")
             return
@@ -174,6 +181,8 @@ class QuantizationConformance(Conformance):
 
     def test_weights_stay_packed(self, tmp_path: Path) -> None:
         """Once loaded, a matrix takes the memory of its stored tensors and not that of a copy written out."""
+        if not self.stays_packed:
+            pytest.skip("stays_packed is False: its matrices are written out while they are read")
         parts = (Part("", 512),)
         tensors, _ = self._checkpoint(parts, 512)
         mine = self._load(tmp_path, tensors, parts, 512, torch.float32)
@@ -240,12 +249,15 @@ class QuantizationConformance(Conformance):
             plain[f"m.{expert}.{name}.weight"] = self.unpack(tensors).float().contiguous()
         return packed, plain
 
-    def _factory(self, tensors: Mapping[str, Tensor], folder: Path, rules: Sequence[WeightRule]) -> LayerFactory:
-        """What the plugin makes of a checkpoint, as the runner asks it."""
-        _write(tensors, folder)
-        stored = Stored(stored_tensors(rules, checkpoint_headers(folder)))
+    def _read(
+        self, folder: Path, rules: Sequence[WeightRule], matrices: Mapping[str, int], dtype: torch.dtype
+    ) -> tuple[Checkpoint, LayerFactory]:
+        """What the plugin has read of a checkpoint, and what it makes of that, as the runner asks it."""
+        target = Target(str(dtype).removeprefix("torch."), "cpu")
+        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, matrices, target)
+        stored = Stored(stored_tensors(rules, read.headers))
         made: LayerFactory = self.plugin()(self.config, stored).factory(PLAIN)
-        return made
+        return read, made
 
     def _load(
         self,
@@ -263,18 +275,24 @@ class QuantizationConformance(Conformance):
     ) -> Any:
         """Build a matrix and fill it with the loader that models use."""
         rules = [WeightRule(r"m\.(\w+)", "m", part=r"\1")] if parts[0].name else [WeightRule("m", "m")]
-        factory = factory or self._factory(tensors, folder, rules)
         _write(tensors, folder)
+        read: Checkpoint | Path = folder
+        if factory is None:
+            read, factory = self._read(folder, rules, {"m": num_in}, dtype)
         ctx = BuildContext(device=CPU, dtype=dtype, factory=factory, parallel=parallel or Parallel())
         holder = Holder(ctx, lambda at: at.linear("m", num_in, parts, bias=bias, act=act, shard=shard))
-        load_weights(holder, rules, folder)
+        load_weights(holder, rules, read)
         return holder.m
 
-    def _load_experts(self, folder: Path, tensors: Mapping[str, Tensor], factory: LayerFactory) -> Any:
+    def _load_experts(self, folder: Path, tensors: Mapping[str, Tensor], factory: LayerFactory | None = None) -> Any:
         _write(tensors, folder)
+        read: Checkpoint | Path = folder
+        if factory is None:
+            matrices = {"m.gate_up": 64, "m.down": self.inner}
+            read, factory = self._read(folder, EXPERT_RULES, matrices, torch.float32)
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory)
-        holder = Holder(ctx, lambda at: at.experts("m", 3, 2, 64, 48, act="silu_and_mul"))
-        load_weights(holder, EXPERT_RULES, folder)
+        holder = Holder(ctx, lambda at: at.experts("m", 3, 2, 64, self.inner, act="silu_and_mul"))
+        load_weights(holder, EXPERT_RULES, read)
         return holder.m
 
     def _norm(self, width: int, dtype: torch.dtype) -> RMSNorm:

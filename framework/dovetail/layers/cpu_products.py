@@ -1,0 +1,64 @@
+"""The products over packed matrices that torch has on CPU, behind one call each. T tokens, N outputs, K inputs.
+
+A row's result does not depend on T. Sums are float32; scales are rounded to the model's dtype, as written-out weights
+would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+"""Maps `[T, K]` to `[T, N]`."""
+GROUPS = (256, 128, 64, 32)
+"""Inputs for which torch's int4 product has a scale."""
+ROWS = 16
+"""Its rows come in such blocks."""
+
+
+def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product | None:
+    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]`; None where torch has none.
+
+    It keeps `weight` itself, no copy.
+    """
+    if weight.device.type != "cpu" or scale.shape[-1] != 1:
+        return None
+    scales = scale[:, 0].to(dtype)
+
+    def product(x: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(x.contiguous(), weight, scales)
+
+    return product
+
+
+def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product | None:
+    """Return the product of `(nibbles - zero) * scale`; None where torch has none. It keeps a packed copy.
+
+    Args:
+        nibbles: `[N, K]` uint8.
+        scale: `[N, K / group]`.
+        zero: `[N, K / group]` uint8; None: 8 everywhere.
+        dtype: The model's.
+    """
+    num_out, num_in = nibbles.shape
+    width = num_in // scale.shape[-1]
+    group = next((size for size in GROUPS if width % size == 0), None)
+    if nibbles.device.type != "cpu" or group is None:
+        return None
+    scales = scale.to(dtype).repeat_interleave(width // group, dim=-1)
+    offsets = torch.zeros_like(scales)
+    if zero is not None:
+        offset = (8 - zero.float()) * scale.float()  # torch adds an offset where formats take off a zero point
+        offsets = offset.to(dtype).repeat_interleave(width // group, dim=-1)
+    both = F.pad(torch.stack((scales.T, offsets.T), -1), (0, 0, 0, -num_out % ROWS)).contiguous()
+    padded = F.pad(nibbles, (0, 0, 0, -num_out % ROWS)).to(torch.int32)
+    packed = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
+
+    def product(x: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(x.contiguous(), packed, group, both)[:, :num_out]
+
+    return product

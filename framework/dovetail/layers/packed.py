@@ -1,0 +1,225 @@
+"""Layers over packed matrices, and the factory that makes them where a checkpoint has the tensors of a form.
+
+N outputs, K inputs, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, Stream
+from dovetail.contracts.quantization import Stored, StoredTensor
+from dovetail.errors import ModelError
+from dovetail.layers import cpu_products, ops
+from dovetail.layers.experts import ExpertMatrix, GatedExperts
+from dovetail.layers.matrix import Matrix
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
+from dovetail.layers.shards import gated
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "weight": (".weight", ""),
+    "weight_packed": (".weight_packed", "_packed"),
+    "weight_scale": (".weight_scale", "_scale"),
+    "weight_zero": (".weight_zero", "_zero"),
+    "bias": (".bias", "_bias"),
+}
+"""How the loader finds a form's tensors: behind the module's name, or behind that of one tensor of all experts."""
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+EIGHT = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+
+
+class PackedLinear(Matrix):
+    """`act(norm(x) Wᵀ + b) * scale` over a packed matrix; see `dovetail.contracts.layers.Linear`."""
+
+    suffixes = SPELLINGS
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        ctx: BuildContext,
+        path: str,
+        in_features: int,
+        parts: Sequence[Part],
+        form: Form,
+        *,
+        bias: bool,
+        shard: Literal["out", "in"] | None,
+        act: Act | None,
+    ) -> None:
+        super().__init__(ctx, path, in_features, parts, shard)
+        self.form, self._act = form, gated(path, act, parts)
+        self._names = store(self, form)
+        self.bias = None
+        if bias:
+            self.store("bias", ctx.dtype, granule=None)
+        self._dtype = ctx.dtype
+        self._product: cpu_products.Product | None = None
+
+    def finalize(self) -> None:
+        """Where ranks add up shares, the first one adds the bias; on CPU, pack for the products that torch has."""
+        if self.is_share and self.parallel.rank > 0:
+            self.bias = None
+        tensors = {name: self.get_parameter(name) for name in self._names}
+        self._product = product_of(self.form, tensors, self._dtype)
+        if self._product is not None and isinstance(self.form, Int4):
+            for name in self._names:
+                setattr(self, name, None)  # the product has its own
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """Return this rank's weight `[out, in]`: the reference; not to be had where a product has packed it anew."""
+        return self.form.dequantise({name: self.get_parameter(name) for name in self._names}, dtype)
+
+    def forward(
+        self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
+    ) -> Tensor | Stream:
+        x = x.total() if isinstance(x, Stream) else x
+        x = x if norm is None else norm(x)
+        if self._product is None:
+            y = F.linear(x, self.dequantised(x.dtype), self.bias)
+        else:
+            y = self._product(x)
+            y = y if self.bias is None else y + self.bias
+        return self.finish(y if self._act is None else ops.act_and_mul(self._act, y), add, scale)
+
+
+def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> cpu_products.Product | None:
+    """Return torch's own product over a packed matrix, None where it has none: the matrix is written out each time."""
+    if isinstance(form, Scaled) and form.dtype == torch.int8:
+        return cpu_products.int8(tensors["weight"], tensors["weight_scale"], dtype)
+    if isinstance(form, Int4) and tensors["weight_packed"].device.type == "cpu":
+        nibbles = nibbles_of(tensors["weight_packed"])
+        return cpu_products.int4(nibbles, tensors["weight_scale"], tensors.get("weight_zero"), dtype)
+    return None
+
+
+def store(matrix: Matrix, form: Form) -> tuple[str, ...]:
+    """Make a form's parameters in a matrix; returns their names."""
+    tensors = form.tensors(matrix.in_features)
+    for name, (dtype, granule) in tensors.items():
+        matrix.store(name, dtype, granule=granule)
+    return tuple(tensors)
+
+
+class PackedExpertMatrix(ExpertMatrix):
+    """One packed matrix for each expert."""
+
+    forms: ClassVar[Mapping[str, Form]] = {}
+    """Of the matrices, by name: `gate_up` and `down`."""
+    suffixes = SPELLINGS
+
+    def make_weight(self, ctx: BuildContext) -> None:
+        """Store what the form has."""
+        self.form = self.forms[str(self.path).rpartition(".")[2]]
+        self._names = store(self, self.form)
+
+    def of_expert(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """Return one expert's weight."""
+        return self.form.dequantise({name: self.get_parameter(name)[expert] for name in self._names}, dtype)
+
+
+class PackedFactory:
+    """Makes packed matrices where the checkpoint, or what it is converted to, has the tensors of a form.
+
+    Args:
+        stored: What there is for each matrix.
+        plain: Makes the others.
+        dummy: The form of all matrices where there is no checkpoint; None: they are plain.
+    """
+
+    def __init__(self, stored: Stored, plain: LayerFactory, dummy: Form | None = None) -> None:
+        self.stored, self.plain, self.dummy = stored, plain, dummy
+
+    def form(self, path: str, in_features: int) -> Form | None:
+        """Return a matrix's form, None for a plain one.
+
+        Raises:
+            ModelError: Its parts have different ones.
+        """
+        if not self.stored.is_known:
+            return self.dummy
+        return form_of(path, self.stored.of(path), in_features)
+
+    def linear(
+        self,
+        ctx: BuildContext,
+        name: str,
+        in_features: int,
+        parts: Sequence[Part],
+        *,
+        bias: bool,
+        shard: Literal["out", "in"] | None,
+        act: Act | None,
+    ) -> Linear:
+        """See `BuildContext.linear`."""
+        form = self.form(name, in_features)
+        if form is None:
+            return self.plain.linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+        return PackedLinear(ctx, name, in_features, parts, form, bias=bias, shard=shard, act=act)
+
+    def experts(
+        self,
+        ctx: BuildContext,
+        name: str,
+        num: int,
+        top_k: int,
+        hidden: int,
+        inner: int,
+        *,
+        act: Act,
+        bias: bool,
+        weigh: Literal["output", "input"],
+        shard: Literal["inner", "expert"],
+    ) -> Experts:
+        """See `BuildContext.experts`.
+
+        Raises:
+            ModelError: One of the two matrices is packed and the other is not.
+        """
+        forms = self.form(f"{name}.gate_up", hidden), self.form(f"{name}.down", inner)
+        if forms[0] is None and forms[1] is None:
+            return self.plain.experts(
+                ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard
+            )
+        if forms[0] is None or forms[1] is None:
+            raise ModelError(f"{name}: one of its matrices is packed and the other is not")
+        by_name = {"forms": {"gate_up": forms[0], "down": forms[1]}}
+        matrix = type("PackedExpertMatrix", (PackedExpertMatrix,), by_name)
+        made = type("PackedExperts", (GatedExperts,), {"matrix": matrix})
+        found: Experts = made(ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
+        return found
+
+
+def form_of(path: str, tensors: Sequence[StoredTensor], in_features: int) -> Form | None:
+    """Return the form whose tensors a matrix has, None where it has a plain weight or nothing.
+
+    Raises:
+        ModelError: Its parts have different ones.
+    """
+    found = {_form(path, part, tensors, in_features) for part in {tensor.part for tensor in tensors}}
+    if len(found) > 1:
+        raise ModelError(f"{path}: some of its projections are packed in another way than others, or not at all")
+    return next(iter(found), None)
+
+
+def _form(path: str, part: str, tensors: Sequence[StoredTensor], in_features: int) -> Form | None:
+    of_part = {tensor.suffix: tensor for tensor in tensors if tensor.part == part}
+    given = {name: next((of_part[s] for s in spelled if s in of_part), None) for name, spelled in SPELLINGS.items()}
+    packed, scale, weight = given["weight_packed"], given["weight_scale"], given["weight"]
+    numbers = packed if packed is not None else weight
+    if numbers is None or (packed is None and numbers.dtype not in EIGHT):
+        return None
+    if scale is None:
+        raise ModelError(f"{path}: part {part!r} is packed ({numbers.suffix} {numbers.dtype}) and has no scale")
+    if numbers.dtype == "U8":
+        return Mxfp4()
+    group = None if scale.shape[-1] == 1 else -(-in_features // scale.shape[-1])
+    if numbers.dtype in EIGHT:
+        return Scaled(EIGHT[numbers.dtype], group)
+    if numbers.dtype != "I32" or scale.dtype not in FLOATS:
+        raise ModelError(f"{path}: {numbers.suffix} is {numbers.dtype} and its scale {scale.dtype}: not a known form")
+    return Int4(group, FLOATS[scale.dtype], given["weight_zero"] is not None)

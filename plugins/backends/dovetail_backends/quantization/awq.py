@@ -1,0 +1,71 @@
+"""`awq`: 4-bit integers with a zero point for each group of inputs, as AutoAWQ writes them.
+
+For a matrix `[N, K]`: `qweight` int32 `[K, N / 8]`, `qzeros` int32 `[K / group, N / 8]`, `scales` float16 `[K / group,
+N]`. Of eight neighbouring outputs, the one at place c stands in nibble `ORDER[c]` of a word, counted from the lowest
+bits. The number is `(q - zero) * scale`.
+
+Source: AutoAWQ, `awq/utils/packing_utils.py`; vLLM, `quantization/awq_triton.py`; read November 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.layers.packed_forms import Form, Int4
+from dovetail_backends.quantization.integers import Integers, Layout, integers, unpacked
+from dovetail_backends.quantization.modules import Packed, dropped, grouped, uniform
+
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+SUFFIXES = (".qzeros", ".scales")
+
+
+class Awq(Packed):
+    """Reads AWQ checkpoints."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if (method := config.get("quant_method")) != "awq":
+            return f"it reads quant_method 'awq', not {method!r}"
+        if (bits := config.get("bits", config.get("w_bit", 4))) != 4:
+            return f"bits is {bits!r}; possible: 4"
+        if str(version := config.get("version", "gemm")).lower() != "gemm":
+            return f"version is {version!r}; possible: 'gemm'"
+        return group_reason(config.get("group_size", config.get("q_group_size", 128)))
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Turn rows along outputs into rows along inputs."""
+        size = config.get("group_size", config.get("q_group_size", 128))
+        for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
+            num_in, words = module.need(".qweight").shape
+            num_out, group = 8 * words, num_in if size == -1 else size
+            groups = -(-num_in // group)
+            module.check(".scales", (groups, num_out), why=f"group_size {size}")
+            module.check(".qzeros", (groups, words), why=f"group_size {size}")
+            layout = Layout((num_out, num_in), group, 4, module.need(".scales"), False, True)
+            yield integers(module, layout, target, partial(read, group))
+        yield from dropped(tensors)
+
+    def dummy(self) -> Form | None:
+        """Return 4 bits with zeros."""
+        return Int4(has_zero=True)
+
+
+def read(group: int, tensors: Mapping[str, Tensor]) -> Integers:
+    """Return the integers of a module with so many inputs a group."""
+    values, zeros = (unpacked(tensors[name], 4, 1, ORDER) for name in (".qweight", ".qzeros"))
+    return Integers(values.T, tensors[".scales"].T, zeros.T, group)
+
+
+def group_reason(size: Any) -> str | None:
+    """Say what is wrong with a size of groups, None if it is right."""
+    is_right = type(size) is int and (size == -1 or size > 0)
+    return None if is_right else f"group_size is {size!r}; possible: a number from 1, or -1 for a whole row"

@@ -1,0 +1,140 @@
+"""`bitsandbytes`: nf4 and fp4 with a scale for every block of numbers, and int8 with one for each row.
+
+For a matrix `[N, K]` in 4 bits, row after row: `weight` uint8 `[N K / 2, 1]`, the higher nibble first;
+`weight.quant_map` float32 `[16]`, what nibbles stand for; `weight.absmax` float32, the scale of each block (64 numbers,
+or `blocksize`). With double quantisation `absmax` is uint8: `nested_quant_map[absmax] * nested_absmax + nested_offset`,
+in blocks of 256. A JSON text in `weight.quant_state.bitsandbytes__nf4` says the sizes. In 8 bits: `weight` int8 `[N,
+K]` and `SCB` float32 `[N]`, 127 times the scale.
+
+Source: bitsandbytes 0.50, `functional.py` (QuantState), read November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Form, Scaled
+from dovetail_backends.quantization.modules import Module, Packed, grouped, uniform, written_out
+
+STATE = ".weight.quant_state.bitsandbytes__"
+STATES = (STATE + "nf4", STATE + "fp4")
+NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
+
+
+class Bitsandbytes(Packed):
+    """Reads 4 and 8 bits."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if (method := config.get("quant_method")) != "bitsandbytes":
+            return f"it reads quant_method 'bitsandbytes', not {method!r}"
+        if not (config.get("load_in_4bit") or config.get("load_in_8bit")):
+            return "neither load_in_4bit nor load_in_8bit is true"
+        return None
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Write 4 bits out, and scale rows of 8."""
+        tensors = uniform(tensors)
+        bases = {name.removesuffix(".weight.absmax") for name in tensors if name.endswith(".weight.absmax")}
+        bases |= {name.partition(STATE)[0] for name in tensors if STATE in name}
+        fours = {name: tensor for name, tensor in tensors.items() if _base(name) in bases}
+        for module in grouped(fours, SUFFIXES, ".weight"):
+            module.weight = module.weight.removesuffix(".weight") + ".weight"
+            yield four_bits(module, target)
+        yield from eight(tensors)
+
+    def dummy(self) -> Form | None:
+        """Return rows of int8, or the model's dtype."""
+        return Scaled() if self.config.get("load_in_8bit") else None
+
+
+def _base(name: str) -> str:
+    return name.partition(".weight")[0]
+
+
+def four_bits(module: Module, target: Target) -> Conversion:
+    """Return what becomes of blocks of nibbles.
+
+    Raises:
+        ModelError: Sizes do not fit each other.
+    """
+    weight = module.need(".weight")
+    absmax, _ = module.need(".weight.absmax"), module.need(".weight.quant_map")
+    if not any(state in module.tensors for state in STATES):
+        module.need(STATES[0])
+    if absmax.dtype == "U8":
+        for suffix in NESTED:
+            module.need(suffix)
+    num = 2 * weight.shape[0]
+    if not weight.inputs or num % weight.inputs:
+        raise ModelError(f"{module.weight}: {num} numbers are no matrix of {weight.inputs} inputs")
+    shape = num // weight.inputs, weight.inputs
+    return written_out(module, shape, target, partial(four_bit_numbers, module.weight, shape), "nf4")
+
+
+def four_bit_numbers(name: str, shape: tuple[int, int], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return a matrix in float32.
+
+    Raises:
+        ModelError: The state does not say what the tensors are.
+    """
+    text = next(tensor for suffix, tensor in tensors.items() if suffix in STATES)
+    try:
+        state = json.loads(bytes(text.cpu().tolist()))
+        size, said = int(state["blocksize"]), tuple(state["shape"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{name}: quant_state is not the JSON of a state ({error!r})") from None
+    if said != shape:
+        raise ModelError(f"{name}: quant_state says a matrix {list(said)}, and the model has {list(shape)}")
+    packed = tensors[".weight"].flatten().int()
+    numbers = tensors[".weight.quant_map"].float()[torch.stack((packed >> 4, packed & 15), -1).flatten()]
+    absmax = tensors[".weight.absmax"]
+    if absmax.dtype == torch.uint8:
+        nested = tensors[".weight.nested_absmax"].float()
+        scale = tensors[".weight.nested_quant_map"].float()[absmax.int()]
+        spread = nested.repeat_interleave(int(state["nested_blocksize"]))[: scale.numel()]
+        absmax = scale * spread + float(state["nested_offset"])
+    blocks = -(-numbers.numel() // size)
+    if absmax.numel() != blocks:
+        raise ModelError(f"{name}: absmax has {absmax.numel()} scales for {blocks} blocks of {size}")
+    padded = F.pad(numbers, (0, blocks * size - numbers.numel())).view(blocks, size)
+    return (padded * absmax.float()[:, None]).flatten()[: numbers.numel()].view(shape)
+
+
+def eight(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
+    """Yield what becomes of rows of int8: the scale is named as the form has it.
+
+    Raises:
+        ModelError: A row's scale is missing.
+    """
+    for name, tensor in tensors.items():
+        base = name.removesuffix(".weight")
+        if tensor.dtype == "I8" and name.endswith(".weight"):
+            module = Module(name, {".weight": tensor})
+            if f"{base}.SCB" in tensors:
+                module.tensors[".SCB"] = tensors[f"{base}.SCB"]
+            module.check(".SCB", tensor.shape[:1])
+            if not tensor.path:
+                raise ModelError(f"{name}: I8, and the model asks for no such matrix")
+            made = FileTensor(f"{name}_scale", "F32", (tensor.shape[0], 1), tensor.path)
+            yield Conversion((f"{base}.SCB",), (made,), partial(_rows, f"{base}.SCB", made.name))
+        elif name.endswith(".weight_format"):
+            yield Conversion((name,), (), lambda _: {})
+
+
+def _rows(source: str, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: (tensors[source].float() / 127)[:, None].contiguous()}

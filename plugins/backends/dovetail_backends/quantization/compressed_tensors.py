@@ -1,0 +1,210 @@
+"""`compressed-tensors`: what llm-compressor writes, format by format.
+
+A module's tensors say which format it has, so checkpoints of several are read as well. For a matrix `[N, K]`:
+
+- float-quantized, naive-quantized: `weight` e4m3, `weight_scale` `[N, 1]`, `[1]` or one for each block;
+- int-quantized: `weight` int8, `weight_scale` `[N, 1]`, `[N, K / group]` or `[1]`, and `weight_zero_point` int8 alike;
+- pack-quantized: `weight_packed` int32 `[N, K b / 32]`, numbers of b = 4 or 8 bits plus half their range, the lowest
+  bits first; `weight_scale` `[N, K / group]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32 `[N b / 32, K /
+  group]`, packed alike along N; with activation order `weight_g_idx` int32 `[K]`;
+- nvfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, the lower nibble first, `weight_scale` e4m3 `[N, K / 16]`,
+  `weight_global_scale` float32 `[1]`, which numbers are divided by;
+- mxfp4-pack-quantized: `weight_packed` uint8 `[N, K / 2]`, `weight_scale` bytes `[N, K / 32]`, exponents of two.
+
+Activations of fewer bits are not rounded here. Source: compressed-tensors 0.12, `compressors/` and `quantization/`,
+read November 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Form, Int4, Scaled
+from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
+from dovetail_backends.quantization.fp8 import BLOCK, float8
+from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
+from dovetail_backends.quantization.modules import Module, Packed, dropped, eight_bits, grouped, uniform
+
+METHOD = "compressed-tensors"
+PACKED = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale")
+TYPES = {"int": (4, 8), "float": (4, 8)}
+
+
+class CompressedTensors(Packed):
+    """Reads the formats above."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if (method := config.get("quant_method")) != METHOD:
+            return f"it reads quant_method {METHOD!r}, not {method!r}"
+        for key in ("sparsity_config", "transform_config"):
+            found = config.get(key)
+            if found and (not isinstance(found, Mapping) or found.get("format", "") not in ("dense",)):
+                return f"{key} is given; possible: weights that are neither sparse nor transformed"
+        try:
+            list(weights_of(config))
+        except ModelError as error:
+            return str(error)
+        return None
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Bring each module into a shared form, or write it out."""
+        tensors = uniform(tensors)
+        schemes = list(weights_of(config))
+        bits = {scheme["num_bits"] for scheme in schemes if scheme.get("type", "int") == "int"} or {4}
+        block = next((tuple(s["block_structure"]) for s in schemes if s.get("block_structure")), BLOCK)
+        done: set[str] = set()
+        for module in grouped(_packed_only(tensors), PACKED, ".weight_packed"):
+            done |= {tensor.name for tensor in module.tensors.values()}
+            if module.need(".weight_packed").dtype == "I32":
+                yield from pack_quantized(module, bits, target)
+            elif ".weight_global_scale" in module.tensors:
+                yield nvfp4(module, ".weight_packed", ".weight_scale", ".weight_global_scale", target, divides=True)
+            else:
+                yield from mxfp4(module, ".weight_packed", ".weight_scale", target)
+        left = {name: tensor for name, tensor in tensors.items() if name not in done}
+        yield from float8(left, target, (int(block[0]), int(block[1])))
+        yield from int_quantized(left, target)
+        yield from dropped(left)
+
+    def dummy(self) -> Form | None:
+        """Return the form of the first scheme."""
+        scheme = next(iter(weights_of(self.config)))
+        size = scheme.get("group_size")
+        group = size if scheme.get("strategy") == "group" else None
+        if scheme.get("type", "int") != "int":
+            return None
+        return (
+            Int4(group, has_zero=not scheme.get("symmetric", True)) if scheme["num_bits"] == 4 else Scaled(group=group)
+        )
+
+
+def weights_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemes of weights that a configuration has.
+
+    Raises:
+        ModelError: One is none that is read; says which key.
+    """
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelError(f"config_groups is {groups!r}: expected the schemes of the weights")
+    found = False
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            if isinstance(group, Mapping) and "weights" in group and weights is None:
+                continue  # activations or a cache alone
+            raise ModelError(f"config_groups.{name} has no weights")
+        where = f"config_groups.{name}.weights"
+        kind = weights.get("type", "int")
+        if not isinstance(kind, str) or kind not in TYPES:
+            raise ModelError(f"{where}.type is {kind!r}; possible: 'int' and 'float'")
+        if (bits := weights.get("num_bits", 8)) not in TYPES[kind]:
+            raise ModelError(f"{where}.num_bits is {bits!r}; possible: 4 and 8")
+        if (strategy := weights.get("strategy")) not in (None, "tensor", "channel", "group", "block", "tensor_group"):
+            raise ModelError(f"{where}.strategy is {strategy!r}; possible: tensor, channel, group, tensor_group, block")
+        size, block = weights.get("group_size"), weights.get("block_structure")
+        if strategy == "group" and (type(size) is not int or size < 1):
+            raise ModelError(f"{where}.group_size is {size!r}; possible: a number from 1")
+        if block and not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+            raise ModelError(f"{where}.block_structure is {block!r}; possible: two numbers from 1")
+        found = True
+        yield {**weights, "num_bits": bits}
+    if not found:
+        raise ModelError("config_groups has no scheme of weights")
+
+
+def _packed_only(tensors: Mapping[str, FileTensor]) -> Mapping[str, FileTensor]:
+    """The tensors of modules with packed weights."""
+    bases = {name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")}
+    return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in bases}
+
+
+def int_quantized(tensors: Mapping[str, FileTensor], target: Target) -> Iterator[Conversion]:
+    """Yield what becomes of weights in int8."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != "I8" or not name.endswith(".weight"):
+            continue
+        names = {suffix: name.removesuffix(".weight") + suffix for suffix in (".weight_scale", ".weight_zero_point")}
+        module = Module(name, {".weight": tensor})
+        module.tensors |= {suffix: tensors[each] for suffix, each in names.items() if each in tensors}
+        (num_out, num_in), scales = tensor.shape, module.need(".weight_scale").shape
+        if scales in ((1,), ()):
+            group = (num_out, num_in)
+        elif len(scales) == 2 and scales[0] == num_out and 0 < scales[1] <= num_in and num_in % scales[1] == 0:
+            group = (1, num_in // scales[1])
+        else:
+            module.check(".weight_scale", (num_out, 1), (1,), why=f"or a divisor of {num_in} columns")
+        if ".weight_zero_point" not in module.tensors:
+            yield from eight_bits(module, tensor.shape, group, target, scale=".weight_scale")
+        else:
+            module.check(".weight_zero_point", scales)
+            layout = Layout((num_out, num_in), group[1], 8, module.need(".weight_scale"), False, True)
+            yield integers(module, layout, target, partial(_shifted, group[1]))
+
+
+def _shifted(group: int, tensors: Mapping[str, Tensor]) -> Integers:
+    values, zeros = (
+        (tensors[name].to(torch.int16) + 128).to(torch.uint8) for name in (".weight", ".weight_zero_point")
+    )
+    rows = values.shape[0]
+    scale, zeros = (each.expand(rows, 1) if each.dim() < 2 else each for each in (tensors[".weight_scale"], zeros))
+    return Integers(values, scale, zeros, group)
+
+
+def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[Conversion]:
+    """Yield what becomes of integers packed in words.
+
+    Raises:
+        ModelError: Shapes do not fit each other.
+    """
+    num_out, words = module.need(".weight_packed").shape
+    scale = module.need(".weight_scale")
+    width = next((b for b in sorted(bits) if module.inputs and -(-module.inputs * b // 32) == words), min(bits))
+    num_in = module.inputs or words * 32 // width
+    if -(-num_in * width // 32) != words:
+        module.check(".weight_packed", (num_out, -(-num_in * width // 32)), why=f"{num_in} inputs of {width} bits")
+    if (
+        len(scale.shape) != 2
+        or scale.shape[0] != num_out
+        or not 0 < scale.shape[1] <= num_in
+        or num_in % scale.shape[1]
+    ):
+        module.check(".weight_scale", (num_out, 1), why=f"or a divisor of {num_in} columns")
+    groups = scale.shape[1]
+    group = num_in // groups
+    has_zero, has_order = (each in module.tensors for each in (".weight_zero_point", ".weight_g_idx"))
+    if has_zero:
+        module.check(".weight_zero_point", (-(-num_out * width // 32), groups))
+    if has_order:
+        module.check(".weight_g_idx", (num_in,))
+    layout = Layout((num_out, num_in), group, width, scale, not has_zero, not has_order)
+
+    def read(tensors: Mapping[str, Tensor]) -> Integers:
+        said = tensors.get(".weight_shape")
+        if said is not None and said.tolist() != [num_out, num_in]:
+            raise ModelError(f"{module.weight}: .weight_shape says {said.tolist()}, and it is {[num_out, num_in]}")
+        values = unpacked(tensors[".weight_packed"], width, 1)[:, :num_in]
+        if has_zero:
+            zeros = unpacked(tensors[".weight_zero_point"], width, 0)[:num_out]
+        else:
+            zeros = torch.full_like(tensors[".weight_scale"], 1 << (width - 1), dtype=torch.uint8)
+        order = tensors.get(".weight_g_idx")
+        if order is not None and (int(order.min()) < -1 or int(order.max()) >= groups):
+            raise ModelError(f"{module.weight}: .weight_g_idx has groups that there are not, of {groups}")
+        if order is not None and (int(order.min()) < 0 or in_order(order, group)):
+            order = None  # -1 everywhere says that there is none
+        return Integers(values, tensors[".weight_scale"], zeros, group, order)
+
+    yield integers(module, layout, target, read)

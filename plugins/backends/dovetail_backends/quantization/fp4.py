@@ -1,0 +1,86 @@
+"""Weights of 4-bit floating point (e2m1): nvfp4 and mxfp4, in whatever files. N outputs, K inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.layers.packed_forms import MX_GROUP, e2m1, spread, stays_packed
+from dovetail_backends.quantization.modules import Module, as_scale, written_out
+
+NV_GROUP = 16
+
+
+def nvfp4(module: Module, packed: str, scale: str, whole: str, target: Target, *, divides: bool) -> Conversion:
+    """Return what becomes of numbers with a scale for 16 inputs, and one for the whole matrix.
+
+    Args:
+        module: Whose tensors are read.
+        packed: Suffix of `[…, N, K / 2]` uint8, the lower nibble first.
+        scale: Of `[…, N, K / 16]` e4m3.
+        whole: Of the matrix's.
+        target: What it is read for.
+        divides: Numbers are divided by the matrix's scale; else they are multiplied by it.
+
+    Raises:
+        ModelError: Shapes do not fit each other.
+    """
+    *rows, half = module.need(packed).shape
+    module.check(scale, (*rows, 2 * half // NV_GROUP), why=f"{2 * half} inputs in groups of {NV_GROUP}")
+    experts = tuple(rows[:-1])
+    module.check(whole, (), (1,), experts, (*experts, 1))
+
+    def numbers(tensors: Mapping[str, Tensor]) -> Tensor:
+        factor = tensors[whole].float()
+        factor = factor.reshape(*experts, 1, 1) if factor.numel() > 1 else factor.reshape(())
+        scales = tensors[scale].float()
+        scales = scales / factor if divides else scales * factor
+        return spread(e2m1(tensors[packed]), scales, NV_GROUP)
+
+    return written_out(module, (*rows, 2 * half), target, numbers, "nvfp4")
+
+
+def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bool = False) -> Iterator[Conversion]:
+    """Yield what becomes of numbers with a power of two for 32 inputs.
+
+    Args:
+        module: Whose tensors are read.
+        packed: Suffix of `[…, N, K / 2]` or `[…, N, K / 32, 16]` uint8, the lower nibble first.
+        scale: Of `[…, N, K / 32]` bytes.
+        target: What it is read for.
+        turned: The model's rules want the last two axes swapped.
+
+    Raises:
+        ModelError: Shapes do not fit each other.
+    """
+    bytes_, scales = module.need(packed), module.need(scale)
+    rows = scales.shape[:-1]
+    num_in = MX_GROUP * scales.shape[-1]
+    module.check(
+        packed, (*rows, num_in // 2), (*rows, scales.shape[-1], MX_GROUP // 2), why=f"{scale} {list(scales.shape)}"
+    )
+
+    def numbers(tensors: Mapping[str, Tensor]) -> Tensor:
+        return spread(e2m1(tensors[packed].reshape(*rows, num_in // 2)), as_scale(tensors[scale]), MX_GROUP)
+
+    if not module.path or not stays_packed("mxfp4", target.device):
+        yield written_out(module, (*rows, num_in), target, numbers, "mxfp4", turned=turned)
+        return
+    suffixes = {bytes_.name: "_packed", scales.name: "_scale"}
+
+    def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made = {}
+        for name, suffix in suffixes.items():
+            tensor = tensors[name].view(torch.uint8).reshape(*rows, -1)
+            made[module.weight + suffix] = tensor.transpose(-1, -2) if turned else tensor
+        return made
+
+    def result(suffix: str, width: int) -> FileTensor:
+        shape = (*rows[:-1], width, rows[-1]) if turned else (*rows, width)
+        return FileTensor(module.weight + suffix, "U8", shape, module.path)
+
+    results = result("_packed", num_in // 2), result("_scale", scales.shape[-1])
+    yield Conversion(tuple(suffixes), results, convert)

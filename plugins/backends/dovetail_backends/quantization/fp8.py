@@ -1,0 +1,119 @@
+"""`fp8`: weights of 8-bit floating point with a scale for each block, row or tensor; also mxfp8.
+
+Reads `quant_method: fp8` (DeepSeek, Qwen, MiniMax, Mistral) and `mxfp8`. For a matrix `[N, K]`: `weight` e4m3 (or e5m2)
+and its scale, `weight_scale_inv` or `weight_scale`, which numbers are multiplied by in spite of the first one's name:
+
+- `weight_block_size: [128, 128]`: float32 or e8m0 `[ceil(N / 128), ceil(K / 128)]`; shapes need not divide;
+- a row: `[N, 1]` or `[N]`; a tensor: `[1]` or `[]`;
+- mxfp8: e8m0, or bytes that are exponents, `[N, K / 32]`.
+
+Which modules are fp8 (`modules_to_not_convert`, `ignored_layers`) is told by the files' dtypes. `input_scale`, of
+static activations, is not used: activations keep the model's dtype. With `--quantization fp8` a checkpoint in 16 bits
+is quantised while it loads, each row by itself.
+
+Source: transformers 5, `integrations/finegrained_fp8.py`; vLLM, `quantization/fp8.py`; read November 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Form, Scaled
+from dovetail_backends.quantization.modules import Module, Packed, blocks_of, dropped, eight_bits
+from dovetail_backends.quantization.on_load import quantised
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+BLOCK, MX_BLOCK = (128, 128), (1, 32)
+SCALES = ("_scale_inv", "_scale")
+ROWS = Scaled(torch.float8_e4m3fn)
+
+
+class Fp8(Packed):
+    """Reads fp8 checkpoints, and makes fp8 of plain ones."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if not config:
+            return None
+        if (method := config.get("quant_method")) not in ("fp8", "mxfp8"):
+            return f"it reads quant_method 'fp8' and 'mxfp8', not {method!r}; plain checkpoints are quantised"
+        try:
+            block_of(config)
+        except ModelError as error:
+            return str(error)
+        return None
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Scale numbers, or make them."""
+        if not config:
+            yield from quantised(tensors, ROWS)
+        else:
+            yield from float8(tensors, target, block_of(config))
+            yield from dropped(tensors)
+
+    def dummy(self) -> Form | None:
+        """Return rows of fp8."""
+        return ROWS
+
+
+def block_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return rows and columns for which there is a scale.
+
+    Raises:
+        ModelError: `weight_block_size` is no such pair.
+    """
+    usual = MX_BLOCK if config.get("quant_method") == "mxfp8" else BLOCK
+    found = config.get("weight_block_size") or usual
+    if not isinstance(found, list | tuple) or len(found) != 2 or not all(type(n) is int and n > 0 for n in found):
+        raise ModelError(f"weight_block_size is {found!r}; possible: two numbers from 1, such as [128, 128]")
+    return found[0], found[1]
+
+
+def float8(tensors: Mapping[str, FileTensor], target: Target, block: tuple[int, int]) -> Iterator[Conversion]:
+    """Yield the conversions of all weights in 8-bit floating point.
+
+    Raises:
+        ModelError: A scale is missing, or it is not one for each block, row or tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOAT8 or name.endswith(SCALES) or len(tensor.shape) < 2:
+            continue
+        own = ".weight" if name.endswith(".weight") else ""
+        module = Module(name, {own: tensor})
+        scales = [own + each for each in SCALES if name + each in tensors]
+        if len(scales) != 1:
+            raise ModelError(
+                f"{name}: {tensor.dtype} needs one scale, {name}_scale_inv or {name}_scale; has {len(scales)}"
+            )
+        module.tensors[scales[0]] = tensors[name + scales[0].removeprefix(own)]
+        group = layout_of(module, scales[0], tensor.shape, block)
+        yield from eight_bits(module, tensor.shape, group, target, scale=scales[0])
+
+
+def layout_of(module: Module, scale: str, shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns that share one of a module's scales.
+
+    Raises:
+        ModelError: There are not as many as blocks, rows or tensors.
+    """
+    experts, blocks = shape[:-2], blocks_of(shape, block)
+    found = module.need(scale).shape
+    if found == blocks:
+        return block
+    if found in ((*shape[:-1], 1), shape[:-1]):
+        return 1, shape[-1]
+    if found in ((), (1,), experts, (*experts, 1), (*experts, 1, 1)) and (not experts or found[:1] == experts):
+        return shape[-2], shape[-1]
+    raise ModelError(
+        f"{module.weight}: {scale} is {list(found)}; for a weight {list(shape)} possible are {list(blocks)} (blocks of "
+        f"{block[0]} x {block[1]}), {[*shape[:-1], 1]} (rows) and {[*experts, 1]} (one tensor)"
+    )

@@ -1,0 +1,105 @@
+"""`gptq`: integers of 4 or 8 bits with a zero point for each group of inputs, as AutoGPTQ and GPTQModel write them.
+
+For a matrix `[N, K]` in b bits, 32 / b numbers a word, the lowest bits first: `qweight` int32 `[K b / 32, N]`, `qzeros`
+int32 `[K / group, N b / 32]`, `scales` `[K / group, N]`, and `g_idx` int32 `[K]`, the group of each input. The number
+is `(q - zero) * scale`. In the first format (`checkpoint_format: gptq`) one less than the zero is stored, in `gptq_v2`
+the zero itself. With `desc_act`, groups hold inputs that are not neighbours: such a matrix is written out.
+
+Source: AutoGPTQ, `nn_modules/qlinear/qlinear_cuda.py`; GPTQModel, `utils/model.py`; read November 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Form, Int4, Scaled
+from dovetail_backends.quantization.awq import group_reason
+from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
+from dovetail_backends.quantization.modules import Module, Packed, dropped, grouped, uniform
+
+SUFFIXES = (".qzeros", ".scales", ".g_idx")
+FORMATS = ("gptq", "gptq_v2")
+BITS = (4, 8)
+
+
+class Gptq(Packed):
+    """Reads GPTQ checkpoints."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if (method := config.get("quant_method")) != "gptq":
+            return f"it reads quant_method 'gptq', not {method!r}"
+        if (bits := config.get("bits")) not in BITS:
+            return f"bits is {bits!r}; possible: 4 and 8"
+        if (form := config.get("checkpoint_format") or "gptq") not in FORMATS:
+            return f"checkpoint_format is {form!r}; possible: {', '.join(FORMATS)}"
+        return group_reason(config.get("group_size", 128))
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Turn words along inputs, and rows along outputs."""
+        for module in grouped(uniform(tensors), SUFFIXES, ".qweight"):
+            layout = layout_of(module, config)
+            yield integers(module, layout, target, _reader(module, config, layout))
+        yield from dropped(tensors)
+
+    def dummy(self) -> Form | None:
+        """Return the form of symmetric groups."""
+        size = self.config.get("group_size", 128)
+        group = None if size == -1 else int(size)
+        return Int4(group) if self.config.get("bits") == 4 else Scaled(group=group)
+
+
+def layout_of(module: Module, config: Mapping[str, Any]) -> Layout:
+    """Return what a module's tensors say.
+
+    Raises:
+        ModelError: They do not fit `bits` and `group_size`.
+    """
+    bits, size = config["bits"], config.get("group_size", 128)
+    words, num_out = module.need(".qweight").shape
+    num_in = words * 32 // bits
+    groups = 1 if size == -1 else -(-num_in // size)
+    why = f"group_size {size}, bits {bits}"
+    if module.inputs not in (0, num_in):
+        module.check(".qweight", (module.inputs * bits // 32, num_out), why=why)
+    module.check(".scales", (groups, num_out), why=why)
+    module.check(".qzeros", (groups, num_out * bits // 32), why=why)
+    if ".g_idx" in module.tensors:
+        module.check(".g_idx", (num_in,))
+    is_ordered = not config.get("desc_act") or groups == 1 or ".g_idx" not in module.tensors
+    is_symmetric, group = bool(config.get("sym", True)), num_in if size == -1 else size
+    return Layout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
+
+
+def _reader(module: Module, config: Mapping[str, Any], layout: Layout) -> Callable[[Mapping[str, Tensor]], Integers]:
+    return partial(read, module.weight, layout, 0 if config.get("checkpoint_format") == "gptq_v2" else 1)
+
+
+def read(name: str, layout: Layout, less: int, tensors: Mapping[str, Tensor]) -> Integers:
+    """Return the integers of a module; its zeros are stored as so much less.
+
+    Raises:
+        ModelError: Inputs have groups that there are not, or another order than the configuration says.
+    """
+    groups = tensors.get(".g_idx")
+    if groups is not None:
+        num = tensors[".scales"].shape[0]
+        if int(groups.min()) < 0 or int(groups.max()) >= num:
+            raise ModelError(f"{name}: .g_idx has groups {int(groups.min())} to {int(groups.max())} of {num}")
+        if in_order(groups, layout.group):
+            groups = None
+        elif layout.is_ordered:
+            raise ModelError(f"{name}: .g_idx has an order of its own, and quantization_config says desc_act false")
+    values = unpacked(tensors[".qweight"], layout.bits, 0)
+    zeros = (unpacked(tensors[".qzeros"], layout.bits, 1) + less) & ((1 << layout.bits) - 1)
+    return Integers(values.T, tensors[".scales"].T, zeros.T, layout.group, groups)

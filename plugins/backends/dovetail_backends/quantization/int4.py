@@ -1,0 +1,34 @@
+"""`int4`: plain checkpoints are quantised to 4 bits while they load, 128 inputs of a row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.layers.packed_forms import Form
+from dovetail.layers.packed_forms import Int4 as Int4Form
+from dovetail_backends.quantization.modules import Packed
+from dovetail_backends.quantization.on_load import quantised
+
+
+class Int4(Packed):
+    """Makes int4 of plain checkpoints."""
+
+    @classmethod
+    def why_not(cls, config: Mapping[str, Any]) -> str | None:
+        """Say why a checkpoint cannot be served."""
+        if not config:
+            return None
+        return f"it quantises plain checkpoints; this one has {config.get('quant_method')!r}: leave --quantization out"
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterable[Conversion]:
+        """Make words and scales of each matrix."""
+        return quantised(tensors, Int4Form())
+
+    def dummy(self) -> Form | None:
+        """Return groups of 128."""
+        return Int4Form()

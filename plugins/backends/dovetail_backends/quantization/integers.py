@@ -1,0 +1,130 @@
+"""Integers of 4 or 8 bits with scale and zero point, as GPTQ, AWQ and compressed-tensors store them, in one form.
+
+N outputs, K inputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import affine, stays_packed, words_of
+from dovetail_backends.quantization.modules import Module, written_out
+
+
+class Integers(NamedTuple):
+    """A matrix in integers: the number is `(values - zeros) * scale`, with the scale and zero of an input's group.
+
+    Attributes:
+        values: `[N, K]` uint8.
+        scale: `[N, G]`.
+        zeros: `[N, G]` uint8.
+        group: Inputs of a group; the last one may have fewer.
+        groups: `[K]` the group of each input; None: they lie one after the other.
+    """
+
+    values: Tensor
+    scale: Tensor
+    zeros: Tensor
+    group: int
+    groups: Tensor | None = None
+
+    def written_out(self) -> Tensor:
+        """Return the matrix in float32."""
+        if self.groups is None:
+            return affine(self.values.float(), self.scale, self.zeros, self.group)
+        index = self.groups.long()
+        return (self.values.float() - self.zeros.float()[:, index]) * self.scale.float()[:, index]
+
+
+class Layout(NamedTuple):
+    """What a module's integers are, as far as headers tell.
+
+    Attributes:
+        shape: N and K.
+        group: Inputs that share a scale; the last ones may be fewer.
+        bits: 4 or 8.
+        scale: The tensor of scales.
+        is_symmetric: The zero is the middle, 8 or 128, everywhere.
+        is_ordered: Groups lie one after the other.
+    """
+
+    shape: tuple[int, int]
+    group: int
+    bits: int
+    scale: FileTensor
+    is_symmetric: bool
+    is_ordered: bool
+
+
+def integers(
+    module: Module, layout: Layout, target: Target, read: Callable[[Mapping[str, Tensor]], Integers]
+) -> Conversion:
+    """Return what a module becomes: packed in one of the shared forms, or written out.
+
+    Args:
+        module: Whose tensors are read.
+        layout: What they are.
+        target: What they are read for.
+        read: Makes the integers of tensors by suffix.
+    """
+    kind, num_in = f"int{layout.bits}", layout.shape[1]
+    fits = layout.is_ordered and num_in % layout.group == 0 and (layout.bits == 4 or layout.is_symmetric)
+    if not module.path or not fits or num_in % 8 or not stays_packed(kind, target.device):
+        what = kind if layout.is_ordered else f"{kind} in an order of its own (desc_act)"
+        return written_out(module, layout.shape, target, lambda tensors: read(tensors).written_out(), what)
+    suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}
+
+    def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made = read({suffix_of[name]: tensor for name, tensor in tensors.items()})
+        middle = 1 << (layout.bits - 1)
+        if layout.is_symmetric and not bool((made.zeros == middle).all()):
+            raise ModelError(
+                f"{module.weight}: the checkpoint says that it is symmetric, and has zeros beside {middle}"
+            )
+        return dict(zip((result.name for result in results), _tensors(made, layout), strict=True))
+
+    results = tuple(_results(module, layout))
+    return Conversion(tuple(suffix_of), results, convert)
+
+
+def _results(module: Module, layout: Layout) -> Iterator[FileTensor]:
+    num_out, num_in = layout.shape
+    scales = (num_out, num_in // layout.group)
+    if layout.bits == 8:
+        yield FileTensor(module.weight, "I8", layout.shape, module.path)
+        yield FileTensor(module.weight + "_scale", "F32", scales, module.path)
+        return
+    yield FileTensor(module.weight + "_packed", "I32", (num_out, num_in // 8), module.path)
+    yield FileTensor(module.weight + "_scale", layout.scale.dtype, scales, module.path)
+    if not layout.is_symmetric:
+        yield FileTensor(module.weight + "_zero", "U8", scales, module.path)
+
+
+def _tensors(made: Integers, layout: Layout) -> Iterator[Tensor]:
+    if layout.bits == 8:
+        yield (made.values.to(torch.int16) - 128).to(torch.int8)
+        yield made.scale.float().contiguous()
+        return
+    yield words_of(made.values)
+    yield made.scale.contiguous()
+    if not layout.is_symmetric:
+        yield made.zeros.contiguous()
+
+
+def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Return the uint8 numbers of words int32, the lowest bits first or in `order`, side by side along `dim`."""
+    num, mask = 32 // bits, (1 << bits) - 1
+    places = order or tuple(range(num))
+    parts = [((words >> (bits * place)) & mask).to(torch.uint8) for place in places]
+    return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
+
+
+def in_order(groups: Tensor, size: int) -> bool:
+    """Whether the inputs' groups lie one after the other, `size` inputs each."""
+    return bool((groups == torch.arange(len(groups), device=groups.device) // size).all())

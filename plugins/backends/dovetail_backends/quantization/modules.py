@@ -1,0 +1,197 @@
+"""What the built-in quantisations share: a module's tensors by name, their checks, and what they are converted to.
+
+A module's weight is called `M.weight`, or, where one tensor holds all experts, `M` (`experts.gate_up_proj`): its other
+tensors are `M.weight_scale` or `M_scale`. E experts, N outputs, K inputs; `[…, N, K]` is `[N, K]` or `[E, N, K]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.layers import LayerFactory
+from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Target
+from dovetail.errors import ModelError
+from dovetail.layers.packed import PackedFactory
+from dovetail.layers.packed_forms import Form, Scaled, exponents, stays_packed
+
+NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+PLAIN = ("BF16", "F16", "F32")
+ACTIVATIONS = (".input_scale", ".input_global_scale", ".input_zero_point", ".input_g_idx")
+"""Scales of activations, which are not rounded here: what comes out is nearer to the unquantised model."""
+CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+"""Scales of a cache of fewer bits: the cache keeps the model's dtype."""
+
+Numbers = Callable[[Mapping[str, Tensor]], Tensor]
+"""Makes a float32 weight of a module's tensors, by suffix."""
+
+
+class Packed(Quantization):
+    """A quantisation whose packed matrices are of the shared forms."""
+
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
+        return PackedFactory(self.stored, plain, self.dummy())
+
+    def dummy(self) -> Form | None:
+        """Return the form of matrices without a checkpoint; None: plain ones."""
+        return None
+
+
+def uniform(tensors: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
+    """Return tensors, those of matrices of which some parts are plain without their path: they are written out."""
+    plain = {each.path for name, each in tensors.items() if each.dtype in PLAIN and name.endswith(".weight")}
+    return {name: each._replace(path="") if each.path in plain else each for name, each in tensors.items()}
+
+
+@dataclass(slots=True)
+class Module:
+    """The tensors of one module.
+
+    Attributes:
+        weight: What the model's rules call its weight: `M.weight` or `M`.
+        tensors: By suffix, as `grouped` was given them.
+    """
+
+    weight: str
+    tensors: dict[str, FileTensor] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The model's matrix, "" for none."""
+        return next((tensor.path for tensor in self.tensors.values() if tensor.path), "")
+
+    @property
+    def inputs(self) -> int:
+        """K of the model's matrix, 0 where it is not known."""
+        return next((tensor.inputs for tensor in self.tensors.values() if tensor.inputs), 0)
+
+    def need(self, suffix: str) -> FileTensor:
+        """Return a tensor.
+
+        Raises:
+            ModelError: It is not there.
+        """
+        if (found := self.tensors.get(suffix)) is None:
+            has = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in self.tensors.items())
+            raise ModelError(f"{self.weight}: {suffix} is missing; it has {has}")
+        return found
+
+    def check(self, suffix: str, *shapes: tuple[int, ...], why: str = "") -> None:
+        """See that a tensor has one of the shapes.
+
+        Raises:
+            ModelError: It has another one.
+        """
+        if (shape := self.need(suffix).shape) not in shapes:
+            wanted = " or ".join(str(list(each)) for each in dict.fromkeys(shapes))
+            raise ModelError(f"{self.weight}: {suffix} is {list(shape)} instead of {wanted}{why and f' ({why})'}")
+
+
+def grouped(tensors: Mapping[str, FileTensor], suffixes: Iterable[str], main: str) -> Iterator[Module]:
+    """Yield the modules that have a tensor `main`, with those of `suffixes` that they have.
+
+    Raises:
+        ModelError: A module has one of the others and not `main`.
+    """
+    ordered = sorted({main, *suffixes}, key=len, reverse=True)
+    found: dict[str, Module] = {}
+    for name, tensor in tensors.items():
+        suffix = next((each for each in ordered if name.endswith(each)), None)
+        if suffix is None:
+            continue
+        base = name.removesuffix(suffix)
+        weight = f"{base}.weight" if suffix.startswith(".") else base
+        found.setdefault(weight, Module(weight)).tensors[suffix] = tensor
+    for module in found.values():
+        module.need(main)
+        yield module
+
+
+def written_out(
+    module: Module, shape: tuple[int, ...], target: Target, numbers: Numbers, what: str, *, turned: bool = False
+) -> Conversion:
+    """Return a conversion to a plain weight in the model's dtype.
+
+    Args:
+        module: Whose tensors are read.
+        shape: Of the weight.
+        target: What it is read for.
+        numbers: Makes the weight; of all experts at once, if it has such.
+        what: The numbers' name, for the memory table.
+        turned: The model's rules want the last two axes swapped.
+    """
+    dtype = getattr(torch, target.dtype)
+    suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}
+
+    def convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        weight = numbers({suffix_of[name]: tensor for name, tensor in tensors.items()}).to(dtype)
+        return {module.weight: weight.transpose(-1, -2) if turned else weight}
+
+    result = (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    made = FileTensor(module.weight, NAMES[target.dtype], result, module.path)
+    note = f"{what} written out: no product for it on {target.device}" if module.path else ""
+    return Conversion(tuple(suffix_of), (made,), convert, note)
+
+
+def dropped(tensors: Mapping[str, FileTensor]) -> Iterator[Conversion]:
+    """Yield conversions of tensors that nothing needs."""
+    for name in tensors:
+        if name.endswith(ACTIVATIONS):
+            yield Conversion((name,), (), lambda _: {})
+        elif name.endswith(CACHE):
+            yield Conversion((name,), (), lambda _: {}, "the cache in this dtype, too, not in the checkpoint's")
+
+
+def eight_bits(
+    module: Module, shape: tuple[int, ...], group: tuple[int, int], target: Target, *, scale: str, inverse: bool = False
+) -> Iterator[Conversion]:
+    """Yield what numbers of 8 bits with a scale for each block of `group` become: packed as they are, or written out.
+
+    Args:
+        module: Its weight is `.weight` or "".
+        shape: Of the weight, `[…, N, K]`.
+        group: Rows and columns of a block.
+        target: What it is read for.
+        scale: Its suffix.
+        inverse: The scale is what numbers are divided by.
+    """
+    number = next(suffix for suffix in module.tensors if suffix in (".weight", ""))
+    dtype = module.tensors[number].dtype
+    kind = {"I8": "int8", "F8_E4M3": "float8_e4m3fn"}.get(dtype, "")
+
+    def scales(tensors: Mapping[str, Tensor]) -> Tensor:
+        """One for each row, and for each block of columns."""
+        found = as_scale(tensors[scale]).reshape(blocks_of(shape, group))
+        found = found.reciprocal() if inverse else found
+        return found.repeat_interleave(group[0], dim=-2)[..., : shape[-2], :] if group[0] > 1 else found
+
+    if not module.path or not kind or not stays_packed(kind, target.device) or shape[-1] % group[1]:
+        yield written_out(
+            module, shape, target, lambda tensors: scaled(tensors[number], scales(tensors), group[1]), kind
+        )
+        return
+    name = module.weight + "_scale"
+    made = FileTensor(name, "F32", (*shape[:-1], shape[-1] // group[1]), module.path)
+    source = module.tensors[scale].name
+    yield Conversion((source,), (made,), lambda tensors: {name: scales({scale: tensors[source]}).contiguous()})
+
+
+def blocks_of(shape: tuple[int, ...], group: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape of scales, one for each block of a weight."""
+    return (*shape[:-2], -(-shape[-2] // group[0]), -(-shape[-1] // group[1]))
+
+
+def scaled(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
+    """Multiply numbers `[…, N, K]` by scales `[…, N, ceil(K / group)]`, in float32."""
+    return Scaled(numbers.dtype, group).dequantise({"weight": numbers, "weight_scale": scale}, torch.float32)
+
+
+def as_scale(scale: Tensor) -> Tensor:
+    """Return a scale as float32; bytes are exponents of two."""
+    if scale.dtype == torch.uint8:
+        return exponents(scale)
+    return scale.float()
