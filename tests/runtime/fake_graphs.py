@@ -23,10 +23,13 @@ from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import PrefillGraph
 from dovetail.plugins import load
-from dovetail.runtime import draw_triton, graphs, prefill_graphs, step_triton
+from dovetail.runtime import adjust_triton, draw_graphs, draw_triton, graphs, prefill_graphs, step_triton
+from dovetail.runtime.draw_graphs import SampleTables
 from dovetail.runtime.draw_params import DrawParams
 from dovetail.runtime.graphs import DecodeGraphs
 from dovetail.runtime.grouped import make_attention
+from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_plans
@@ -106,6 +109,7 @@ class FakePool:
 
     def __init__(self, device: torch.device) -> None:
         self.graphs: list[FakeGraph] = []
+        self.device = device
 
     def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         """Run the step and keep it."""
@@ -138,7 +142,9 @@ def use_triton(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(graphs, "finish", step_triton.finish)
     patch.setattr(prefill_graphs, "finish", step_triton.finish)
     patch.setattr(prefill_graphs, "check_tokens", step_triton.check_tokens)
-    patch.setattr(graphs, "draw", SimpleNamespace(draw=drawn))
+    patch.setattr(draw_graphs, "draw", SimpleNamespace(draw=drawn))
+    patch.setattr(adjust_triton, "BLOCK", 128)
+    patch.setattr(adjust_triton, "RANKED", 64)
 
 
 def make_captured(folder: Path, *, prefill: bool = True, decode: bool = True, **settings: Any) -> EngineCore:
@@ -166,11 +172,14 @@ def add_graphs(
     decode: bool = True,
 ) -> FakePool:
     """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it."""
-    runner, pool = executor.runner, FakePool(torch.device("cpu"))
+    runner, pool, stepper = executor.runner, FakePool(torch.device("cpu")), executor.stepper
+    words, slots = (runner.config.vocab_size + 31) // 32, len(runner.state.params.rows)
+    runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.spare_row)
+    stepper._counts = counts = TokenCounts(runner.config.vocab_size, pool.device, slots)
     parts: Any = (runner.model, runner.attention, runner.state)
     num = runner.state.spare_row if max_requests is None else max_requests
     with torch.inference_mode():
-        decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool)
+        decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts))
         prefills = PrefillGraphs(*parts, sizes, pool)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
         while decode and decodes.num_left:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -185,8 +186,14 @@ def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: 
     return list(zip(tokens, extras, finishes, strict=True))
 
 
+def adjusted(core: EngineCore) -> int:
+    """How often draws were replayed that adjust what they draw from."""
+    graphs: Any = core.executor.stepper._graphs
+    return sum(done.adjusted.graph.num_replays for done in graphs.decode._captured.values())
+
+
 def replays(core: EngineCore) -> tuple[set[int], set[Any], int]:
-    """Decode buckets and prefill sizes that were replayed, and how often draws were."""
+    """Decode buckets and prefill sizes that were replayed, and how often plain draws were."""
     graphs: Any = core.executor.stepper._graphs
     buckets = {key.rows for key, done in graphs.decode._captured.items() if done.graph.num_replays}
     prefills = () if graphs.prefill is None else graphs.prefill._captured.items()
@@ -206,6 +213,24 @@ def test_replayed_steps_give_what_eager_steps_give(
     buckets, sizes, _ = replays(core)
     assert buckets >= {1, 2, 4}
     assert sizes == set(SIZES)
+    assert adjusted(core) > 5
+
+
+@BOTH
+def test_masks_and_counts_are_applied_in_graphs(
+    overlap: bool, make: Callable[..., EngineCore], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without minimum lengths no replayed decode step is sampled outside, but beside a prompt where rows are masked."""
+    chosen = {"min_tokens": 0, "max_tokens": 14, "ignore_eos": True, "stop_token_ids": ()}
+    asked = [(ids, msgspec.structs.replace(params, **chosen), late) for ids, params, late in loads(8, num=4)]
+    want = serve(make_core(folder, **SETTINGS), asked, every=1)
+    core = make(overlap)
+    stepper: Any = core.executor.stepper
+    outside, later = [], stepper._later
+    monkeypatch.setattr(stepper, "_later", lambda part, logits, step: outside.append(step) or later(part, logits, step))
+    assert serve(core, asked, every=1) == want
+    assert not [step for step in outside if step.decode_graph is not None and step.prefill_graph is None]
+    assert adjusted(core) > 6
 
 
 def test_full_batches_are_padded_and_drawn_in_graphs(make: Callable[..., EngineCore], folder: Path) -> None:

@@ -9,20 +9,24 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from fake_graphs import FakePool
+from fake_graphs import FakePool, use_triton
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit, DecodeGraph
+from dovetail.runtime import draw_graphs
 from dovetail.runtime import graphs as graphs_module
 from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.draw_graphs import SampleTables
 from dovetail.runtime.graphs import FIRST, DecodeGraphs
+from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.penalties import TokenCounts
 
 CPU = torch.device("cpu")
 
 
 def make(prefix_group: int = 4, rows: int = 100) -> Any:
     """Graphs of a backend that is not there."""
-    return DecodeGraphs(Mock(), Mock(prefix_group=prefix_group), Mock(), 16, rows, Mock())
+    return DecodeGraphs(Mock(), Mock(prefix_group=prefix_group), Mock(), 16, rows, Mock(), Mock())
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_a_backend_that_shares_nothing_gets_no_such_graph() -> None:
 def test_the_hint_reaches_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sharing graph is recorded with the hint, the other without."""
     model, attention = Mock(), Mock(prefix_group=4)
-    made = DecodeGraphs(model, attention, Mock(spare_row=5, device=CPU), 16, 8, Mock())
+    made = DecodeGraphs(model, attention, Mock(spare_row=5, device=CPU), 16, 8, Mock(), Mock())
     monkeypatch.setattr(graphs_module, "begin", Mock())
     monkeypatch.setattr(graphs_module, "finish", lambda *args: (Mock(), Mock()))
     for shares in (True, False):
@@ -88,25 +92,29 @@ def test_the_hint_reaches_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unchanged_batch_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows, and the same parameters, are neither uploaded nor gathered again; a new owner of a row is."""
+    """The same rows are not uploaded again, nor is which masks they have; what draws take is read on the device."""
+    use_triton(monkeypatch)
     state = DeviceState(8, 4, CPU)
     model = Mock()
     model.lm_head.side_effect = lambda hidden: torch.ones(4, 30)
-    made = DecodeGraphs(model, Mock(prefix_group=0), state, 16, 8, FakePool(CPU))  # type: ignore[arg-type]
+    tables = SampleTables(MaskBuffer(1, CPU, 8), TokenCounts(30, CPU, 8))
+    made = DecodeGraphs(model, Mock(prefix_group=0), state, 16, 8, FakePool(CPU), tables)  # type: ignore[arg-type]
     sent: list[str] = []
     monkeypatch.setattr(graphs_module, "pinned", lambda tensor, device: sent.append("rows") or tensor)
-    gather = state.params.draw_params
-    monkeypatch.setattr(state.params, "draw_params", lambda *args: sent.append("params") or gather(*args))
+    monkeypatch.setattr(draw_graphs, "pinned", lambda tensor, device: sent.append("lines") or tensor)
     rows, key = np.array([3, 1, 2], dtype=np.int32), DecodeGraph(4)
     made.capture(key)
     for _ in range(3):
-        made.draw(made.run(rows, key), rows)
-    assert sent == ["rows", "params"]
-    made.draw(made.run(rows.copy(), key), rows.copy())
-    assert sent == ["rows", "params"]
-    state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1)))
+        made.draw(made.run(rows, key))
+        made.draw_adjusted(made.run(rows.copy(), key), None)
+    assert sent == ["rows"]
+    lines, tables.masks.lend(1)[:] = np.array([-1, 0, -1], dtype=np.int32), -1
+    for _ in range(2):
+        made.draw_adjusted(made.run(rows, key), lines)
+    assert sent == ["rows", "lines"]
+    made.draw_adjusted(made.run(rows[:2], key), None)
+    assert sent == ["rows", "lines", "rows", "lines"]
+    state.params.admit(Admit(1, 1, 0, SamplingParams(max_tokens=1, logit_bias={7: 5.0})))
     state.flush()
-    made.draw(made.run(rows, key), rows)
-    assert sent == ["rows", "params", "params"]
-    made.draw(made.run(rows[:2], key), rows[:2])
-    assert sent == ["rows", "params", "params", "rows", "params"]
+    assert made.draw_adjusted(made.run(rows[:2], key), None).ids.tolist()[1] == 7
+    assert sent == ["rows", "lines", "rows", "lines"]

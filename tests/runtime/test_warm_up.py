@@ -126,7 +126,7 @@ def test_the_engines_own_limits_bound_the_list(folder: Path) -> None:
     made = runner._warm_up(plan, None)
     assert made is not None
     assert made._limits == LIMITS
-    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None)  # type: ignore[arg-type]
+    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None, None)  # type: ignore[arg-type]
     made = runner._warm_up(plan, graphs)
     assert made is not None
     assert made._limits == replace(LIMITS, graph_rows=4)
@@ -302,7 +302,7 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     """While both are left, a chore is a step, the next one a capture; then what is left."""
     core = make_core(folder, **SETTINGS)
     made = make_warm_up(core)
-    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None)  # type: ignore[arg-type]
+    graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None, None)  # type: ignore[arg-type]
     graphs._captured, done = {DecodeGraph(1): None}, []
     monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.rows)))
     monkeypatch.setattr(core.executor.stepper, "run_eagerly", lambda step: done.append("step") or Launched(step, []))

@@ -24,10 +24,10 @@ class DrawParams:
     positions: Tensor
 
     @classmethod
-    def empty(cls, num: int, device: torch.device) -> DrawParams:
-        """Greedy rows, to be overwritten."""
-        temperature, top_p, min_p = torch.zeros(3, num, device=device)
-        return cls(temperature, top_p, min_p, *torch.zeros(3, num, dtype=torch.int64, device=device))
+    def uninitialised(cls, num: int, device: torch.device) -> DrawParams:
+        """Of rows that are all written before they are read."""
+        temperature, top_p, min_p = torch.empty(3, num, device=device)
+        return cls(temperature, top_p, min_p, *torch.empty(3, num, dtype=torch.int64, device=device))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order of the constructor."""
@@ -36,8 +36,3 @@ class DrawParams:
     def rows(self, index: Tensor | slice) -> DrawParams:
         """Those of some rows."""
         return DrawParams(*(tensor[index] for tensor in self.tensors()))
-
-    def copy_from(self, other: DrawParams) -> None:
-        """Overwrite the first rows with all of `other`."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine[: theirs.shape[0]].copy_(theirs, non_blocking=True)

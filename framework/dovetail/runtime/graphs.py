@@ -22,9 +22,9 @@ from tqdm import tqdm
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
-from dovetail.runtime import draw
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw_params import DrawParams
+from dovetail.runtime.draw_graphs import AdjustedDraw, Lines, PlainDraw, SampleTables, draw_adjusted, draw_plainly
+from dovetail.runtime.row_fields import NOTHING
 from dovetail.runtime.step_ops import begin, finish
 from dovetail.runtime.upload import pinned
 
@@ -67,20 +67,6 @@ class GraphPool:
 
 
 @dataclass(slots=True, eq=False)
-class CapturedDraw:
-    """Sampling after a bucket's decode graph: `params` and the lengths `[B]` of prompts in, `ids` `[B]` out.
-
-    `current` are the rows, and the version of their parameters, that the inputs hold.
-    """
-
-    graph: torch.cuda.CUDAGraph
-    params: DrawParams
-    prompt_lens: Tensor
-    ids: Tensor
-    current: tuple[Ints, int] | None = None
-
-
-@dataclass(slots=True, eq=False)
 class Captured:
     """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `broken` `[B]` out."""
 
@@ -90,7 +76,8 @@ class Captured:
     ids: Tensor
     broken: Tensor
     current: Ints | None = None
-    draw: CapturedDraw | None = None
+    draw: PlainDraw | None = None
+    adjusted: AdjustedDraw | None = None
 
 
 class DecodeGraphs:
@@ -108,8 +95,10 @@ class DecodeGraphs:
         page_size: int,
         max_requests: int,
         pool: GraphPool,
+        tables: SampleTables,
     ) -> None:
         """Nothing is captured yet."""
+        self._tables = tables
         self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
         self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
         sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if attention.prefix_group > 1 else []
@@ -140,8 +129,11 @@ class DecodeGraphs:
     def rehearse(self) -> None:
         """See `CaptureTask.rehearse`."""
         for key in self.keys:
-            logits, ids, _ = self._step(*self._inputs(key.rows), key.shares)
-            draw.draw(logits, DrawParams.empty(key.rows, self._state.device), ids)
+            rows, starts, last = self._inputs(key.rows)
+            logits, ids, _ = self._step(rows, starts, last, key.shares)
+            draw_plainly(logits, ids, rows, self._state)
+            lines = torch.full_like(starts[:-1], NOTHING)
+            draw_adjusted(logits, rows, lines, self._state, self._tables)
 
     def run_next(self) -> None:
         """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
@@ -171,45 +163,52 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured
 
-    def draw(self, done: Captured, rows: Ints) -> Tensor:
+    def draw(self, done: Captured) -> Tensor:
         """Sample the logits of a decode step that was just replayed, by temperature and filters.
 
         Returns:
             `[B]` int64; the tokens are the next inputs of their rows at once.
         """
-        captured, state = done.draw, self._state
-        if captured is None:
+        if done.draw is None:
             raise ValueError("a bucket's draw is captured with its step")
-        version = state.params.version
-        if captured.current is None or captured.current[1] != version or not _is_same(rows, captured.current[0]):
-            captured.params.copy_from(state.params.draw_params(done.rows, captured.params.positions))
-            captured.prompt_lens.copy_(state.params.num_prompt[done.rows])
-            captured.current = rows, version
-        captured.graph.replay()
-        return captured.ids
+        done.draw.graph.replay()
+        return done.draw.ids
 
-    def _capture_draw(self, done: Captured) -> None:
-        params = DrawParams.empty(done.rows.shape[0], self._state.device)
-        lens = torch.zeros_like(params.positions)
-        graph, ids = self._pool.capture(lambda: self._draw(done, params, lens))
-        done.draw = CapturedDraw(graph, params, lens, ids)
+    def draw_adjusted(self, done: Captured, lines: Lines | None) -> AdjustedDraw:
+        """Sample the logits of a decode step that was replayed, by all that its rows ask for.
 
-    def _draw(self, done: Captured, params: DrawParams, prompt_lens: Tensor) -> Tensor:
-        """Draw for every row of a bucket; rows with temperature 0 get their best token again.
+        Args:
+            done: The step.
+            lines: Which of the masks that were lent each row has, or below 0; None: none has any.
 
-        The draw is keyed by how many tokens the row has generated: so many more does it know than its prompt has.
+        Returns:
+            What holds the tokens, which are the next inputs of their rows at once, and what is told of them.
         """
-        torch.sub(self._state.seq_lens[done.rows], prompt_lens, out=params.positions)
-        ids = draw.draw(done.logits, params, done.ids)
-        self._state.set_next(done.rows, ids)
-        return ids
+        if done.adjusted is None:
+            raise ValueError("a bucket's draws are captured with its step")
+        if lines is not None:
+            self._tables.masks.send(int((lines >= 0).sum()))
+        done.adjusted.set_lines(lines)
+        done.adjusted.graph.replay()
+        return done.adjusted
+
+    def _capture_draws(self, done: Captured) -> None:
+        state, num = self._state, done.rows.shape[0]
+        graph, ids = self._pool.capture(lambda: draw_plainly(done.logits, done.ids, done.rows, state))
+        done.draw = PlainDraw(graph, ids)
+        current = np.full(num, NOTHING, dtype=np.int32)
+        lines = torch.full((num,), NOTHING, dtype=torch.int32, device=state.device)
+        graph, (ids, told) = self._pool.capture(
+            lambda: draw_adjusted(done.logits, done.rows, lines, state, self._tables)
+        )
+        done.adjusted = AdjustedDraw(graph, lines, current, ids, told)
 
     def _capture(self, key: DecodeGraph) -> Captured:
         rows, starts, last = self._inputs(key.rows)
         graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
         self._captured[key] = captured = Captured(graph, rows, logits, ids, broken)
         ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
-        self._capture_draw(captured)
+        self._capture_draws(captured)
         return captured
 
     def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,18 +34,28 @@ class TokenMask:
 
 
 class MaskBuffer:
-    """Host memory for masks, pinned where the device is a GPU; it grows to the most rows seen."""
+    """Host memory for masks, pinned where the device is a GPU; it grows to the most rows seen.
 
-    def __init__(self, num_words: int, device: torch.device) -> None:
+    Attributes:
+        sent: `[max_rows, W]` int32 on the device, where graphs read masks.
+    """
+
+    def __init__(self, num_words: int, device: torch.device, max_rows: int = 0) -> None:
+        """`max_rows`: of a captured step."""
         self._device = device
         self._num_words = num_words
         self._words = self._allocate(8)
+        self.sent = torch.zeros(max_rows, num_words, dtype=torch.int32, device=device)
 
     def lend(self, num: int) -> npt.NDArray[np.int32]:
         """Return memory for so many masks, `[num, W]`, to be filled before `masks_of` is called."""
         if num > self._words.shape[0]:
             self._words = self._allocate(2 * num)
         return self._words.numpy()[:num]
+
+    def send(self, num: int) -> None:
+        """Send the first masks of what was lent to where graphs read them."""
+        self.sent[:num].copy_(self._words[:num], non_blocking=True)
 
     def mask_of(self, lines: npt.NDArray[np.int32]) -> TokenMask | None:
         """Send the masks of a step, which stand in what was lent; None where nothing is masked.

@@ -19,18 +19,22 @@ class TokenCounts:
     """What requests with penalties have read and said, on the device.
 
     `said` `[N, V]` int32 is how often each token was generated, `read` `[N, V]` bool which tokens the prompt has. Both
-    grow with the number of requests that need a slot at the same time.
+    grow with the number of requests that need a slot at the same time, unless there are `num_slots`: graphs read them
+    where they stand.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """No slots yet."""
-        self.said = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self.read = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
-        self._free: list[int] = []
+    def __init__(self, vocab_size: int, device: torch.device, num_slots: int = 0) -> None:
+        """As many slots as given; without them, none yet."""
+        self.said = torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device)
+        self.read = torch.zeros(num_slots, vocab_size, dtype=torch.bool, device=device)
+        self._is_fixed = num_slots > 0
+        self._free = list(range(num_slots - 1, -1, -1))
 
     def take(self, prompt_ids: Sequence[int], said_ids: Sequence[int] = ()) -> History:
         """Return a fresh slot that knows the prompt, and what was generated before."""
         if not self._free:
+            if self._is_fixed:
+                raise ValueError(f"all {len(self.said)} slots are taken: one for each row was expected to suffice")
             self._grow()
         slot = self._free.pop()
         self.said[slot].zero_()

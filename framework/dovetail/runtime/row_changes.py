@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.messages.seeds import signed64
 from dovetail.messages.step import Admit, Ints
-from dovetail.runtime.row_fields import FLOATS, NUMBERS, Changes, Longs
+from dovetail.runtime.row_fields import FLOATS, MAX_BIAS, NOTHING, NUMBERS, Changes, Longs
 
 if TYPE_CHECKING:
     from dovetail.runtime.row_params import RowParams
@@ -26,10 +26,18 @@ def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[A
     parts: list[npt.NDArray[np.integer]] = [places, pages, *cleared]
     if admits:
         params = [admit.params for admit in admits]
-        floats = np.array([[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]])
+        floats = np.array([[getattr(p, name) for p in params] for name in FLOATS])
         # 0 where nothing is banned: the row still has the stop ids of whoever had it.
         least = [admit.params.min_tokens if admit.stop_ids else 0 for admit in admits]
-        numbers = [[p.top_k for p in params], [signed64(a.seed) for a in admits], [a.num_prompt for a in admits], least]
+        numbers = [
+            [p.top_k for p in params],
+            [signed64(a.seed) for a in admits],
+            [a.num_prompt for a in admits],
+            least,
+            [NOTHING] * len(admits),  # until its tokens are counted
+            [NOTHING if p.logprobs is None else p.logprobs for p in params],
+            [len(p.logit_bias) if len(p.logit_bias) <= MAX_BIAS else 0 for p in params],
+        ]
         rows = np.array([[admit.row for admit in admits]])
         parts += [rows.ravel(), floats.astype(np.float32).view(np.int32).ravel(), np.array(numbers).ravel()]
     return Changes(np.concatenate(parts, dtype=np.int64), len(places), sum(map(len, cleared)), len(admits))

@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 Longs = npt.NDArray[np.int64]
 
-FLOATS = ("temperature", "top_p", "min_p")
-NUMBERS = ("top_k", "seed", "num_prompt", "min_tokens")
+FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+NUMBERS = ("top_k", "seed", "num_prompt", "min_tokens", "slot", "num_top", "num_bias")
+NOTHING = -1
+"""A row's `slot` where its tokens are not counted, its `num_top` where no log probabilities are asked for."""
+MAX_BIAS = 512
+"""Tokens of a row whose biases stand on the device; rows that bias more are not drawn in a graph."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from dovetail.runtime.checkpoint import Checkpoint
 from dovetail.runtime.config_keys import translate
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import DecodeGraphs, GraphPool
+from dovetail.runtime.draw_graphs import SampleTables
+from dovetail.runtime.graphs import BUCKETS, DecodeGraphs, GraphPool
 from dovetail.runtime.grouped import make_attention
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
 from dovetail.runtime.masks import MaskBuffer
@@ -98,9 +99,9 @@ class ModelRunner:
             settings.max_running_requests, max_pages, self.device, max(1, len(self.pool.pools)), states
         )
         self.attention = make_attention(backends, local, self.pool, self.state.page_tables, self.device)
-        self.masks = masks = MaskBuffer((self.config.vocab_size + 31) // 32, self.device)
-        self.graphs = graphs = self._graphs(settings, memory.plan)
-        counts = TokenCounts(self.config.vocab_size, self.device)
+        self.masks, counts = self._tables(settings)
+        masks = self.masks
+        self.graphs = graphs = self._graphs(settings, memory.plan, SampleTables(masks, counts))
         processors = Processors.make(plugins, self.config.vocab_size, settings.max_running_requests, self.device)
         self.stepper = Stepper(self.model, self.attention, self.state, self.pool, masks, counts, graphs, processors)
         prefill, decode = (None, None) if graphs is None else (graphs.prefill, graphs.decode)
@@ -144,7 +145,15 @@ class ModelRunner:
         facts = settings.model_dump(mode="json", exclude={"model_path", "random_seed"})
         return CompiledAhead([facts, read_config(settings.folder), plugins.states()])
 
-    def _graphs(self, settings: EngineSettings, plan: MemoryPlan) -> StepGraphs | None:
+    def _tables(self, settings: EngineSettings) -> tuple[MaskBuffer, TokenCounts]:
+        """Make what holds masks and counts; where graphs may read them, each row has its place from the start."""
+        vocab, may_capture = self.config.vocab_size, self.device.type == "cuda" and not settings.disable_cuda_graph
+        num_rows = settings.max_running_requests if may_capture else 0
+        num_slots = len(self.state.params.rows) if may_capture else 0
+        masks = MaskBuffer((vocab + 31) // 32, self.device, min(num_rows, BUCKETS[-1]))
+        return masks, TokenCounts(vocab, self.device, num_slots)
+
+    def _graphs(self, settings: EngineSettings, plan: MemoryPlan, tables: SampleTables) -> StepGraphs | None:
         """Make what captures graphs, where device, backend and settings allow them."""
         if self.device.type != "cuda" or settings.disable_cuda_graph or self.attention.caps.graph == "none":
             return None
@@ -155,7 +164,7 @@ class ModelRunner:
         sizes = prefill_sizes.sizes(
             self.weight_bytes, plan.step_tokens - plan.max_running_requests, plan.max_running_requests
         )
-        decode = DecodeGraphs(*parts, self.pool.page_size, settings.max_running_requests, pool)
+        decode = DecodeGraphs(*parts, self.pool.page_size, settings.max_running_requests, pool, tables)
         # A chunk's states are copied at places that the host names: that cannot be recorded.
         is_mixed = self.attention.caps.graph == "mixed" and self.state.states is None
         prefill = PrefillGraphs(*parts, sizes, pool) if is_mixed else None

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.messages import TokenLogprob, TopLogprob
 from dovetail.runtime import draw as draws
 from dovetail.runtime.draw import is_filtered
 from dovetail.runtime.masks import TokenMask
 from dovetail.runtime.penalties import TokenCounts, penalize
 from dovetail.runtime.processors import Processors
+from dovetail.runtime.ranked import Ranked, rank_logprobs
 from dovetail.runtime.row_params import RowParams, SampleRow
 from dovetail.runtime.upload import upload
 
@@ -48,44 +48,6 @@ class SampleBatch:
     at: Tensor
     positions: Tensor
     is_banning: bool
-
-
-@dataclass(slots=True, eq=False)
-class Ranked:
-    """Log probabilities on the device, before anyone waits for them.
-
-    Attributes:
-        rows: Which sampled rows asked for them.
-        nums: Rivals that each of these wants.
-        chosen: `[N]` int64, the tokens in question.
-        picked: `[N]` float32, their log probabilities.
-        values: `[N, W]` float32, those of the W most likely tokens, best first.
-        rivals: `[N, W]` int64, these tokens.
-        named_ids: Tokens that each of these rows names, or nothing where none does.
-        named: `[N, M]` float32, their log probabilities, in that order.
-    """
-
-    rows: list[int]
-    nums: list[int]
-    chosen: Tensor
-    picked: Tensor
-    values: Tensor
-    rivals: Tensor
-    named_ids: list[tuple[int, ...]]
-    named: Tensor | None = None
-
-    def read(self) -> list[TokenLogprob]:
-        """Wait for the device; one entry per entry of `rows`."""
-        chosen, picked = self.chosen.tolist(), self.picked.tolist()
-        values, rivals = self.values.tolist(), self.rivals.tolist()
-        rows = [
-            TokenLogprob(token, logprob, [TopLogprob(t, v) for t, v in zip(top[:num], best[:num], strict=True)])
-            for token, logprob, num, top, best in zip(chosen, picked, self.nums, rivals, values, strict=True)
-        ]
-        if self.named is not None:
-            for row, ids, found in zip(rows, self.named_ids, self.named.tolist(), strict=True):
-                row.named.extend(TopLogprob(t, v) for t, v in zip(ids, found[: len(ids)], strict=True))
-        return rows
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +149,7 @@ def adjust(
     With `in_place` the mask is applied to `raw`.
     """
     rows = batch.rows
-    _remember(rows, counts or TokenCounts(raw.shape[-1], raw.device))
+    remember(rows, batch.at, batch.params, counts or TokenCounts(raw.shape[-1], raw.device))
     out = raw
     if masked is not None:
         out = raw if in_place else raw.clone()
@@ -227,11 +189,16 @@ def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Ten
     return out
 
 
-def _remember(rows: list[SampleRow], counts: TokenCounts) -> None:
-    """Give every row with penalties its history."""
-    for row in rows:
+def remember(rows: list[SampleRow], at: Tensor, params: RowParams, counts: TokenCounts) -> None:
+    """Give every row with penalties its history; `at` `[R]` are the device rows."""
+    new: list[tuple[int, int]] = []
+    for i, row in enumerate(rows):
         if row.history is None and row.params.is_penalized:
             row.history = counts.take(row.ids[: row.num_prompt], row.ids[row.num_prompt :])
+            new.append((i, row.history.slot))
+    if new:
+        index, slots = upload([number for pair in new for number in pair], torch.int64, at.device).view(-1, 2).T
+        params.slots.index_copy_(0, at[index], slots)
 
 
 def _by_table(rows: list[SampleRow]) -> list[list[int]]:
@@ -261,19 +228,3 @@ def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | 
         index = upload(wanted, torch.int64, raw.device)
         raw, ids = raw[index], ids[index]
     return rank_logprobs(raw, ids, nums, wanted, [rows[i].params.logprob_token_ids for i in wanted])
-
-
-def rank_logprobs(
-    logits: Tensor, chosen: Tensor, nums: list[int], rows: list[int], named_ids: list[tuple[int, ...]]
-) -> Ranked:
-    """Log probability of `chosen[i]`, the `nums[i]` most likely tokens and `named_ids[i]` in row i of `[N, V]`."""
-    logprobs = logits.float().log_softmax(dim=-1)
-    picked = logprobs.gather(1, chosen[:, None])[:, 0]
-    values, rivals = logprobs.topk(min(max(nums, default=0), logits.shape[-1]), dim=-1)
-    ranked = Ranked(rows, nums, chosen.clone(), picked, values, rivals, named_ids)
-    width = max(map(len, named_ids), default=0)
-    if width:
-        padded = [[*ids, *[0] * (width - len(ids))] for ids in named_ids]
-        index = upload([token for ids in padded for token in ids], torch.int64, logits.device)
-        ranked.named = logprobs.gather(1, index.view(len(padded), width))
-    return ranked

@@ -16,8 +16,11 @@ from torch import Tensor
 from dovetail.messages import TokenLogprob
 from dovetail.messages.step import Floats, StepInput, StepOutput
 from dovetail.runtime.batch import place_in_row
+from dovetail.runtime.graphs import Captured
+from dovetail.runtime.ranked import Ranked
 from dovetail.runtime.row_params import SampleRow
-from dovetail.runtime.sampler import Ranked, Sampled
+from dovetail.runtime.sampler import Sampled
+from dovetail.runtime.upload import to_host
 from dovetail.runtime.verify import Drafts
 
 BROKEN = -1
@@ -36,6 +39,7 @@ class Part:
         positions: `[R]` int64, where some rows have drafts: the place of each token among those that its row generates.
         broken: `[R]` bool where more than the logits was looked at: something computed for the row is not finite.
         logits: `[R, V]`; kept only while the part waits for what the host has yet to say (grammar masks).
+        captured: The decode step that gave the logits, where a graph draws from them.
         tokens: `[R]` int64 on the device once chosen; `BROKEN` where what was computed is not finite.
         logprobs: Of the chosen tokens, where asked for.
     """
@@ -50,13 +54,14 @@ class Part:
     logprobs: Ranked | None = None
     broken: Tensor | None = None
     positions: Tensor | None = None
+    captured: Captured | None = None
 
     def choose(self, sampled: Sampled) -> None:
         """Take the sampler's outcome. The tensors of a graph are overwritten by the next replay, so it is copied."""
         broken = sampled.broken if self.broken is None else sampled.broken | self.broken
         self.tokens = torch.where(broken, BROKEN, sampled.ids)
         self.logprobs = sampled.logprobs
-        self.logits = None
+        self.logits = self.captured = None
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +95,13 @@ class Launched:
         chosen += [verdicts for _, verdicts in self.silent]
         if not chosen:
             return
+        for ranked in (*(part.logprobs for part in self.parts), *(found for _, found in self.prompt_logprobs)):
+            if ranked is not None:
+                ranked.start_copy()
         tokens = chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-        self._host = _to_host(tokens)
+        self._host = to_host(tokens)
         if self.pooled:
-            self._pooled = _to_host(torch.stack([state for _, state in self.pooled]))
+            self._pooled = to_host(torch.stack([state for _, state in self.pooled]))
         if tokens.device.type != "cpu":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -156,11 +164,3 @@ class Launched:
                     mine[row] = item
             found += mine
         return [found[i] for i in order.tolist()]
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Begin to copy a tensor to the host; the copy may be read once the device has come that far."""
-    if tensor.device.type == "cpu":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

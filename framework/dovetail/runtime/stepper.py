@@ -20,22 +20,15 @@ from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.batch import prepare, tokens_of
 from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import DecodeGraphs
+from dovetail.runtime.graphs import Captured, DecodeGraphs
 from dovetail.runtime.masks import MaskBuffer
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.prefill_graphs import PrefillGraphs
 from dovetail.runtime.processors import Processors
-from dovetail.runtime.row_params import RowFacts
-from dovetail.runtime.sampler import (
-    FloatScratch,
-    Masked,
-    Ranked,
-    SampleBatch,
-    Sampled,
-    rank_logprobs,
-    sample,
-)
+from dovetail.runtime.ranked import Ranked, rank_logprobs
+from dovetail.runtime.row_params import MAX_TOP, RowFacts
+from dovetail.runtime.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
 from dovetail.runtime.step import Launched, Part
 from dovetail.runtime.step_ops import check_tokens
 from dovetail.runtime.upload import to_device, upload
@@ -95,6 +88,10 @@ class Stepper:
         """Sample what waited for its masks. Rows that are to be skipped leave the step without a token."""
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
+            return
+        if len(waiting) == 1 and (done := waiting[0].captured) is not None and not late.skip[waiting[0].at].any():
+            self._draw_adjusted(waiting[0], done, late.mask_of[waiting[0].places])
+            launched.start_copy()
             return
         # One call: the masks are sent once per step, as their copy to the device may be under way.
         part = _without_skipped(waiting[0] if len(waiting) == 1 else _join(waiting), launched, late)
@@ -208,20 +205,39 @@ class Stepper:
         return launched
 
     def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> Part:
-        """Replay a decode step; rows that want more than temperature and filters are sampled after it."""
+        """Replay a decode step and draw in another graph; what that cannot do is sampled after it.
+
+        That is: minimum lengths, logits processors, and masks in a step that has prompts, too.
+        """
         num = step.num_decode
         rows = step.rows if num == len(step.rows) else step.rows[:num]
         self._state.lens[rows] += 1
         done = graphs.run(rows, key)
         part, facts = self._part(step, 0, num, done.rows[:num])
-        if part.is_banning or not facts.is_plain or step.waits[:num].any():
+        waits = step.waits[:num].any()
+        if part.is_banning or (waits and step.prefill_graph is not None) or not facts.fits_graph:
             self._later(part, done.logits[:num], step)
-            return part
-        ids = done.ids[:num]
-        if facts.is_drawn:
-            ids = graphs.draw(done, rows)[:num]
-        part.choose(Sampled(ids, done.broken[:num]))
+        elif waits:
+            part.logits, part.captured = done.logits[:num], done
+        elif not facts.is_plain:
+            self._draw_adjusted(part, done, None)
+        else:
+            ids = graphs.draw(done) if facts.is_drawn else done.ids
+            part.choose(Sampled(ids[:num], done.broken[:num]))
         return part
+
+    def _draw_adjusted(self, part: Part, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
+        """Draw the rows of a decode graph in another one; `lines` `[R]` say which mask each has."""
+        graphs, num, rows = self._graphs, len(part.at), part.params
+        if graphs is None:
+            raise ValueError("a part of a graph that is not there")
+        remember(rows, part.rows, self._state.params, self._counts)
+        drawn = graphs.decode.draw_adjusted(done, lines)
+        ranked = None
+        if asking := [i for i, row in enumerate(rows) if row.params.logprobs is not None]:
+            nums = [min(rows[i].params.logprobs or 0, done.logits.shape[1]) for i in asking]
+            ranked = Ranked(drawn.told, asking, asking, nums, MAX_TOP, [()] * len(asking))
+        part.choose(Sampled(drawn.ids[:num], done.broken[:num], ranked))
 
     def _prefill(self, launched: Launched, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""

@@ -1,4 +1,4 @@
-"""From the host to the device without waiting: a copy from pageable memory would hold the host until it is done."""
+"""Between host and device without waiting: a copy from or to pageable memory would hold the host until it is done."""
 
 from __future__ import annotations
 
@@ -21,3 +21,14 @@ def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a fresh host tensor in memory from which a device copies without the host's waiting."""
     return tensor if device.type == "cpu" else tensor.pin_memory()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Begin to copy a tensor to the host: what overwrites it afterwards does not matter to the copy.
+
+    The copy may be read once the device has come that far.
+    """
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,152 @@
+"""Draws of a captured step with masks, penalties, biases and log probabilities against `sampler.sample`.
+
+On CPU the kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_graphs import use_triton
+
+from dovetail.messages import SamplingParams
+from dovetail.messages.step import Admit
+from dovetail.runtime import sampler
+from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.draw_graphs import SampleTables, draw_adjusted
+from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.penalties import TokenCounts
+from dovetail.runtime.ranked import Ranked
+from dovetail.runtime.row_fields import MAX_BIAS
+from dovetail.runtime.row_params import MAX_TOP
+from dovetail.runtime.sampler import Masked, SampleBatch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPARE = 1
+"""Rows of padding behind those of requests."""
+
+
+def asked(rng: random.Random, vocab: int) -> SamplingParams:
+    """Anything that a graph draws by."""
+    bias = rng.sample(range(vocab), min(vocab, rng.choice([0, 0, 3, MAX_BIAS])))
+    return SamplingParams(
+        max_tokens=9,
+        temperature=rng.choice([0.0, 0.7, 1.3]),
+        top_p=rng.choice([1.0, 0.8]),
+        top_k=rng.choice([-1, 5]),
+        min_p=rng.choice([0.0, 0.05]),
+        frequency_penalty=rng.choice([0.0, 0.7, -0.4]),
+        presence_penalty=rng.choice([0.0, 0.6]),
+        repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
+        logit_bias={token: rng.uniform(-3, 3) for token in bias},
+        logprobs=rng.choice([None, 0, 3, MAX_TOP]),
+    )
+
+
+class Batch:
+    """Rows 0 … n-1 of a device, admitted; the draws of a graph or of the sampler, token after token."""
+
+    def __init__(self, params: list[SamplingParams], vocab: int, masks: np.ndarray[Any, Any] | None) -> None:
+        num = len(params)
+        self.vocab, self.num = vocab, num
+        self.state = DeviceState(num, 1, DEVICE)
+        self.counts = TokenCounts(vocab, DEVICE, num + SPARE)
+        for i, each in enumerate(params):
+            ids = tuple((7 * i + at) % vocab for at in range(5)) if each.is_penalized else ()
+            self.state.params.admit(Admit(i, i, 5, each, (), ids))
+        self.state.flush()
+        self.state.seq_lens[:num] = 4
+        self.buffer = MaskBuffer((vocab + 31) // 32, DEVICE, num + SPARE)
+        self.lines = np.full(num, -1, dtype=np.int32)
+        if masks is not None:
+            self.buffer.lend(len(masks))[:] = masks
+            self.lines[: 2 * len(masks) : 2] = np.arange(len(masks))
+
+    def by_sampler(self, logits: torch.Tensor) -> tuple[list[int], Any]:
+        """One token each, and what is asked for beside it."""
+        state, at = self.state, torch.arange(self.num, device=DEVICE)
+        state.seq_lens[: self.num] += 1
+        rows = state.params.rows[: self.num]
+        batch = SampleBatch(rows=rows, params=state.params, at=at, positions=state.positions(at), is_banning=False)
+        tokens = self.buffer.mask_of(self.lines)
+        found = sampler.sample(logits[: self.num], batch, Masked(tokens) if tokens else None, self.counts)
+        return found.ids.tolist(), found.logprobs.read() if found.logprobs else []
+
+    def by_graph(self, logits: torch.Tensor) -> tuple[list[int], Any]:
+        """The same, with a row of padding."""
+        state, at = self.state, torch.arange(self.num, device=DEVICE)
+        state.seq_lens[: self.num] += 1
+        rows = torch.cat((at, at.new_full((SPARE,), state.spare_row)))
+        sampler.remember(state.params.rows[: self.num], at, state.params, self.counts)
+        self.buffer.send(int((self.lines >= 0).sum()))
+        lines = torch.tensor([*self.lines, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)
+        ids, told = draw_adjusted(logits, rows, lines, state, SampleTables(self.buffer, self.counts))
+        assert state.next_ids[: self.num].tolist() == ids[: self.num].tolist()
+        params = [row.params for row in state.params.rows[: self.num]]
+        wanted = [i for i, each in enumerate(params) if each.logprobs is not None]
+        nums = [min(params[i].logprobs or 0, self.vocab) for i in wanted]
+        found = Ranked(told, wanted, wanted, nums, MAX_TOP, [()] * len(wanted)).read() if wanted else []
+        return ids[: self.num].tolist(), found
+
+
+@pytest.mark.parametrize(
+    ("vocab", "num", "is_masked"),
+    [(7, 3, True), (199, 9, True), (1030, 2, False), (4097, 2, True)]
+    + [pytest.param(v, n, m, marks=pytest.mark.gpu) for v, n in ((152_064, 64), (8193, 5)) for m in (True, False)],
+)
+def test_it_draws_what_the_sampler_draws(
+    vocab: int, num: int, is_masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight tokens each: the same tokens, counted alike, with the same log probabilities."""
+    if DEVICE.type == "cpu":
+        use_triton(monkeypatch)
+    rng = random.Random(vocab)
+    params = [asked(rng, vocab) for _ in range(num)]
+    masks = None
+    if is_masked:
+        flags = np.random.default_rng(1).random(((num + 1) // 2, 32 * ((vocab + 31) // 32))) < 0.4
+        flags[:, 0] = True
+        masks = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
+    graph, plain = Batch(params, vocab, masks), Batch(params, vocab, masks)
+    generator = torch.Generator().manual_seed(vocab)
+    for _ in range(8):
+        logits = (3 * torch.randn(num + SPARE, vocab, generator=generator)).to(DEVICE)
+        got, want = graph.by_graph(logits), plain.by_sampler(logits)
+        assert got[0] == want[0]
+        assert [(row.token_id, len(row.top)) for row in got[1]] == [(row.token_id, len(row.top)) for row in want[1]]
+        for mine, theirs in zip(got[1], want[1], strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [t.token_id for t in mine.top] == [t.token_id for t in theirs.top]
+            assert [t.logprob for t in mine.top] == pytest.approx([t.logprob for t in theirs.top], abs=1e-4)
+    assert torch.equal(graph.counts.said[graph.state.params.slots[:num].clamp(min=0)],
+                       plain.counts.said[plain.state.params.slots[:num].clamp(min=0)])  # fmt: skip
+    assert any(each.is_penalized for each in params)
+
+
+def test_what_a_graph_cannot_do_is_told_apart() -> None:
+    """One bias too many, one rival too many, a named token, a processor: such rows are drawn outside."""
+    state = DeviceState(1, 1, torch.device("cpu"))
+
+    def fits(**chosen: Any) -> bool:
+        state.params.admit(Admit(0, 0, 1, SamplingParams(max_tokens=1, **chosen)))
+        return state.params.facts_of(np.array([0])).fits_graph
+
+    assert fits(logit_bias=dict.fromkeys(range(MAX_BIAS), 1.0), logprobs=MAX_TOP, frequency_penalty=1.0)
+    assert not fits(logit_bias=dict.fromkeys(range(MAX_BIAS + 1), 1.0))
+    assert not fits(logprobs=MAX_TOP + 1)
+    assert not fits(logprobs=1, logprob_token_ids=(3,))
+    assert not fits(processors={"any": {}})
+
+
+def test_a_slot_too_many_is_an_error() -> None:
+    """Graphs read counts where they stand: the table does not move."""
+    counts = TokenCounts(8, torch.device("cpu"), 2)
+    taken = [counts.take([1]), counts.take([2])]
+    with pytest.raises(ValueError, match="all 2 slots"):
+        counts.take([3])
+    taken[0].release()
+    assert counts.take([3]).slot == taken[0].slot
