@@ -106,19 +106,25 @@ def store(matrix: Matrix, form: Form) -> tuple[str, ...]:
 
 
 class PackedExpertMatrix(ExpertMatrix):
-    """One packed matrix for each expert."""
+    """One packed matrix for each expert, or a plain one where the checkpoint has that."""
 
-    forms: ClassVar[Mapping[str, Form]] = {}
+    forms: ClassVar[Mapping[str, Form | None]] = {}
     """Of the matrices, by name: `gate_up` and `down`."""
     suffixes = SPELLINGS
 
     def make_weight(self, ctx: BuildContext) -> None:
         """Store what the form has."""
         self.form = self.forms[str(self.path).rpartition(".")[2]]
-        self._names = store(self, self.form)
+        self._names: tuple[str, ...] = ()
+        if self.form is None:
+            super().make_weight(ctx)
+        else:
+            self._names = store(self, self.form)
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> Tensor:
         """Return one expert's weight."""
+        if self.form is None:
+            return super().of_expert(expert, dtype)
         return self.form.dequantise({name: self.get_parameter(name)[expert] for name in self._names}, dtype)
 
 
@@ -175,18 +181,12 @@ class PackedFactory:
         weigh: Literal["output", "input"],
         shard: Literal["inner", "expert"],
     ) -> Experts:
-        """See `BuildContext.experts`.
-
-        Raises:
-            ModelError: One of the two matrices is packed and the other is not.
-        """
+        """See `BuildContext.experts`."""
         forms = self.form(f"{name}.gate_up", hidden), self.form(f"{name}.down", inner)
         if forms[0] is None and forms[1] is None:
             return self.plain.experts(
                 ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard
             )
-        if forms[0] is None or forms[1] is None:
-            raise ModelError(f"{name}: one of its matrices is packed and the other is not")
         by_name = {"forms": {"gate_up": forms[0], "down": forms[1]}}
         matrix = type("PackedExpertMatrix", (PackedExpertMatrix,), by_name)
         made = type("PackedExperts", (GatedExperts,), {"matrix": matrix})

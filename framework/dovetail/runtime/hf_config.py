@@ -15,12 +15,14 @@ from dovetail.errors import ModelError
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+MODELOPT = "hf_quant_config.json"
+"""Where Model Optimizer says how weights are stored, if `config.json` does not."""
 INDEX = "model.safetensors.index.json"
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Parse `config.json` of a model folder.
+    """Parse `config.json` of a model folder; what stands beside it of quantisation becomes a key of it.
 
     Raises:
         ModelError: No such folder, no `config.json`, or it is not a JSON object; with the way out.
@@ -34,7 +36,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{where}: no config.json; give the folder that holds it")
-    return _read_object(path)
+    config, beside = _read_object(path), folder / MODELOPT
+    if not any(config.get(key) for key in CONFIG_KEYS) and beside.is_file():
+        config[CONFIG_KEYS[0]] = {**_read_object(beside), "quant_method": "modelopt"}
+    return config
 
 
 def architecture(hf: Mapping[str, Any], folder: Path) -> str:

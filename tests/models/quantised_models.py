@@ -1,0 +1,95 @@
+"""Checkpoints of whole models, packed by a method, and beside them the same with what that stands for written out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from packers import Method
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Target
+from dovetail.plugins import Registry
+from dovetail.plugins.loader import import_planned
+from dovetail.plugins.plan import as_planned
+from dovetail.runtime.config_keys import translate
+from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
+from dovetail.runtime.quantization import Place, converted, factory_of
+from dovetail.runtime.weights import load_weights
+
+TARGET = Target("float32", "cpu")
+
+
+def plugin_of(kind: str, name: str) -> Any:
+    """Import a built-in."""
+    return import_planned(as_planned(Registry.scan().resolve(kind, name)))
+
+
+def matrices(folder: Path) -> dict[str, FileTensor]:
+    """Return the plain tensors of a checkpoint that are matrices, or parts of them."""
+    found: dict[str, FileTensor] = {}
+
+    class Looks(Quantization):
+        @classmethod
+        def why_not(cls, config: Mapping[str, Any]) -> str | None:
+            return None
+
+        @classmethod
+        def conversions(
+            cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+        ) -> Iterable[Conversion]:
+            found.update({name: tensor for name, tensor in tensors.items() if tensor.path})
+            return ()
+
+        def factory(self, plain: Any) -> Any:
+            return plain
+
+    hf = read_config(folder)
+    model = plugin_of("model", architecture(hf, folder))
+    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
+    converted(Looks, hf, model, config, Place(folder, TARGET))
+    return {name: tensor for name, tensor in found.items() if name.endswith(".weight") and len(tensor.shape) == 2}
+
+
+def pack_model(plain: Path, packed: Path, method: Method) -> int:
+    """Pack what the method can of a plain checkpoint, which gets those numbers itself; returns how many matrices."""
+    shutil.copytree(plain, packed)
+    of_file = {file.name: load_file(file) for file in plain.glob("*.safetensors")}
+    wanted, num = matrices(plain), 0
+    for file, tensors in of_file.items():
+        made: dict[str, Tensor] = {}
+        for name, tensor in list(tensors.items()):
+            fits = name in wanted and all(size % unit == 0 for size, unit in zip(tensor.shape, (8, 32), strict=False))
+            if not fits:
+                made[name] = tensor
+                continue
+            num += 1
+            parts = method.pack(tensor)
+            made |= {name.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
+            tensors[name] = method.unpack(parts).contiguous()
+        save_file(made, packed / file)
+        save_file(tensors, plain / file)
+    for index in packed.glob("*.index.json"):
+        index.unlink()
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": dict(method.config)}))
+    return num
+
+
+def loaded(folder: Path, name: str) -> tuple[Any, Any]:
+    """Build and load a model as the runner does, in float32, with a quantisation; returns it and its checkpoint."""
+    hf, quantisation = read_config(folder), plugin_of("quantization", name)
+    model = plugin_of("model", architecture(hf, folder))
+    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
+    read, rules = converted(quantisation, hf, model, config, Place(folder, TARGET)), model.weight_map(config)
+    factory = factory_of(quantisation, hf, rules, read.headers)
+    with torch.inference_mode():
+        made = model.build(config, BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory))
+        load_weights(made, rules, read)
+    return made, read

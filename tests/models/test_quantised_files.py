@@ -1,0 +1,289 @@
+"""Quantised checkpoints as files: gpt-oss as published, other configurations, shards, and what is wrong with some."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import make_checkpoint
+from packers import METHODS, four_bits
+from quantised_models import loaded, pack_model, plugin_of
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dovetail.errors import ModelError
+from dovetail.layers.packed import PackedLinear
+from dovetail.runtime.hf_config import architecture, quant_method, read_config
+from dovetail.runtime.weight_size import weight_size
+from dovetail.testing.conformance.model_runtime import TinyEngine
+
+PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]
+
+
+def logits(folder: Path, name: str = "") -> list[Tensor]:
+    """Return a checkpoint's logits; with a quantisation, as that reads them."""
+    hf = read_config(folder)
+    plain = folder.with_name("plain") if name else folder
+    engine = TinyEngine(plugin_of("model", architecture(hf, folder)), plain)
+    if name:
+        engine.model, _ = loaded(folder, name)
+    return list(engine.prefill_logits(PROMPTS))
+
+
+def same(mine: list[Tensor], right: list[Tensor]) -> None:
+    """Compare logits."""
+    for got, want in zip(mine, right, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4 * float(want.abs().max()))
+
+
+def make(root: Path, way: str, family: str = "qwen3", **changes: Any) -> Path:
+    """Write a family's checkpoint packed in one way, and what it stands for beside it; returns the folder."""
+    make_checkpoint(root / "plain", family, **changes)
+    pack_model(root / "plain", root / "packed", METHODS[way])
+    return root / "packed"
+
+
+def edit(folder: Path, **config: Any) -> None:
+    """Change keys of `quantization_config`."""
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    whole["quantization_config"] |= config
+    path.write_text(json.dumps(whole))
+
+
+def change(folder: Path, ending: str, what: Any) -> str:
+    """Replace the first tensor whose name ends so by what a function makes of it (None: it is gone)."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if name.endswith(ending))
+    made = what(tensors.pop(name))
+    save_file(tensors if made is None else {**tensors, name: made.contiguous()}, file)
+    return name
+
+
+def test_gpt_oss_as_published(tmp_path: Path) -> None:
+    """Blocks and scales of all experts in one tensor each, gate and up in turns, attention plain: logits are the same."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    make_checkpoint(tmp_path / "plain", "gpt_oss", **sizes)
+    file = tmp_path / "plain/model.safetensors"
+    tensors, packed = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            packed[name] = tensor
+            continue
+        rows = tensor.transpose(1, 2).contiguous()  # [E, N, K]
+        powers = (rows.view(*rows.shape[:2], -1, 32).abs().amax(-1) / 6).clamp_min(2.0**-60).log2().ceil()
+        each = [four_bits(row, power.exp2(), 32) for row, power in zip(rows, powers, strict=True)]
+        packed[f"{name}_blocks"] = torch.stack([pair[0].view(rows.shape[1], -1, 16) for pair in each])
+        packed[f"{name}_scales"] = (powers + 127).to(torch.uint8)
+        tensors[name] = torch.stack([pair[1] for pair in each]).transpose(1, 2).contiguous()
+    save_file(tensors, file)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    save_file(packed, tmp_path / "packed/model.safetensors")
+    same(logits(tmp_path / "packed", "mxfp4"), logits(tmp_path / "plain"))
+
+
+def test_forms_without_a_product_work_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written out today multiplies packed as well, which is what kernels are compared with."""
+    from dovetail.layers import packed_forms
+
+    for number, way in enumerate(("fp8-blocks", "fp8-rows", "fp8-tensor", "mxfp8", "ct-mxfp4", "ct-float-blocks")):
+        folder = make(tmp_path / str(number), way)
+        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        model, read = loaded(folder, METHODS[way].plugin)
+        assert isinstance(model.layers[0].mlp.down, PackedLinear)
+        assert not read.notes
+        mine = logits(folder, METHODS[way].plugin)
+        monkeypatch.undo()
+        same(mine, logits(folder.with_name("plain")))
+
+
+def test_a_configuration_beside_the_models(tmp_path: Path) -> None:
+    """`hf_quant_config.json` is read where `config.json` says nothing, and counts for the choice of the plugin."""
+    folder = make(tmp_path, "modelopt-nvfp4")
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": inner}))
+    assert quant_method(read_config(folder)) == "modelopt"
+    same(logits(folder, "modelopt"), logits(folder.with_name("plain")))
+
+
+def test_a_weight_and_its_scale_in_two_files(tmp_path: Path) -> None:
+    """Shards are cut between tensors, not between modules."""
+    folder = make(tmp_path, "gptq-asymmetric")
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"model-{index % 3 + 1:05}-of-00003.safetensors" for index, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    same(logits(folder, "gptq"), logits(folder.with_name("plain")))
+
+
+def test_scales_of_activations_and_caches_are_left_out(tmp_path: Path) -> None:
+    """They are neither missing nor surplus, and the table says that the cache keeps its dtype."""
+    folder = make(tmp_path, "fp8-tensor")
+    file = folder / "model.safetensors"
+    scales = {f"model.layers.0.self_attn.{each}_scale": torch.tensor(0.5) for each in ("k", "v")}
+    save_file({**load_file(file), **scales}, file)
+    _, read = loaded(folder, "fp8")
+    assert any("written out: no product for it on cpu" in note for note in read.notes)
+    assert any("cache" in note for note in read.notes)
+    same(logits(folder, "fp8"), logits(folder.with_name("plain")))
+
+
+def test_the_plan_counts_what_will_be_kept(tmp_path: Path) -> None:
+    """Packed int4 is counted as it is, numbers that are written out as the model's dtype."""
+    for way in ("awq", "ct-int4", "gptq-8", "ct-nvfp4", "fp8-blocks"):
+        folder = make(tmp_path / way, way)
+        model, read = loaded(folder, METHODS[way].plugin)
+        config = TinyEngine(plugin_of("model", "Qwen3ForCausalLM"), folder.with_name("plain")).config
+        planned = weight_size(folder, config, "float32", "cpu", headers=read.headers).num_bytes
+        plain = weight_size(folder.with_name("plain"), config, "float32", "cpu").num_bytes
+        assert (planned < 0.6 * plain) == METHODS[way].kit.get("stays_packed", True), way
+        del model
+
+
+WRONG: dict[str, tuple[str, str, Any, str]] = {
+    "no scale": (
+        "fp8-blocks",
+        "down_proj.weight_scale_inv",
+        lambda t: None,
+        "needs one scale, model.*down_proj.weight_",
+    ),
+    "a scale of other blocks": (
+        "fp8-blocks",
+        "down_proj.weight_scale_inv",
+        lambda t: t[:1],
+        r"is \[1, 3\]; for a weight",
+    ),
+    "awq without zeros": ("awq", ".qzeros", lambda t: None, r"\.qzeros is missing; it has \.qweight I32"),
+    "awq scales of another group": (
+        "awq",
+        "down_proj.scales",
+        lambda t: t[::2],
+        r"is \[3, 64\] instead of \[6, 64\] \(gro",
+    ),
+    "gptq without scales": ("gptq", ".scales", lambda t: None, r"\.scales is missing"),
+    "gptq words cut off": (
+        "gptq",
+        "down_proj.qweight",
+        lambda t: t[:-1],
+        r"\.qweight is \[11, 64\] instead of \[12, 64\]",
+    ),
+    "a group that is not there": ("gptq", "down_proj.g_idx", lambda t: t + 1, r"\.g_idx has groups 1 to 6 of 6"),
+    "an order of its own": (
+        "gptq",
+        "down_proj.g_idx",
+        lambda t: t.flip(0),
+        "an order of its own, and .* desc_act false",
+    ),
+    "zeros in a symmetric one": (
+        "gptq",
+        "down_proj.qzeros",
+        lambda t: t + 1,
+        "says that it is symmetric, and has zeros beside 8",
+    ),
+    "scales alone": ("ct-int4", "down_proj.weight_packed", lambda t: None, r"unexpected: .*down_proj\.weight_s"),
+    "another shape": (
+        "ct-int4",
+        "down_proj.weight_shape",
+        lambda t: t + 8,
+        r"\.weight_shape says \[72, 104\], and it is",
+    ),
+    "packed words cut off": (
+        "ct-int4",
+        "down_proj.weight_packed",
+        lambda t: t[:, :-1],
+        r"is \[64, 11\] instead of \[64, 12",
+    ),
+    "nvfp4 without its whole scale": (
+        "modelopt-nvfp4",
+        "weight_scale_2",
+        lambda t: None,
+        r"\.weight_scale_2 is missing",
+    ),
+    "nvfp4 groups cut off": (
+        "ct-nvfp4",
+        "down_proj.weight_scale",
+        lambda t: t[:, 1:],
+        r"is \[64, 5\] instead of \[64, 6\]",
+    ),
+    "mxfp4 bytes cut off": (
+        "ct-mxfp4",
+        "down_proj.weight_packed",
+        lambda t: t[:, 1:],
+        r"is \[64, 47\] instead of \[64, 48",
+    ),
+    "nf4 without its map": ("nf4", ".weight.quant_map", lambda t: None, r"\.weight\.quant_map is missing"),
+    "nf4 with a broken state": ("nf4", "bitsandbytes__nf4", lambda t: t[:-3], "is not the JSON of a state"),
+    "nf4 with blocks cut off": (
+        "nf4",
+        "down_proj.weight.absmax",
+        lambda t: t[1:],
+        "absmax has 95 scales for 96 blocks",
+    ),
+    "nf4 cut off": ("nf4", "down_proj.weight", lambda t: t[1:], "6142 numbers are no matrix of 96 inputs"),
+    "int8 without its rows": ("bnb-int8", ".SCB", lambda t: None, r"\.SCB is missing"),
+}
+"""What is wrong: the way, the tensor that is changed, how, and what is said."""
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_file_is_named(what: str, tmp_path: Path) -> None:
+    """In one line that has the module's name, and what would be right."""
+    way, ending, how, said = WRONG[what]
+    folder = make(tmp_path, way, num_hidden_layers=1)
+    change(folder, ending, how)
+    with pytest.raises(ModelError, match=said) as error:
+        loaded(folder, METHODS[way].plugin)
+    assert "model.layers.0." in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "config", "said"),
+    [
+        ("awq", {"bits": 3}, "bits is 3; possible: 4"),
+        ("awq", {"version": "gemv"}, "version is 'gemv'; possible: 'gemm'"),
+        ("awq", {"group_size": 0}, "group_size is 0; possible: a number from 1, or -1"),
+        ("gptq", {"bits": 2}, "bits is 2; possible: 4 and 8"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; possible: gptq, gptq_v2"),
+        ("fp8-blocks", {"weight_block_size": [128]}, "possible: two numbers from 1"),
+        ("modelopt-nvfp4", {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; possible: FP8"),
+        ("nf4", {"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit is true"),
+    ],
+)
+def test_a_configuration_that_is_not_served_is_named(way: str, config: dict[str, Any], said: str) -> None:
+    """With the key, and what is possible."""
+    plugin = plugin_of("quantization", METHODS[way].plugin)
+    assert said in plugin.why_not({**METHODS[way].config, **config})
+
+
+FAULTS: dict[str, tuple[str, str, Any]] = {
+    "scales turned": ("fp8-blocks", "q_proj.weight_scale_inv", lambda t: t.T.reshape(t.shape)),
+    "zeros off by one": ("gptq-asymmetric", "q_proj.qzeros", lambda t: t + 0x11111111),
+    "nibbles in another order": ("awq", "q_proj.qweight", lambda t: (t << 4) | ((t >> 28) & 15)),
+    "halves of bytes swapped": ("ct-nvfp4", "q_proj.weight_packed", lambda t: (t << 4) | (t >> 4)),
+    "one exponent more": ("ct-mxfp4", "v_proj.weight_scale", lambda t: t + 1),
+    "blocks one further": ("nf4", "q_proj.weight.absmax", lambda t: t.roll(1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_comparison_sees_each_fault(fault: str, tmp_path: Path) -> None:
+    """A file with one of the usual faults gives other logits: the tests above would see a reader that has it."""
+    way, ending, how = FAULTS[fault]
+    folder = make(tmp_path, way, num_hidden_layers=1)
+    change(folder, ending, how)
+    with pytest.raises(AssertionError):
+        same(logits(folder, METHODS[way].plugin), logits(folder.with_name("plain")))
