@@ -122,7 +122,7 @@ class EngineSettings(BaseModel):
     quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(
         "auto",
         description="Plugin that reads a quantised checkpoint; `auto` takes the one that reads what its config.json "
-        "names.",
+        "names. `fp8`, `int8` and `int4` quantise a plain one while it loads.",
         json_schema_extra=flag(),
     )
     grammar_compile_timeout: float = Field(

@@ -65,7 +65,7 @@ def change(folder: Path, ending: str, what: Any) -> str:
 
 
 def test_gpt_oss_as_published(tmp_path: Path) -> None:
-    """Blocks and scales of all experts in one tensor each, gate and up in turns, attention plain: logits are the same."""
+    """Blocks and scales of all experts in one tensor each, gate and up in turns, attention plain: equal logits."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     make_checkpoint(tmp_path / "plain", "gpt_oss", **sizes)
     file = tmp_path / "plain/model.safetensors"

@@ -13,7 +13,7 @@ import torch
 from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear
 from dovetail.contracts.model import ModelConfig, ModelPlugin, WeightRule
 from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
-from dovetail.errors import PluginError
+from dovetail.errors import ModelError, PluginError
 from dovetail.layers.plain import PLAIN
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -61,6 +61,11 @@ def converted(
         ModelError: The checkpoint cannot be read, or lacks tensors that belong to others.
     """
     plain, rules = open_checkpoint(at.folder), plugin.weight_map(config)
+    if chosen is not None and not rules and not quantization_config(hf):
+        raise ModelError(
+            f"--quantization: {config.architecture} is read by another library, which does not quantise it while it "
+            "loads; leave it out, or give a quantised checkpoint"
+        )
     if chosen is None or not rules:  # without rules the model reads its checkpoint itself
         return plain
     return convert(plain, chosen, quantization_config(hf), rules, matrices_of(plugin, config), at.target)

@@ -2,7 +2,8 @@
 
 A module's tensors say which format it has, so checkpoints of several are read as well. For a matrix `[N, K]`:
 
-- float-quantized, naive-quantized: `weight` e4m3, `weight_scale` `[N, 1]`, `[1]` or one for each block;
+- float-quantized, naive-quantized, mxfp8-quantized: `weight` e4m3, `weight_scale` `[N, 1]`, `[1]`, one for each block,
+  or bytes `[N, K / 32]`, exponents of two;
 - int-quantized: `weight` int8, `weight_scale` `[N, 1]`, `[N, K / group]` or `[1]`, and `weight_zero_point` int8 alike;
 - pack-quantized: `weight_packed` int32 `[N, K b / 32]`, numbers of b = 4 or 8 bits plus half their range, the lowest
   bits first; `weight_scale` `[N, K / group]`, `weight_shape` int64 `[2]`; `weight_zero_point` int32 `[N b / 32, K /

@@ -25,7 +25,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled
 from dovetail_backends.quantization.modules import Module, Packed, blocks_of, dropped, eight_bits
-from dovetail_backends.quantization.on_load import quantised
+from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 BLOCK, MX_BLOCK = (128, 128), (1, 32)
@@ -55,7 +55,7 @@ class Fp8(Packed):
     ) -> Iterable[Conversion]:
         """Scale numbers, or make them."""
         if not config:
-            yield from quantised(tensors, ROWS)
+            yield from quantised(tensors, rows_of(ROWS))
         else:
             yield from float8(tensors, target, block_of(config))
             yield from dropped(tensors)
@@ -111,9 +111,12 @@ def layout_of(module: Module, scale: str, shape: tuple[int, ...], block: tuple[i
         return block
     if found in ((*shape[:-1], 1), shape[:-1]):
         return 1, shape[-1]
+    if found[:-1] == shape[:-1] and found[-1] and shape[-1] % found[-1] == 0:
+        return 1, shape[-1] // found[-1]
     if found in ((), (1,), experts, (*experts, 1), (*experts, 1, 1)) and (not experts or found[:1] == experts):
         return shape[-2], shape[-1]
     raise ModelError(
         f"{module.weight}: {scale} is {list(found)}; for a weight {list(shape)} possible are {list(blocks)} (blocks of "
-        f"{block[0]} x {block[1]}), {[*shape[:-1], 1]} (rows) and {[*experts, 1]} (one tensor)"
+        f"{block[0]} x {block[1]}), {[*shape[:-1], 1]} (rows, or groups of their columns) and {[*experts, 1]} (one "
+        "tensor)"
     )

@@ -1,4 +1,4 @@
-"""`int4`: plain checkpoints are quantised to 4 bits while they load, 128 inputs of a row at a time."""
+"""`int4`: plain checkpoints are quantised to 4 bits while they load, 128 inputs of a row at a time, or 64 or 32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form
 from dovetail.layers.packed_forms import Int4 as Int4Form
 from dovetail_backends.quantization.modules import Packed
-from dovetail_backends.quantization.on_load import quantised
+from dovetail_backends.quantization.on_load import int4_of, quantised
 
 
 class Int4(Packed):
@@ -27,7 +27,7 @@ class Int4(Packed):
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Make words and scales of each matrix."""
-        return quantised(tensors, Int4Form())
+        return quantised(tensors, int4_of)
 
     def dummy(self) -> Form | None:
         """Return groups of 128."""

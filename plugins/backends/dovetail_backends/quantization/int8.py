@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Scaled
 from dovetail_backends.quantization.compressed_tensors import METHOD, CompressedTensors
-from dovetail_backends.quantization.on_load import quantised
+from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FORMAT = "int-quantized"
 
@@ -35,7 +35,7 @@ class Int8(CompressedTensors):
         cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
     ) -> Iterable[Conversion]:
         """Make numbers and scales of each matrix."""
-        return super().conversions(config, tensors, target) if config else quantised(tensors, Scaled())
+        return super().conversions(config, tensors, target) if config else quantised(tensors, rows_of(Scaled()))
 
     def dummy(self) -> Form | None:
         """Return rows of int8."""

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.layers.packed_forms import Form
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail.runtime.checkpoint import NAMES
 from dovetail_backends.quantization.modules import PLAIN
 
+GROUPS = (128, 64, 32)
+"""Inputs of a row that share a scale in 4 bits: the most that divide a row."""
 
-def quantised(tensors: Mapping[str, FileTensor], form: Form) -> Iterator[Conversion]:
-    """Yield what makes a form's tensors of each plain matrix; those whose inputs a group does not divide stay plain.
 
-    Norms, embeddings, routers and the output head are no such matrices, and keep their dtype.
+def rows_of(form: Scaled) -> Callable[[int], Form | None]:
+    """Return the form for every number of inputs."""
+    return lambda num_in: form
+
+
+def int4_of(num_in: int) -> Form | None:
+    """Return the form of a matrix in 4 bits with so many inputs; None: no group divides them."""
+    group = next((size for size in GROUPS if num_in % size == 0), None)
+    return None if group is None else Int4(group)
+
+
+def quantised(tensors: Mapping[str, FileTensor], form_of: Callable[[int], Form | None]) -> Iterator[Conversion]:
+    """Yield what makes packed tensors of each plain matrix.
+
+    Norms, embeddings, routers and the output head are no such matrices, and keep their dtype; so do experts that stand
+    in one tensor, and matrices for which there is no form.
+
+    Raises:
+        ModelError: There is no matrix to quantise.
     """
+    num = 0
     for name, tensor in tensors.items():
         if tensor.path and tensor.dtype in PLAIN and name.endswith(".weight") and len(tensor.shape) == 2:
-            yield from _packed(name, tensor, form)
+            form = form_of(tensor.inputs)
+            if form is not None and tensor.shape[1] == tensor.inputs:
+                num += 1
+                yield packed(name, tensor, form)
+    if not num:
+        raise ModelError(
+            "--quantization: the checkpoint has no matrix that can be quantised while it loads; leave it out"
+        )
 
 
-def _packed(name: str, tensor: FileTensor, form: Form) -> Iterator[Conversion]:
-    num_out, num_in = tensor.shape
-    wanted = form.tensors(num_in)
-    if any(num_in % granule for _, granule in wanted.values()):
-        return
+def packed(name: str, tensor: FileTensor, form: Form) -> Conversion:
+    """Return what makes a form's tensors of a plain matrix."""
+    wanted = form.tensors(tensor.inputs)
     suffixes = {part: name + part.removeprefix("weight") for part in wanted}
 
     def convert(sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        made = form.quantise(sources[name])
-        return {suffixes[part]: tensor.contiguous() for part, tensor in made.items()}
+        return {suffixes[part]: made.contiguous() for part, made in form.quantise(sources[name]).items()}
 
     results = tuple(
-        FileTensor(suffixes[part], dtype_name(dtype), (num_out, num_in // granule), tensor.path)
+        FileTensor(suffixes[part], NAMES[dtype], (tensor.shape[0], tensor.inputs // granule), tensor.path)
         for part, (dtype, granule) in wanted.items()
     )
-    yield Conversion((name,), results, convert, f"{form} made while they load")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return what safetensors calls a dtype."""
-    return NAMES[dtype]
+    return Conversion((name,), results, convert, "matrices quantised while they are read")
