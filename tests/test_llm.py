@@ -137,7 +137,7 @@ def test_mistakes_are_named(llm: LLM) -> None:
         SamplingParams(temperature=-1)
     with pytest.raises(RequestError, match="token id 999999"):
         llm.generate([[1, 999999]], GREEDY)
-    with pytest.raises(RequestError, match="possible are 1 to"):
+    with pytest.raises(RequestError, match="prompt 0: the prompt has 5000 tokens, which is longer"):
         llm.generate([[1] * 5000], GREEDY)
     with pytest.raises(RequestError, match="2 sampling parameters for 1 prompts"):
         llm.generate("a", [GREEDY, GREEDY])

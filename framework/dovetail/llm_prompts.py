@@ -6,26 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 
-def prompt_ids(
-    prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer, change: Callable[[str], str] | None = None
-) -> list[list[int]]:
-    """Return the token ids of one prompt or many: a list of ints is one prompt. Texts are what `change` makes of them.
+def prompt_ids(prompts: Prompt | Sequence[Prompt], encode: Callable[[str], list[int]]) -> list[list[int]]:
+    """Return the token ids of one prompt or many: a list of ints is one prompt. `encode` makes them of texts.
 
     Raises:
         RequestError: A prompt is none of these; it says which.
     """
     is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     many: Sequence[Any] = [prompts] if is_one else prompts  # type: ignore[assignment]
-    return [_ids(index, prompt, tokenizer, change) for index, prompt in enumerate(many)]
+    return [_ids(index, prompt, encode) for index, prompt in enumerate(many)]
 
 
-def _ids(index: int, prompt: Any, tokenizer: Tokenizer, change: Callable[[str], str] | None) -> list[int]:
+def _ids(index: int, prompt: Any, encode: Callable[[str], list[int]]) -> list[int]:
     if isinstance(prompt, Mapping):
         given = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
         strange = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
@@ -34,7 +31,7 @@ def _ids(index: int, prompt: Any, tokenizer: Tokenizer, change: Callable[[str], 
             raise RequestError(f"prompt {index} {problem}; a mapping has 'prompt' or 'prompt_token_ids'")
         prompt = prompt[given[-1]]  # the ids, where both are given: they are the text's
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt if change is None else change(prompt), add_special_tokens=True)
+        return encode(prompt)
     try:
         ids = list(prompt)
     except TypeError:

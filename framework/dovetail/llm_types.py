@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from dovetail import messages
-from dovetail.errors import RequestError
 from dovetail.grammar.route import GrammarReport
-from dovetail.messages.seeds import derive_seed
+from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
+from dovetail.processing.refusals import wrong
+from dovetail.processing.sampling import stop_rules
 from dovetail.text.output import ToolCall
-from dovetail.text.stop_regex import compile_stop
+
+MAX_REPLIES = 10_000
+"""Of one prompt."""
+FRACTIONS = frozenset(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"))
+OPTIONAL = frozenset(("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_budget"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens; names and meanings as in the HTTP API.
 
-    `max_tokens` None means: up to the context length. `n` replies are made for each prompt; with a seed, each has one
-    of its own derived from it. What constrains the text (at most one of `response_format`, `regex`, `ebnf`,
-    `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in the HTTP API; `output_type` is a type
-    of `outlines.types`, a pydantic model, or a type of Python's that these stand for. `grammar_backend` is one of the
-    loaded ones, for this request. `thinking_budget` is for `chat`.
+    `max_tokens` None means: up to the context length, where a reply ends in any case. `n` replies are made for each
+    prompt; with a seed, each has one of its own derived from it. What constrains the text (at most one of
+    `response_format`, `regex`, `ebnf`, `json_schema`, `structural_tag`, `structured_outputs`, `output_type`) is as in
+    the HTTP API; `output_type` is a type of `outlines.types`, a pydantic model, or a type of Python's that these stand
+    for. `grammar_backend` is one of the loaded ones, for this request. `thinking_budget` is for `chat`.
     """
 
     max_tokens: int | None = 128
@@ -40,12 +46,15 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
     response_format: Mapping[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -57,28 +66,19 @@ class SamplingParams:
     grammar_backend: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values that have bounds.
+        """Check the numbers, and the texts that end a reply.
 
         Raises:
             RequestError: Naming the field, its value and its bounds.
         """
-        bounds: dict[str, tuple[float, float]] = {
-            "temperature": (0, 1e6),
-            "top_p": (0, 1),
-            "min_p": (0, 1),
-            "frequency_penalty": (-2, 2),
-            "presence_penalty": (-2, 2),
-            "repetition_penalty": (1e-6, 2),
-            "n": (1, 10_000),
-            "min_tokens": (0, 1 << 40),
-        }
-        for expression in as_tuple(self.stop_regex):
-            compile_stop(expression)
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise RequestError(f"{name} must be from {low:g} to {high:g}, not {getattr(self, name)!r}", param=name)
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {self.max_tokens}", param="max_tokens")
+        for name, (least, most) in {**BOUNDS, "max_tokens": (1, MAX_TOKENS), "n": (1, MAX_REPLIES)}.items():
+            _check_number(name, getattr(self, name), least, most, is_whole=name not in FRACTIONS)
+        stop_rules(self)
+
+    @property
+    def keeps_stop(self) -> bool:
+        """Another name of `include_stop_str_in_output`, for what reads all requests."""
+        return self.include_stop_str_in_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,29 +123,13 @@ class Embedding:
     cached_tokens: int
 
 
-def as_tuple(texts: str | Sequence[str]) -> Sequence[str]:
-    return (texts,) if isinstance(texts, str) else texts
-
-
-def engine_params(
-    params: SamplingParams, choice: int, room: int, processors: dict[str, dict[str, Any]]
-) -> messages.SamplingParams:
-    """The engine's form of one choice's parameters; `room` is what the context leaves, `processors` were checked."""
-    return messages.SamplingParams(
-        max_tokens=min(params.max_tokens or room, room),
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
-        stop_token_ids=tuple(params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
-        logit_bias=dict(params.logit_bias),
-        seed=None if params.seed is None else derive_seed(params.seed, choice),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        processors=processors,
-    )
+def _check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
+    if value is None and name in OPTIONAL:
+        return
+    kind = Integral if is_whole else Real
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise wrong(f"{name} must be a {'whole ' if is_whole else ''}number, not {value!r}", name)
+    number = float(value)
+    if not least <= number <= most or (name in POSITIVE and number == least):
+        above = "above" if name in POSITIVE else "from"
+        raise wrong(f"{name} must be {above} {least:g} to {most:g}, not {value!r}", name)

@@ -19,6 +19,9 @@ from starlette.responses import Response
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
+from dovetail.processing.refusals import TOO_LONG
+from dovetail.processing.refusals import prompt_too_long as prompt_too_long
+from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
 from dovetail_server.peers.fields import refusal
 
@@ -107,55 +110,13 @@ def model_not_found(name: str, served: list[str]) -> RequestError:
     return RequestError(text, param="model", code="model_not_found", status=404)
 
 
-def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
-    """The prompt alone fills the context."""
-    text = (
-        f"the prompt has {num_tokens} tokens, which is longer than the model's context length, and leaves no room for "
-        f"output: this model's maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code="context_length_exceeded")
-
-
 def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
     """A text to be embedded does not fit the context."""
     text = (
         f"{param} has {num_tokens} tokens, which is longer than the model's context length: this model's maximum "
         f"context length is {context_len} tokens; shorten it, or send truncate_prompt_tokens: -1"
     )
-    return RequestError(text, param=param, code="context_length_exceeded")
-
-
-def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
-    """A look at parts of the prompt says that it is several contexts long."""
-    text = (
-        f"the prompt has about {num_tokens} tokens, which is longer than the model's context length: this model's "
-        f"maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code="context_length_exceeded")
-
-
-def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
-    """Prompt and requested output together exceed the context."""
-    text = (
-        f"{num_tokens} prompt tokens and {max_tokens} output tokens are {num_tokens + max_tokens} together, which is "
-        f"longer than the model's context length: this model's maximum context length is {context_len} tokens; "
-        f"shorten the prompt or lower {param}"
-    )
-    return RequestError(text, param=param, code="context_length_exceeded")
-
-
-def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
-    """The prompt is refused by its size, before it is tokenized."""
-    text = (
-        f"the prompt has {num_bytes} bytes, over this server's limit of {limit}, and is longer than the model's "
-        f"context length: this model's maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code="context_length_exceeded")
-
-
-def unsupported(param: str, why: str) -> RequestError:
-    """A field that this server does not implement; never ignored, because it would change the output."""
-    return RequestError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+    return RequestError(text, param=param, code=TOO_LONG)
 
 
 def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:

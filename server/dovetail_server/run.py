@@ -25,8 +25,8 @@ from dovetail_server.startup import Phases, engine_notes
 
 if TYPE_CHECKING:
     from dovetail.plugins import PluginPlan, Registry
+    from dovetail.processing.processor import Processor
     from dovetail_server.lifecycle import HttpServer
-    from dovetail_server.serving.text import TextTools
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -205,12 +205,12 @@ def mark_active(registry: Registry, plan: PluginPlan, info: EngineInfo) -> None:
             registry.mark(planned.kind, planned.qualified, "active")
 
 
-def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> TextTools:
+def load_text(settings: ServeSettings, plan: PluginPlan, phases: Phases) -> Processor:
     """Load tokenizer, template and parsers."""
     with phases.phase("tokenizer and parsers") as notes:
-        from dovetail_server.serving.text import TextTools
+        from dovetail.processing.processor import Processor
 
-        text = TextTools.load(settings, plan)
+        text = Processor.load(settings, plan)
         notes.extend(text.notes())
     return text
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 from dovetail.plugin_settings import split_names, split_words
-
-SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 
 
 def split_keys(value: object) -> object:
@@ -20,16 +17,6 @@ def split_keys(value: object) -> object:
         items = value if isinstance(value, list) else [value]
         return [key for item in items for key in ([item] if isinstance(item, SecretStr) else split_words(str(item)))]
     return value
-
-
-def read_object(value: object) -> object:
-    """Accept a JSON object as text, as flags and environment variables write it."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"is no JSON object: {error}") from None
 
 
 def check_keys(keys: list[SecretStr]) -> list[SecretStr]:
@@ -66,5 +53,3 @@ ApiKey = Annotated[SecretStr | None, AfterValidator(check_key)]
 ApiKeys = Annotated[list[SecretStr], NoDecode, BeforeValidator(split_keys), AfterValidator(check_keys)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_origins)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(split_names), AfterValidator(check_hosts)]
-JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
-Sampling = Annotated[dict[SamplingName, float], NoDecode, BeforeValidator(read_object)]

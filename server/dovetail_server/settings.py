@@ -13,20 +13,19 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dovetail.config_file import read_config
-from dovetail.plugin_settings import ENV_PREFIX, Names, PluginSettings
+from dovetail.plugin_settings import ENV_PREFIX, Names
+from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import flag
 from dovetail_server.peers.arguments import file_value
 from dovetail_server.setting_types import (
     ApiKey,
     ApiKeys,
     Hosts,
-    JsonObject,
     Origins,
-    Sampling,
 )
 
 
-class ServeSettings(PluginSettings, BaseSettings):
+class ServeSettings(TextSettings, BaseSettings):
     """What `dovetail serve` is started with."""
 
     model_config = SettingsConfigDict(
@@ -50,29 +49,6 @@ class ServeSettings(PluginSettings, BaseSettings):
         default_factory=list,
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",
         json_schema_extra=flag(common=True),
-    )
-    default_chat_template_kwargs: JsonObject = Field(
-        default_factory=dict,
-        description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; those of a '
-        "request win.",
-        json_schema_extra=flag(),
-    )
-    compact_json: bool = Field(
-        False,
-        description="JSON that a schema constrains has no whitespace between its tokens, where a request says nothing.",
-        json_schema_extra=flag("constrained-json-disable-any-whitespace"),
-    )
-    sampling_defaults: Literal["model", "openai"] = Field(
-        "model",
-        description="Where parameters that a request leaves out come from: the model's generation_config.json, or "
-        "OpenAI's defaults.",
-        json_schema_extra=flag(),
-    )
-    preferred_sampling_params: Sampling = Field(
-        default_factory=dict,
-        description="Sampling parameters of requests that leave them out, as a JSON object; they win over "
-        "--sampling-defaults.",
-        json_schema_extra=flag("override-generation-config"),
     )
     api_key: ApiKeys = Field(
         default_factory=list,
@@ -216,25 +192,11 @@ class ServeSettings(PluginSettings, BaseSettings):
     max_body_bytes: int = Field(
         32 << 20, ge=1024, le=1 << 34, description="Largest request body.", json_schema_extra=flag()
     )
-    max_prompt_bytes: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 34,
-        description="Largest prompt that is tokenized at all; 32 bytes per token of context if not given.",
-        json_schema_extra=flag(),
-    )
     stream_interval: int = Field(
         1,
         ge=1,
         le=1 << 16,
         description="Tokens per event of a stream, after the first event; more make longer intervals and less work.",
-        json_schema_extra=flag(),
-    )
-    max_logprobs: int = Field(
-        20,
-        ge=-1,
-        le=1 << 20,
-        description="Most likely tokens that a request may ask for with each token; -1: all of the vocabulary.",
         json_schema_extra=flag(),
     )
     stream_response_default_include_usage: bool = Field(

@@ -18,9 +18,9 @@ from dovetail_server.storage.lazy import LazyStorage
 
 if TYPE_CHECKING:
     from dovetail.plugins import Registry
+    from dovetail.processing.processor import Processor
     from dovetail_server.batches.service import BatchService
     from dovetail_server.responses.store import ResponseStore
-    from dovetail_server.serving.text import TextTools
 
 
 class ServerState(ReadingContext):
@@ -50,7 +50,7 @@ class ServerState(ReadingContext):
         self.storage: LazyStorage[BatchService] = LazyStorage(settings, self.tasks, self._open_service)
         """Files and batches, opened when first needed."""
 
-    def ready_with(self, text: TextTools) -> None:
+    def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
         self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)

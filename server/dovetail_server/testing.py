@@ -41,13 +41,13 @@ class ScriptedServer:
             reply: See above.
             settings: Of the server, by name.
         """
+        from dovetail.processing.processor import Processor
         from dovetail.testing.scripted import ScriptedEngine
         from dovetail.text.tokenizer import Tokenizer
         from dovetail_server import preflight
         from dovetail_server.app import create_app
         from dovetail_server.hooks import ApiHooks
         from dovetail_server.lifecycle import HttpServer
-        from dovetail_server.serving.text import TextTools
         from dovetail_server.settings import ServeSettings
         from dovetail_server.state import ServerState
 
@@ -64,7 +64,7 @@ class ScriptedServer:
         self.base = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._hooks = ApiHooks.start(plan)
         self.state: ServerState = ServerState(made, self.engine, self._hooks)
-        self.state.ready_with(TextTools.load(made, plan).bound_to(self.engine.info, made))
+        self.state.ready_with(Processor.load(made, plan).bound_to(self.engine.info, made))
         self._server = HttpServer(create_app(self.state), self.state)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

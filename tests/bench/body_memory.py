@@ -18,12 +18,13 @@ import sys
 from dovetail.demo import MODEL_DIR
 from dovetail.grammar.memory import most_own_bytes, return_large_blocks
 from dovetail.processing.embeddings import TextRules
+from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorStart
 from dovetail.processing.reranker import Reranker
+from dovetail.processing.sampling import Limits
 from dovetail.processing.tasks import Tasks
 from dovetail_server.bodies.wire import Job
 from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
-from dovetail_server.serving.text import Limits, TextSetup, TextTools, WorkerStart
 
 NAME = "demo"
 WORDS = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so. "
@@ -55,7 +56,7 @@ def bodies(size: int) -> dict[str, tuple[str, dict[str, object]]]:
     }
 
 
-def grown(text: TextTools, task: str, body: bytes) -> tuple[int, str]:
+def grown(text: Processor, task: str, body: bytes) -> tuple[int, str]:
     """Do a job in a fork, and return by how many bytes it grew at most, with what came of it."""
     reading, writing = os.pipe()
     if not os.fork():
@@ -81,17 +82,16 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=str(MODEL_DIR), help="folder of a model")
     arguments = parser.parse_args()
     limits = Limits(vocab_size=4096, context_len=1 << 26, max_prompt_bytes=1 << 30)
-    setup = TextSetup(folder=arguments.tokenizer)
-    start = WorkerStart(
+    setup = ProcessorSetup(folder=arguments.tokenizer)
+    start = ProcessorStart(
         setup=setup,
         limits=limits,
         template_defaults={},
-        served=[NAME],
         tasks=Tasks(),
         rules=TextRules(),
         reranker=Reranker(),
     )
-    text = TextTools.of_worker(start)
+    text = Processor.of_start(start)
     return_large_blocks()
     gc.collect()
     gc.freeze()

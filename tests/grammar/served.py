@@ -11,8 +11,8 @@ import requests
 from dovetail.client.inprocess import InProcessClient
 from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
+from dovetail.processing.processor import Processor
 from dovetail_server import preflight, run
-from dovetail_server.serving.text import TextTools
 from dovetail_server.settings import ServeSettings
 
 ASK = [{"role": "user", "content": "Tell me about France."}]
@@ -35,7 +35,7 @@ class Served:
         self.engine = self.make_engine(made, plan)
         self.state = ServerState(made, self.engine)
         self.server = HttpServer(create_app(self.state), self.state)
-        self.text = TextTools.load(made, plan)
+        self.text = Processor.load(made, plan)
         self.started = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self.main()), daemon=True)
         self.thread.start()

@@ -19,11 +19,11 @@ from tokenizers.processors import TemplateProcessing
 
 from dovetail.client.inprocess import InProcessClient
 from dovetail.processing.prepare import prepare
+from dovetail.processing.processor import Processor
 from dovetail_server import preflight
 from dovetail_server.app import create_app
 from dovetail_server.lifecycle import HttpServer
 from dovetail_server.run import engine_settings
-from dovetail_server.serving.text import TextTools
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 
@@ -88,7 +88,7 @@ class EncoderServer:
     async def _serve(self) -> None:
         try:
             info = await self.engine.start()
-            self.state.ready_with(TextTools.load(self.settings, self._plan).bound_to(info, self.settings))
+            self.state.ready_with(Processor.load(self.settings, self._plan).bound_to(info, self.settings))
         except Exception as error:  # raised again by the test's thread
             self.error = error
             await self.engine.close()

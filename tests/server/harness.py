@@ -18,24 +18,24 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.plan import as_planned
+from dovetail.processing.processor import Processor, ProcessorSetup
 from dovetail.text.chat import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.lifecycle import HttpServer
-from dovetail_server.serving.text import TextSetup, TextTools
 from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 
 
-def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> TextSetup | None:
+def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorSetup | None:
     """Say how another process gets the same text tools; None for parsers that only this one has."""
     records = {record.target: record for record in Registry.scan().records}
     targets = [f"{type(parser).__module__}:{type(parser).__qualname__}" for parser in parsers if parser is not None]
     if not records.keys() >= set(targets):
         return None
     plan = PluginPlan(plugins=tuple(as_planned(records[target]) for target in targets))
-    return TextSetup(folder=str(folder), chat_template=settings.chat_template, plan=plan)
+    return ProcessorSetup(folder=str(folder), chat_template=settings.chat_template, plan=plan)
 
 
 class Harness:
@@ -65,7 +65,7 @@ class Harness:
         self.state = ServerState(self.settings, self.engine, hooks)
         template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
         setup = setup_of(folder, self.settings, reasoning, tools)
-        self.tools = TextTools(self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup)
+        self.tools = Processor(self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup)
         if is_ready:
             self.make_ready()
         self.server = HttpServer(create_app(self.state), self.state)

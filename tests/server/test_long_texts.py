@@ -11,8 +11,8 @@ from harness import Harness
 from server_tiny import write_model
 
 from dovetail.errors import RequestError
+from dovetail.processing.processor import MAX_SAMPLE, MORE_TOKENS, SAMPLED, SAMPLES, Processor
 from dovetail.text.cuts import cuts_of
-from dovetail_server.serving.text import MAX_SAMPLE, MORE_TOKENS, SAMPLED, SAMPLES, TextTools
 
 CONTEXT = 4096
 
@@ -43,7 +43,7 @@ def lengths(server: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "\u00e9" * 200_000, "some words " * 50_000], ids=["a", "é", "words"])
 def test_it_is_never_tokenized_whole(text: str, server: Harness, lengths: list[int]) -> None:
     """Some parts are, a quarter of it at most; the refusal has an estimate of all its tokens."""
-    tools: TextTools = server.state.text
+    tools: Processor = server.state.text
     assert cuts_of(tools.tokenizer._backend) is None
     with pytest.raises(RequestError, match=r"about \d+ tokens") as caught:
         tools.encode(text, "prompt", add_special_tokens=False)
@@ -56,7 +56,7 @@ def test_it_is_never_tokenized_whole(text: str, server: Harness, lengths: list[i
 
 def test_what_may_fit_is_tokenized(server: Harness, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to twice the context and some more, where parts might say too much."""
-    tools: TextTools = server.state.text
+    tools: Processor = server.state.text
     monkeypatch.setattr(tools, "limits", dataclasses.replace(tools.limits, context_len=SAMPLED // 2))
     num = SAMPLED + MORE_TOKENS
     assert len(tools.encode("a" * num, "prompt", add_special_tokens=False)) == num

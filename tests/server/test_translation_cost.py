@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from dovetail.processing.tools import allowed_tools
 from dovetail_server.anthropic.schema import CountTokensRequest
 from dovetail_server.anthropic.translate import chat_messages
 from dovetail_server.openai.chat import ChatRequest
 from dovetail_server.openai.responses import InputTokensRequest
 from dovetail_server.responses.items import input_items, messages_of
-from dovetail_server.serving.chat import allowed_tools
 from dovetail_server.serving.translate import chat_request
 
 SMALL, LARGE = 2_000, 16_000

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from dovetail.config_file import read_config
 from dovetail.errors import ConfigError
 from dovetail.plugin_settings import ENV_PREFIX, GivenOption, PluginSettings, from_environment, merge_options
+from dovetail.processing.text_settings import TextSettings
 
 logger = logging.getLogger("dovetail")
 SHORT = {
@@ -27,7 +28,7 @@ SHORT = {
 """Arguments of `LLM` that are called otherwise on the command line."""
 
 
-class OfflineSettings(PluginSettings, BaseSettings):
+class OfflineSettings(TextSettings, BaseSettings):
     """Settings of `LLM`: arguments, then environment (`DOVETAIL_DTYPE`), then the file of `config`."""
 
     model_config = SettingsConfigDict(

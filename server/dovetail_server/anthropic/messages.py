@@ -34,8 +34,8 @@ from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_nam
 from dovetail_server.storage.paths import new_id
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 T = TypeVar("T")
 U = TypeVar("U", bound=DeltaUsage)
@@ -84,7 +84,7 @@ class MessagesJob:
         return "tool_use" if reason == "tool_calls" else "end_turn", None
 
 
-def read_prompt(text: TextTools, request: MessagesRequest) -> Prompts:
+def read_prompt(text: Processor, request: MessagesRequest) -> Prompts:
     """Check, translate, render and tokenize a conversation.
 
     Raises:
@@ -95,7 +95,7 @@ def read_prompt(text: TextTools, request: MessagesRequest) -> Prompts:
 
 
 def _clamped(
-    text: TextTools, request: MessagesRequest, message_id: str, use: Callable[[ChatRequest], T]
+    text: Processor, request: MessagesRequest, message_id: str, use: Callable[[ChatRequest], T]
 ) -> tuple[T, bool]:
     """Use the chat request that gives a message; where the context ends before `max_tokens`, one up to its end.
 
@@ -137,7 +137,7 @@ def prepare(state: ServingContext, request: MessagesRequest, model: str, prompts
     return MessagesJob(message_id=message_id, chat=job, is_clamped=is_clamped, omits=omits)
 
 
-def count(text: TextTools, request: CountTokensRequest) -> bytes:
+def count(text: Processor, request: CountTokensRequest) -> bytes:
     """Count the tokens of a prompt as `prepare` would make it, and return the reply; CPU work.
 
     One beyond the context is counted, too.

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Discriminator, Field, Tag
 
+from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.openai.common import (
-    MAX_TOKEN_ID,
-    MAX_TOKENS,
     FreeForm,
     Name,
     RequestModel,

@@ -20,11 +20,11 @@ import msgspec
 from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.memory import address_space, most_own_bytes, return_large_blocks
-from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, too_costly
+from dovetail.processing.processor import Processor
+from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.bodies.work import do
 from dovetail_server.responses.references import Answer
 from dovetail_server.serving.parsing import installed
-from dovetail_server.serving.text import TextTools, WorkerStart
 
 NICE = 5
 """Large bodies yield to the engine: they must not delay anybody's tokens."""
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(self, start: WorkerStart) -> None:
         """Load."""
-        self._text = TextTools.of_worker(start)
+        self._text = Processor.of_start(start.processor)
         self._served = start.served
         installed()
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail_server.bodies.pool import BodyPool
+from dovetail_server.bodies.wire import WorkerStart
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.responses.store import ResponseStore
-    from dovetail_server.serving.text import TextTools
 
 
 class ReadingContext(ServingContext):
@@ -32,10 +33,11 @@ class ReadingContext(ServingContext):
         self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
         """Reads large bodies."""
 
-    def ready_with(self, text: TextTools) -> None:
+    def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
-        self.bodies.ready_with(text.worker_start(self.served_names))
+        start = text.start_elsewhere()
+        self.bodies.ready_with(None if start is None else WorkerStart(processor=start, served=self.served_names))
 
     @abstractmethod
     async def stored_responses(self) -> ResponseStore:

@@ -19,10 +19,9 @@ from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
 from dovetail.messages.frames import HEADER
 from dovetail_server.bodies.turns import Turns
-from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, too_costly
+from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.errors import ServiceError
 from dovetail_server.responses.references import Answer
-from dovetail_server.serving.text import WorkerStart
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.tasks import RawTask, Task

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from dovetail.errors import RequestError
+from dovetail.processing.processor import Processor
 from dovetail_server.anthropic import messages
 from dovetail_server.anthropic.batches import to_lines
 from dovetail_server.anthropic.schema import CountTokensRequest, MessagesRequest
@@ -27,7 +28,6 @@ from dovetail_server.responses import job as responses
 from dovetail_server.responses.references import Answer, references_of
 from dovetail_server.serving import chat, completions, embeddings, generate, parsing, rerank, score, tokens
 from dovetail_server.serving.prompts import Prompts
-from dovetail_server.serving.text import TextTools
 
 M = TypeVar("M", bound=BaseModel)
 NOBODY: list[dict[str, Any]] = [{"role": "user", "content": ""}]
@@ -47,7 +47,7 @@ class Call(Generic[M]):
         ask: Gets what a response refers to, given the references in its input.
     """
 
-    text: TextTools
+    text: Processor
     request: M
     context: str
     ask: Callable[[list[tuple[str, int]]], Answer]

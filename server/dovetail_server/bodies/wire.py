@@ -6,11 +6,24 @@ import array
 
 import msgspec
 
+from dovetail.processing.processor import ProcessorStart
 from dovetail.text.cuts import shared
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 ID = "i"
 """Token ids travel as packed numbers: as msgpack they would take Python's lock for as long as parsing them."""
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to the process that makes the others.
+
+    Attributes:
+        processor: What a prompt depends on beside its request.
+        served: The model's names.
+    """
+
+    processor: ProcessorStart
+    served: list[str]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

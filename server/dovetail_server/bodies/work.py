@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.processing.processor import Processor
 from dovetail_server.bodies.tasks import TASKS, Call, RawTask
 from dovetail_server.bodies.wire import Job, Outcome, Question, Refusal, too_costly
 from dovetail_server.openai.batches import decode_line
 from dovetail_server.reading import check_name, decoded, validated
 from dovetail_server.responses.references import Answer
-from dovetail_server.serving.text import TextTools
 
 Asking = Callable[[Question], Answer]
 
@@ -31,7 +31,7 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[str], ask: Asking) -> Outcome:
+def do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[str], ask: Asking) -> Outcome:
     """Do a job; whatever goes wrong is in the outcome.
 
     Args:
@@ -52,7 +52,7 @@ def do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[st
         return Outcome(fault=traceback.format_exc())
 
 
-def _do(job: Job, take: Callable[[], bytes], text: TextTools, served: Sequence[str], ask: Asking) -> Outcome:
+def _do(job: Job, take: Callable[[], bytes], text: Processor, served: Sequence[str], ask: Asking) -> Outcome:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
         return Outcome(reply=task.run(take(), served))

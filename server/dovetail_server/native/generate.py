@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
+from dovetail.processing.bounds import MAX_TOKENS
 from dovetail_server.openai.common import (
-    MAX_TOKENS,
     PASS_KNOWN_IDS,
     Count,
     FreeForm,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import ConfigDict, Field
 
+from dovetail.processing.bounds import MAX_TOKENS, MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail_server.openai.common import (
-    MAX_TOKENS,
     Count,
     FinishReason,
     FreeForm,
@@ -77,7 +77,7 @@ Messages = Annotated[list[JsonObject], Plain(Message, least=1, most=65536)]
 class FunctionSpec(RequestModel):
     """A function the model may call; `parameters` is a JSON schema."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:\-]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=TOOL_NAME)]
     description: Text | None = None
     parameters: FreeForm | None = None
     strict: bool | None = None
@@ -114,7 +114,7 @@ class ChatRequest(SamplingFields, PromptFields, ServiceFields, GrammarFields):
     function_call: Annotated[str, Field(max_length=64)] | FreeForm | None = Field(
         None, json_schema_extra={"deprecated": True}
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     separate_reasoning: bool | None = Field(None, description="false leaves the reasoning in the content.")
     stream_reasoning: bool | None = Field(None, description="false sends the reasoning in one chunk.")
     thinking_budget: int | None = Field(

@@ -12,19 +12,30 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
+from dovetail.processing.bounds import (
+    BOUNDS,
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
+    MAX_NAMED_IDS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    POSITIVE,
+)
+from dovetail.processing.refusals import wrong
 from dovetail_server.openai.early import EarlyModel
 from dovetail_server.peers.fields import means_nothing
 
 MAX_TEXT = 1 << 26
-MAX_TOKEN_ID = (1 << 31) - 1
-MAX_TOKENS = 1 << 30
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(max_length=512)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 MAX_PROMPT_IDS = 1 << 24
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_IDS)]
-StopString = Annotated[str, Field(min_length=1, max_length=4096)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Bias = Annotated[float, Field(ge=-1e9, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Top = Annotated[
@@ -70,6 +81,18 @@ def _field_names(model: type[RequestModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
+def same_field(request: Any, name: str, alias: str) -> Any:
+    """Return the value of a field with two names.
+
+    Raises:
+        RequestError: Both are given and differ.
+    """
+    first, second = getattr(request, name), getattr(request, alias)
+    if first is not None and second is not None and first != second:
+        raise wrong(f"{name} and {alias} are one setting and differ; give one", alias)
+    return first if first is not None else second
+
+
 class StreamOptions(RequestModel):
     """What a stream carries besides deltas."""
 
@@ -78,22 +101,32 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; no padding is ever added.")
 
 
+def _within(name: str) -> Any:
+    """Return the bounds of a number as pydantic takes them."""
+    least, most = BOUNDS[name]
+    return Field(gt=least, le=most) if name in POSITIVE else Field(ge=least, le=most)
+
+
 class SamplingFields(RequestModel):
     """How to choose tokens and when to stop. What is left out comes from the model's generation_config.json."""
 
-    temperature: float | None = Field(None, ge=0, le=100, description="0 takes the most likely token.")
-    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus; 0 takes the most likely token.")
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 switch it off.")
-    min_p: float | None = Field(None, ge=0, le=1)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    temperature: Annotated[float, _within("temperature")] | None = Field(
+        None, description="0 takes the most likely token."
+    )
+    top_p: Annotated[float, _within("top_p")] | None = Field(
+        None, description="Nucleus; 0 takes the most likely token."
+    )
+    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="-1 and 0 switch it off.")
+    min_p: Annotated[float, _within("min_p")] | None = None
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, _within("presence_penalty")] | None = None
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = Field(None, description="No stop before so many tokens.")
     n: int | None = Field(None, ge=1, le=128)
-    stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
-    stop_regex: StopString | Annotated[list[StopString], Field(max_length=32)] | None = Field(
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_regex: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
         None, description="Regular expressions that end the reply as stop strings do."
     )
     ignore_eos: bool | None = None
@@ -102,11 +135,11 @@ class SamplingFields(RequestModel):
     no_stop_trim: bool | None = Field(None, description="Keep the matched stop string in the text.")
     include_stop_str_in_output: bool | None = Field(None, description="Another name of `no_stop_trim`.")
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1)
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = Field(
+    seed: Annotated[int, _within("seed")] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = Field(
         None, description="Nothing else is said, no end of the reply either."
     )
-    bad_words: Annotated[list[StopString], Field(max_length=1024)] | None = Field(
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
         None, description="Never said, at the beginning of a word or within one."
     )
     logits_processors: Annotated[dict[Name, FreeForm], Field(max_length=16)] | None = Field(
@@ -117,11 +150,16 @@ class SamplingFields(RequestModel):
     prompt_logprobs: Top | None = None
     return_token_ids: bool | None = None
 
+    @property
+    def keeps_stop(self) -> bool:
+        """The matched stop string stays in the text."""
+        return bool(same_field(self, "no_stop_trim", "include_stop_str_in_output"))
+
 
 class PromptFields(RequestModel):
     """How a prompt is cut, and how its tokens and those of the reply are named."""
 
-    logprob_token_ids: Annotated[list[TokenId], Field(max_length=4096)] | None = Field(
+    logprob_token_ids: Annotated[list[TokenId], Field(max_length=MAX_NAMED_IDS)] | None = Field(
         None, description="Tokens whose log probabilities stand behind the most likely ones; needs `logprobs`."
     )
     return_tokens_as_token_ids: bool | None = Field(None, description="Log probabilities name tokens `token_id:17`.")

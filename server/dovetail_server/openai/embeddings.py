@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from dovetail_server.openai.common import MAX_TOKENS, PASS_KNOWN_IDS, Name, RequestModel, Rid, Text, TokenIds
+from dovetail.processing.bounds import MAX_TOKENS
+from dovetail_server.openai.common import PASS_KNOWN_IDS, Name, RequestModel, Rid, Text, TokenIds
 
 MANY = Field(min_length=1, max_length=2048)
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from dovetail_server.openai.common import MAX_TOKENS, PASS_KNOWN_IDS, RequestModel, Text, TokenIds
+from dovetail.processing.bounds import MAX_TOKENS
+from dovetail_server.openai.common import PASS_KNOWN_IDS, RequestModel, Text, TokenIds
 from dovetail_server.openai.embeddings import MANY, EmbeddingUsage, PooledFields
 
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
+from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.openai.common import (
-    MAX_TOKEN_ID,
-    MAX_TOKENS,
     Bias,
     FreeForm,
     Name,

@@ -29,9 +29,9 @@ from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.translate import OVERFLOW, chat_request, fields_named
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.responses.references import Answer
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 T = TypeVar("T")
 encode = msgspec.json.encode
@@ -43,7 +43,7 @@ ASK = (
 )
 
 
-def read_prompt(text: TextTools, request: CompactRequest, compacted_id: str, found: Answer) -> Prompts:
+def read_prompt(text: Processor, request: CompactRequest, compacted_id: str, found: Answer) -> Prompts:
     """Make the prompt that asks for the summary; CPU work.
 
     Args:

@@ -33,9 +33,9 @@ from dovetail_server.serving.sse import Chunks
 from dovetail_server.serving.translate import OVERFLOW, fields_named, prompt_tokens
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.responses.keeper import Keeper
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 logger = logging.getLogger("dovetail.server")
 encoder = msgspec.json.Encoder()
@@ -99,7 +99,7 @@ def joined(rows: list[bytes]) -> bytes:
     return b"[" + b",".join(rows) + b"]"
 
 
-def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, found: Answer) -> Prompts:
+def read_prompt(text: Processor, request: ResponsesRequest, response_id: str, found: Answer) -> Prompts:
     """Check, translate, render and tokenize a conversation; CPU work.
 
     Args:
@@ -124,7 +124,7 @@ def read_prompt(text: TextTools, request: ResponsesRequest, response_id: str, fo
     return Prompts(prompts=made.prompts, tail=made.tail, items=bytes(rows))
 
 
-def count(text: TextTools, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:
+def count(text: Processor, request: InputTokensRequest, response_id: str, found: Answer) -> bytes:
     """Count the tokens of a response's prompt, nothing left out, and return the reply; CPU work.
 
     Args:

@@ -12,8 +12,8 @@ from dovetail.errors import RequestError
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.common import same_field
 from dovetail_server.openai.responses import ResponsesRequest, ResponseTool, TextFormat
-from dovetail_server.serving.params import same_field
 from dovetail_server.serving.translate import chat_request
 
 if TYPE_CHECKING:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
-from dovetail.text.stream import OutputStream
+from dovetail.processing.constraints import grammar_of
+from dovetail.processing.input import Conversation, Prepared, Wanted, chat_prompt, prepare_chat
+from dovetail.processing.processor import Processor
+from dovetail.processing.refusals import wrong
+from dovetail.processing.sampling import fit_output, named_ids, num_top
+from dovetail.processing.tools import ToolOptions, tool_options
 from dovetail_server import errors
 from dovetail_server.openai.chat import ChatRequest
+from dovetail_server.openai.common import same_field
 from dovetail_server.serving.chat_events import ChatView
-from dovetail_server.serving.common import choice_rid, rid_of, salt_of, submit_of
+from dovetail_server.serving.common import choice_rid, rid_of, service_of
+from dovetail_server.serving.fields import refuse_stream_mix, truncated
 from dovetail_server.serving.generation import Choice, Generation
-from dovetail_server.serving.grammar import ToolWish, chat_constraints, grammar_of
-from dovetail_server.serving.params import (
-    StopRules,
-    check_token_ids,
-    fit_output,
-    named_ids,
-    num_top,
-    refuse_stream_mix,
-    same_field,
-    sampling_params,
-    stop_rules,
-    truncated,
-)
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
     from dovetail_server.storage.completions import CompletionKeeper
-
-
-TAIL_TOKENS = 64
-"""Of a prompt that comes as tokens: enough to see whether thinking has begun."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +53,7 @@ class ChatJob:
         return self.generation.choices[0].submit.params.logprobs or 0
 
 
-def read_prompt(text: TextTools, request: ChatRequest) -> Prompts:
+def read_prompt(text: Processor, request: ChatRequest) -> Prompts:
     """Check, render and tokenize a conversation.
 
     Raises:
@@ -74,32 +62,37 @@ def read_prompt(text: TextTools, request: ChatRequest) -> Prompts:
     text.tasks.check("generate")
     refuse_unsupported(request)
     grammar_of(request)  # refused here, where large ones do not hold others up
-    return _prompt(text, request, tool_wish(request, text), template_kwargs(request, text))
+    return _prompt(text, request, conversation(request, text))
 
 
-def _prompt(text: TextTools, request: ChatRequest, wish: ToolWish | None, kwargs: Mapping[str, Any]) -> Prompts:
-    text.check_size(request.messages)
-    rendered = text.template.render(
-        request.messages,
-        tools=None if wish is None else wish.tools,
+def conversation(request: ChatRequest, text: Processor) -> Conversation:
+    """Return what the prompt is made of, and how the reply is divided.
+
+    Raises:
+        RequestError: See `tools_of` and `template_kwargs`.
+    """
+    return Conversation(
+        messages=request.messages,
+        tools=tools_of(request, text),
+        template_kwargs=template_kwargs(request, text),
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
-        template_kwargs=kwargs,
+        input_ids=request.input_ids,
+        add_special_tokens=bool(request.add_special_tokens),
+        separate_reasoning=request.separate_reasoning is not False,
+        stream_reasoning=request.stream_reasoning is not False,
     )
-    if request.input_ids is None:
-        whole = text.encode(rendered.text, "messages", add_special_tokens=bool(request.add_special_tokens))
-        tail = rendered.tail
-    else:
-        check_token_ids(request.input_ids, text.limits.vocab_size, "input_ids")
-        whole = request.input_ids
-        tail = text.tokenizer.decode(whole[-TAIL_TOKENS:], skip_special_tokens=False)
+
+
+def _prompt(text: Processor, request: ChatRequest, chat: Conversation) -> Prompts:
+    whole, tail = chat_prompt(text, chat)
     ids = truncated(whole, request, same_field(request, "max_completion_tokens", "max_tokens"), text.limits)
     max_tokens(request, len(ids), text)
     return Prompts(prompts=[Prompt(ids, echo_of(request.messages[-1]) if request.echo else "")], tail=tail)
 
 
-def max_tokens(request: ChatRequest, num_prompt: int, text: TextTools) -> int:
+def max_tokens(request: ChatRequest, num_prompt: int, text: Processor) -> int:
     """Return how many tokens the reply may have.
 
     Raises:
@@ -125,40 +118,22 @@ def prepare(state: ServingContext, request: ChatRequest, model: str, prompts: Pr
     text = state.text
     text.tasks.check("generate")
     refuse_unsupported(request)
-    asked, front = grammar_of(request), text.grammar.only(request.grammar_backend)
-    wish = tool_wish(request, text)
-    tools = None if wish is None else wish.tools
-    rules = stop_rules(request)
-    kwargs = template_kwargs(request, text)
-    made = prompts or _prompt(text, request, wish, kwargs)
-    ids, tail = made.only.ids, made.tail
-    budget = same_field(request, "thinking_budget", "thinking_token_budget")
-    constraints = chat_constraints(asked, wish, text, front, budget=budget, template_kwargs=kwargs, tail=tail)
-    params = sampling_params(
-        request,
-        text,
+    asked, chat = grammar_of(request), conversation(request, text)
+    made = prompts or _prompt(text, request, chat)
+    ids = made.only.ids
+    wanted = Wanted(
+        fields=request,
         max_tokens=max_tokens(request, len(ids), text),
         logprobs=num_top(request.top_logprobs or 0, text.limits, "top_logprobs") if request.logprobs else None,
         prompt_logprobs=num_top(request.prompt_logprobs, text.limits, "prompt_logprobs"),
-        logprob_token_ids=named_ids(request, bool(request.logprobs), text.limits),
+        logprob_token_ids=named_ids(request.logprob_token_ids, bool(request.logprobs), text.limits),
+        grammar=asked,
+        grammar_backend=request.grammar_backend,
+        thinking_budget=same_field(request, "thinking_budget", "thinking_token_budget"),
     )
+    prepared = prepare_chat(text, wanted, chat, made.tail)
     rid = rid_of(request, "chatcmpl")
-    count = request.n or 1
-    is_dropped = same_field(request, "max_completion_tokens", "max_tokens") == 0
-    submits = [
-        submit_of(choice_rid(rid, i, count), ids, params, i, request.priority or 0, salt_of(request), constraints)
-        for i in range(count)
-    ]
-    choices = [
-        Choice(
-            index=i,
-            submit=submit,
-            output=make_output(request, text, rules, tools, kwargs, tail),
-            route=constraints.route,
-            is_dropped=is_dropped,
-        )
-        for i, submit in enumerate(submits)
-    ]
+    choices = chat_choices(prepared, request, ids, rid, text)
     view = ChatView(
         include_reasoning=request.include_reasoning is not False,
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -174,6 +149,21 @@ def prepare(state: ServingContext, request: ChatRequest, model: str, prompts: Pr
     )
 
 
+def chat_choices(prepared: Prepared, request: ChatRequest, ids: list[int], rid: str, text: Processor) -> list[Choice]:
+    """Return what the engine runs for a request."""
+    count, service = request.n or 1, service_of(request)
+    return [
+        Choice(
+            index=i,
+            submit=prepared.submit(choice_rid(rid, i, count), ids, i, **service),
+            output=prepared.output(text),
+            route=prepared.constraints.route,
+            is_dropped=same_field(request, "max_completion_tokens", "max_tokens") == 0,
+        )
+        for i in range(count)
+    ]
+
+
 def echo_of(message: Mapping[str, Any]) -> str:
     """Return the text of a message that the reply goes on with: one of the assistant's."""
     content = message.get("content") or ""
@@ -182,7 +172,7 @@ def echo_of(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
-def template_kwargs(request: ChatRequest, text: TextTools) -> dict[str, Any]:
+def template_kwargs(request: ChatRequest, text: Processor) -> dict[str, Any]:
     """Return the chat template's variables.
 
     Raises:
@@ -199,29 +189,6 @@ def template_kwargs(request: ChatRequest, text: TextTools) -> dict[str, Any]:
     if request.verbosity is not None:
         kwargs = {"verbosity": request.verbosity, **kwargs}
     return text.template_kwargs(effort, kwargs)
-
-
-def make_output(
-    request: ChatRequest,
-    text: TextTools,
-    rules: StopRules,
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any],
-    tail: str,
-) -> OutputStream:
-    """Make the output of one choice."""
-    return OutputStream(
-        text.tokenizer,
-        reasoning=text.reasoning,
-        tools=text.tools if tools else None,
-        tool_schemas=tools or (),
-        template=text.template,
-        template_kwargs=kwargs,
-        prompt_tail=tail,
-        separate_reasoning=request.separate_reasoning is not False,
-        stream_reasoning=request.stream_reasoning is not False,
-        **rules,
-    )
 
 
 def refuse_unsupported(request: ChatRequest) -> None:
@@ -241,44 +208,26 @@ def refuse_unsupported(request: ChatRequest) -> None:
     refuse_stream_mix(request, request.prompt_logprobs)
 
 
-def tool_wish(request: ChatRequest, text: TextTools) -> ToolWish | None:
+def tools_of(request: ChatRequest, text: Processor) -> ToolOptions | None:
     """Return the tools that the model may call and how, or None.
 
     Raises:
-        RequestError: A choice that means nothing, or tools without a parser for the model's calls.
+        RequestError: Old and new names are mixed, or see `tool_options`.
     """
-    if request.functions is not None and request.tools is not None:
-        raise RequestError("functions is the old name of tools; send one of them", param="functions")
-    if request.functions is None and request.function_call is not None:
-        text_ = "function_call is only allowed when functions are specified; with tools, send tool_choice"
-        raise RequestError(text_, param="function_call", code="invalid_value")
-    if request.functions is not None and request.tool_choice is not None:
-        text_ = "tool_choice belongs to tools; with functions, send function_call"
-        raise RequestError(text_, param="tool_choice", code="invalid_value")
-    if request.functions is not None:
-        name, choice = "function_call", function_choice(request.function_call)
-        tools: list[dict[str, Any]] = [
-            {"type": "function", "function": f.model_dump(exclude_none=True)} for f in request.functions
-        ]
-    else:
-        name, choice = "tool_choice", request.tool_choice
-        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-    check_schemas(tools, "functions" if request.functions is not None else "tools")
-    tools, choice = allowed_tools(tools, choice)
-    if isinstance(choice, dict) or choice == "required":
-        if not tools:
-            raise RequestError(f"{name} needs tools", param=name, code="invalid_value")
-    elif choice not in {None, "none", "auto"}:
-        text_ = f"{name} must be 'none', 'auto', 'required' or an object (given: {choice!r})"
-        raise RequestError(text_, param=name, code="invalid_value")
-    if not tools or choice == "none":
-        return None
-    if text.tools is None:
-        why = "no tool-call parser is in use, so calls could not be recognised; start with --tool-call-parser NAME"
-        raise errors.unsupported("tools" if name == "tool_choice" else "functions", why)
-    strict = any(tool["function"].get("strict") for tool in tools)
     parallel = request.parallel_tool_calls is not False
-    return ToolWish(tools=tools, choice=choice or "auto", param=name, parallel=parallel, strict=strict)
+    if request.functions is None:
+        if request.function_call is not None:
+            why = "function_call is only allowed when functions are specified; with tools, send tool_choice"
+            raise wrong(why, "function_call")
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        return tool_options(tools, request.tool_choice, text.tools, parallel=parallel, names=("tools", "tool_choice"))
+    if request.tools is not None:
+        raise RequestError("functions is the old name of tools; send one of them", param="functions")
+    if request.tool_choice is not None:
+        raise wrong("tool_choice belongs to tools; with functions, send function_call", "tool_choice")
+    functions = [{"type": "function", "function": f.model_dump(exclude_none=True)} for f in request.functions]
+    choice = function_choice(request.function_call)
+    return tool_options(functions, choice, text.tools, parallel=parallel, names=("functions", "function_call"))
 
 
 def function_choice(given: Any) -> Any:
@@ -286,45 +235,3 @@ def function_choice(given: Any) -> Any:
     if isinstance(given, dict) and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     return given
-
-
-def named_function(choice: Any) -> Any:
-    """Return the name in `{"type": "function", "function": {"name": …}}`, or in the flat form of it."""
-    inner = choice.get("function", choice) if isinstance(choice, dict) else None
-    return inner.get("name") if isinstance(inner, dict) else None
-
-
-def check_schemas(tools: Sequence[Mapping[str, Any]], param: str) -> None:
-    """Refuse a tool whose parameters are no JSON schema.
-
-    Raises:
-        RequestError: With the place of the schema as `param`.
-    """
-    for place, tool in enumerate(tools):
-        try:
-            schema.check(tool["function"].get("parameters") or {})
-        except RequestError as error:
-            where = f"{param}[{place}].parameters" if param == "functions" else f"{param}[{place}].function.parameters"
-            raise RequestError(error.message, param=where, code=error.code) from None
-
-
-def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Resolve OpenAI's `allowed_tools`: a subset of the tools, and whether one of them must be called.
-
-    Raises:
-        RequestError: It has another form, or names a tool that is not there.
-    """
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return tools, choice
-    inner = choice.get("allowed_tools", choice)
-    mode = inner.get("mode", "auto") if isinstance(inner, dict) else None
-    listed = inner.get("tools") if isinstance(inner, dict) else None
-    if mode not in ("auto", "required") or not isinstance(listed, list):
-        why = 'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": […]}'
-        raise RequestError(why, param="tool_choice", code="invalid_value")
-    names = {name for item in listed if isinstance(name := named_function(item), str)}
-    kept = [tool for tool in tools if tool["function"]["name"] in names]
-    if len(kept) != len(listed):
-        why = "tool_choice.allowed_tools names a function that is not in tools"
-        raise RequestError(why, param="tool_choice", code="invalid_value")
-    return kept, mode

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
-from dovetail.messages import SamplingParams, Submit
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
-from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage
+from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage, same_field
 from dovetail_server.openai.response_objects import InputDetails, OutputDetails, ResponseUsage
 from dovetail_server.serving.generation import Choice
-from dovetail_server.serving.grammar import NONE, Constraints
-from dovetail_server.serving.params import same_field, seed_of_choice
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
@@ -38,37 +34,15 @@ def rid_of(request: ServiceFields, prefix: str) -> str:
     return same_field(request, "rid", "request_id") or new_id(prefix)
 
 
-def salt_of(request: ServiceFields) -> str:
-    """Return what keeps the request's prefixes apart; empty for nothing."""
-    return same_field(request, "cache_salt", "extra_key") or ""
+def service_of(request: Any) -> dict[str, Any]:
+    """Return how the engine serves a request's choices, as `Prepared.submit` takes it."""
+    salt = same_field(request, "cache_salt", "extra_key") or ""
+    return {"priority": request.priority or 0, "cache_salt": salt, "owner": CALLER.get().owner}
 
 
 def choice_rid(rid: str, index: int, num_choices: int) -> str:
     """Return the engine's identifier of a choice; the request's own where it is the only one."""
     return rid if num_choices == 1 else f"{rid}#{index}"
-
-
-def submit_of(
-    rid: str,
-    prompt_ids: list[int],
-    params: SamplingParams,
-    index_in_prompt: int,
-    priority: int,
-    salt: str,
-    constraints: Constraints = NONE,
-) -> Submit:
-    """Build the engine's request of one choice, with the choice's own seed. All choices share the prompt's list."""
-    params = replace(params, seed=seed_of_choice(params.seed, index_in_prompt))
-    return Submit(
-        rid=rid,
-        prompt_ids=prompt_ids,
-        params=params,
-        priority=priority,
-        cache_salt=salt,
-        owner=CALLER.get().owner,
-        grammar=constraints.steps,
-        thinking=constraints.thinking,
-    )
 
 
 def usage_wishes(state: ServingContext, request: ServiceFields) -> tuple[bool, bool]:

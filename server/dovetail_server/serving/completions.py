@@ -8,13 +8,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
 
 from dovetail.contracts.reasoning import ContentDelta, Event
 from dovetail.contracts.tools import Malformed
 from dovetail.errors import RequestError
-from dovetail.messages import SamplingParams
-from dovetail.text.stream import OutputStream
+from dovetail.processing.constraints import grammar_of
+from dovetail.processing.input import Prepared, Wanted, prepare_text
+from dovetail.processing.processor import Processor
+from dovetail.processing.sampling import fit_output, named_ids, num_top
 from dovetail_server.openai.completions import (
     Completion,
     CompletionChoice,
@@ -29,29 +30,18 @@ from dovetail_server.serving.common import (
     report_field,
     report_rider,
     rid_of,
-    salt_of,
-    submit_of,
+    service_of,
     usage_of,
     usage_wishes,
 )
+from dovetail_server.serving.fields import refuse_stream_mix, truncated
 from dovetail_server.serving.fill_in import fill_in_of, read_between
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import grammar_of, plain_constraints
-from dovetail_server.serving.params import (
-    fit_output,
-    named_ids,
-    num_top,
-    refuse_stream_mix,
-    sampling_params,
-    stop_rules,
-    truncated,
-)
 from dovetail_server.serving.prompts import Prompt, Prompts, read_each
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 16
@@ -74,7 +64,7 @@ class CompletionJob:
         return self.generation.state
 
 
-def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
+def read_prompts(text: Processor, request: CompletionRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -96,7 +86,7 @@ def read_prompts(text: TextTools, request: CompletionRequest) -> Prompts:
     return Prompts(prompts=prompts)
 
 
-def max_tokens(request: CompletionRequest, num_prompt: int, text: TextTools) -> int:
+def max_tokens(request: CompletionRequest, num_prompt: int, text: Processor) -> int:
     """Return how many tokens a choice may have.
 
     Raises:
@@ -123,48 +113,45 @@ def prepare(
     text = state.text
     text.tasks.check("generate")
     check(request)
-    constraints = plain_constraints(request, text)
-    rules = stop_rules(request)
+    asked = grammar_of(request)
     prompts = (made or read_prompts(text, request)).prompts
     per_prompt = request.best_of or request.n or 1
     state.check_choices(len(prompts) * per_prompt)
-    is_scoring = request.max_tokens == 0
     echoes = bool(request.echo) and request.logprobs is not None
     needs_scores = per_prompt > (request.n or 1)
     logprobs = num_top(request.logprobs, text.limits, "logprobs")
     prompt_logprobs = num_top(request.prompt_logprobs, text.limits, "prompt_logprobs")
-    named = named_ids(request, request.logprobs is not None, text.limits)
+    named = named_ids(request.logprob_token_ids, request.logprobs is not None, text.limits)
     rid, fill_in = rid_of(request, "cmpl"), fill_in_of(request, text)
+    service = service_of(request)
     choices: list[Choice] = []
 
     @cache
-    def params_for(most: int) -> SamplingParams:
-        params = sampling_params(
-            request,
-            text,
+    def prepared_for(most: int) -> Prepared:
+        wanted = Wanted(
+            fields=request,
             max_tokens=most,
             logprobs=logprobs if logprobs is not None else 0 if needs_scores else None,
             prompt_logprobs=logprobs if echoes else prompt_logprobs,
             logprob_token_ids=named,
+            grammar=asked,
+            grammar_backend=request.grammar_backend,
         )
-        ends = () if fill_in is None else fill_in.stop_ids
-        return replace(params, stop_token_ids=(*params.stop_token_ids, *ends)) if ends else params
+        found = prepare_text(text, wanted)
+        return found if fill_in is None else found.ended_by(fill_in.stop_ids)
 
     for p, prompt in enumerate(prompts):
-        params = params_for(max_tokens(request, len(prompt.ids), text))
+        prepared = prepared_for(max_tokens(request, len(prompt.ids), text))
         for k in range(per_prompt):
-            index = len(choices)
-            name = choice_rid(rid, index, len(prompts) * per_prompt)
-            submit = submit_of(name, prompt.ids, params, k, request.priority or 0, salt_of(request), constraints)
-            output = OutputStream(text.tokenizer, track_offsets=request.logprobs is not None, **rules)
+            name = choice_rid(rid, len(choices), len(prompts) * per_prompt)
             choices.append(
                 Choice(
-                    index=index,
-                    submit=submit,
-                    output=output,
+                    index=len(choices),
+                    submit=prepared.submit(name, prompt.ids, k, **service),
+                    output=prepared.output(text, track_offsets=request.logprobs is not None),
                     prompt_index=p,
-                    is_dropped=is_scoring,
-                    route=constraints.route,
+                    is_dropped=request.max_tokens == 0,
+                    route=prepared.constraints.route,
                 )
             )
     return CompletionJob(
@@ -186,7 +173,7 @@ def check(request: CompletionRequest) -> None:
         raise RequestError("best_of above n cannot be streamed", param="best_of", code="invalid_value")
 
 
-def cut(prompt: Prompt, request: CompletionRequest, text: TextTools) -> Prompt:
+def cut(prompt: Prompt, request: CompletionRequest, text: Processor) -> Prompt:
     """Return a prompt as `truncate_prompt_tokens` leaves it."""
     ids = truncated(prompt.ids, request, request.max_tokens, text.limits)
     return prompt if len(ids) == len(prompt.ids) else Prompt(ids, text.tokenizer.decode(ids, skip_special_tokens=False))

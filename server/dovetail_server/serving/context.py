@@ -19,7 +19,7 @@ from dovetail_server.served import served_name
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
 POOLS_QUEUED = 8
 """Prompt tokens that may run and wait where `--max-queued-tokens` is not given, in sizes of the KV cache; where nothing
@@ -77,9 +77,9 @@ class ServingContext:
         """By owner and by the identifier that it chose, or that its reply carries: what `/abort_request` may name."""
         self.cut_off: Callable[[Scope], None] = lambda scope: None
         """Closes the connection of a request at once, whatever it has not taken yet; set by the HTTP server."""
-        self._text: TextTools | None = None
+        self._text: Processor | None = None
 
-    def ready_with(self, text: TextTools) -> None:
+    def ready_with(self, text: Processor) -> None:
         """Take requests from now on; the engine has started."""
         self._text = text
 
@@ -89,7 +89,7 @@ class ServingContext:
         return self.engine.info
 
     @property
-    def text(self) -> TextTools:
+    def text(self) -> Processor:
         """Tokenizer, template and parsers."""
         if self._text is None:
             raise errors.starting()

@@ -16,8 +16,8 @@ from dovetail_server.serving.pooled import generation_of, most_tokens, read_text
 from dovetail_server.serving.prompts import Prompts
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class EmbeddingJob:
     generation: Generation
 
 
-def read_prompts(text: TextTools, request: EmbeddingRequest) -> Prompts:
+def read_prompts(text: Processor, request: EmbeddingRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
+from dovetail.processing.sampling import check_token_ids
 from dovetail.text.fill_in import Infill
 from dovetail_server import errors
 from dovetail_server.openai.completions import CompletionRequest
-from dovetail_server.serving.params import check_token_ids
 from dovetail_server.serving.prompts import Prompt
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
 
-def fill_in_of(request: CompletionRequest, text: TextTools) -> Infill | None:
+def fill_in_of(request: CompletionRequest, text: Processor) -> Infill | None:
     """Return how the model fills in what stands before `suffix`; None where there is none.
 
     Raises:
@@ -38,7 +38,7 @@ def fill_in_of(request: CompletionRequest, text: TextTools) -> Infill | None:
     return text.tokenizer.fill_in
 
 
-def read_between(request: CompletionRequest, text: TextTools, fill_in: Infill, *, special: bool) -> list[Prompt]:
+def read_between(request: CompletionRequest, text: Processor, fill_in: Infill, *, special: bool) -> list[Prompt]:
     """Return every prompt as the model is asked for what stands between it and `suffix`.
 
     Raises:

@@ -9,29 +9,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.messages import SamplingParams, TokenLogprob
-from dovetail.text.stream import OutputStream
+from dovetail.messages import TokenLogprob
+from dovetail.processing.constraints import grammar_of
+from dovetail.processing.input import Prepared, Wanted, prepare_text
+from dovetail.processing.processor import Processor
+from dovetail.processing.sampling import check_token_ids, fit_output, num_top
 from dovetail_server import errors
 from dovetail_server.native.generate import Generated, GenerateParams, GenerateRequest, MetaInfo, NativeFinish
+from dovetail_server.openai.common import same_field
 from dovetail_server.serving import logprobs as lp
-from dovetail_server.serving.common import choice_rid, new_id, report_field, submit_of
+from dovetail_server.serving.common import choice_rid, new_id, report_field, service_of
 from dovetail_server.serving.generation import Choice, Generation, Step
-from dovetail_server.serving.grammar import Constraints, grammar_of, plain_constraints
-from dovetail_server.serving.params import (
-    StopRules,
-    check_token_ids,
-    fit_output,
-    num_top,
-    same_field,
-    sampling_params,
-    stop_rules,
-)
 from dovetail_server.serving.prompts import Prompt, Prompts, read_one
 from dovetail_server.serving.sse import DONE, Chunks
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 128
@@ -62,7 +55,7 @@ class GenerateJob:
     """One prompt, one choice, not sent as a batch: the reply is an object, not a list."""
 
 
-def read_prompts(text: TextTools, request: GenerateRequest) -> Prompts:
+def read_prompts(text: Processor, request: GenerateRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -105,30 +98,22 @@ def prepare(state: ServingContext, request: GenerateRequest, made: Prompts | Non
     state.check_choices(sum(item.params.n or 1 for item in items))
     choices: list[Choice] = []
     folds: list[ItemFold] = []
-    shared: dict[tuple[object, ...], tuple[SamplingParams, StopRules, Constraints]] = {}
+    shared: dict[tuple[object, ...], Prepared] = {}
+    service = service_of(request)
     for p, item in enumerate(items):
         key = item_key(item, text)
         if key not in shared:
-            shared[key] = item_rules(item, text)
-        params, rules, constraints = shared[key]
+            shared[key] = prepared_for(item, text)
+        prepared = shared[key]
         count = item.params.n or 1
         for k in range(count):
-            submit = submit_of(
-                choice_rid(item.rid, k, count),
-                item.prompt.ids,
-                params,
-                k,
-                request.priority or 0,
-                same_field(request, "cache_salt", "extra_key") or "",
-                constraints,
-            )
-            output = OutputStream(text.tokenizer, **rules)
+            submit = prepared.submit(choice_rid(item.rid, k, count), item.prompt.ids, k, **service)
             choice = Choice(
                 index=len(choices),
                 submit=submit,
-                output=output,
+                output=prepared.output(text),
                 prompt_index=p,
-                route=constraints.route,
+                route=prepared.constraints.route,
                 is_dropped=wanted_tokens(item.params) == 0,
             )
             choices.append(choice)
@@ -138,8 +123,8 @@ def prepare(state: ServingContext, request: GenerateRequest, made: Prompts | Non
     return GenerateJob(generation=generation, folds=folds, is_single=not made.is_batch and len(choices) == 1)
 
 
-def item_key(item: Item, text: TextTools) -> tuple[object, ...]:
-    """Return what `item_rules` depends on: most prompts of a batch share all of it."""
+def item_key(item: Item, text: Processor) -> tuple[object, ...]:
+    """Return what `prepared_for` depends on: most prompts of a batch share all of it."""
     num_prompt = len(item.prompt.ids)
     room = text.limits.context_len - num_prompt
     most = min(room, max(wanted_tokens(item.params) or 0, DEFAULT_MAX_TOKENS))
@@ -147,16 +132,8 @@ def item_key(item: Item, text: TextTools) -> tuple[object, ...]:
     return id(item.params), most, item.num_top, start, id(item.named)
 
 
-def item_rules(item: Item, text: TextTools) -> tuple[SamplingParams, StopRules, Constraints]:
-    """Return how an item's text is made, when it ends, and its grammar."""
-    params = engine_params(item, text)
-    rules = stop_rules(item.params)
-    rules["min_tokens"] = params.min_tokens
-    return params, rules, plain_constraints(item.params, text)
-
-
-def engine_params(item: Item, text: TextTools) -> SamplingParams:
-    """Build the engine's parameters of one item."""
+def prepared_for(item: Item, text: Processor) -> Prepared:
+    """Return how an item's text is made, when it ends, and what it is held to."""
     given = item.params
     if given.prompt_logprobs is not None:
         raise errors.unsupported("sampling_params.prompt_logprobs", "send return_logprob and logprob_start_len")
@@ -166,15 +143,19 @@ def engine_params(item: Item, text: TextTools) -> SamplingParams:
     wanted = 1 if wanted == 0 else wanted
     wants_prompt = item.num_top is not None and 0 <= item.logprob_start < len(item.prompt.ids)
     names = ("text", "max_new_tokens")
-    return sampling_params(
-        given.model_copy(update={"seed": seed, "min_tokens": min_tokens}),
+    return prepare_text(
         text,
-        max_tokens=fit_output(len(item.prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, names),
-        logprobs=item.num_top,
-        prompt_logprobs=item.num_top if wants_prompt else None,
-        prompt_logprobs_start=item.logprob_start if wants_prompt else 0,
-        logprob_token_ids=item.named,
-        use_defaults=False,
+        Wanted(
+            fields=given.model_copy(update={"seed": seed, "min_tokens": min_tokens}),
+            max_tokens=fit_output(len(item.prompt.ids), wanted, DEFAULT_MAX_TOKENS, text.limits, names),
+            logprobs=item.num_top,
+            prompt_logprobs=item.num_top if wants_prompt else None,
+            prompt_logprobs_start=item.logprob_start if wants_prompt else 0,
+            logprob_token_ids=item.named,
+            use_defaults=False,
+            grammar=grammar_of(given),
+            grammar_backend=given.grammar_backend,
+        ),
     )
 
 
@@ -183,7 +164,7 @@ def wanted_tokens(given: GenerateParams) -> int | None:
     return same_field(given, "max_new_tokens", "max_tokens")  # type: ignore[no-any-return]
 
 
-def read_items(request: GenerateRequest, prompts: Sequence[Prompt], text: TextTools) -> list[Item]:
+def read_items(request: GenerateRequest, prompts: Sequence[Prompt], text: Processor) -> list[Item]:
     """Return the prompts with their options, lists spread over the batch.
 
     Raises:
@@ -209,7 +190,7 @@ def read_items(request: GenerateRequest, prompts: Sequence[Prompt], text: TextTo
     ]
 
 
-def read_named(given: Any, wants: Sequence[bool], text: TextTools) -> list[Sequence[int]]:
+def read_named(given: Any, wants: Sequence[bool], text: Processor) -> list[Sequence[int]]:
     """Return the tokens that each prompt names for log probabilities; one list is for all.
 
     Raises:
@@ -257,7 +238,7 @@ class ItemFold:
 
     choice: Choice
     item: Item
-    text: TextTools
+    text: Processor
     show_text: bool
     rows: list[TokenLogprob] = field(default_factory=list)
 

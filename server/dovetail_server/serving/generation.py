@@ -20,8 +20,9 @@ from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
 from dovetail.grammar.blame import explained
 from dovetail.grammar.route import GrammarReport, Route
-from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
+from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.processing.constraints import outcome_of
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.origin import ORIGIN
@@ -151,16 +152,8 @@ class Choice:
             self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)
         if self.route is None or self.grammar_step is None or self.finish_reason == "abort":
             return
-        ended = self.finish_reason in ("stop", "tool_calls") and not isinstance(self.matched_stop, str)
-        output = self.output
-        outcome = Outcome(
-            step=self.grammar_step,
-            left_out=self.grammar_ignored,
-            text=output.text,
-            calls=[(call.name, call.arguments) for call in output.tool_calls],
-            ended=ended,
-        )
-        if ended and self.route.needs_validation(outcome.step, outcome.left_out):
+        outcome = outcome_of(self.output, self.grammar_step, self.grammar_ignored, is_dropped=self.is_dropped)
+        if outcome.ended and self.route.needs_validation(outcome.step, outcome.left_out):
             self.grammar_report = await asyncio.to_thread(front.report, self.route, outcome)
         else:
             self.grammar_report = front.report(self.route, outcome)

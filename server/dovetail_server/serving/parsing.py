@@ -26,12 +26,12 @@ from dovetail_server.native.parsing import (
 )
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
 encode = msgspec.json.encode
 
 
-def separate_reasoning(text: TextTools, request: SeparateReasoningRequest) -> bytes:
+def separate_reasoning(text: Processor, request: SeparateReasoningRequest) -> bytes:
     """Split an output into reasoning and content, and return the reply; CPU work.
 
     Raises:
@@ -52,7 +52,7 @@ def separate_reasoning(text: TextTools, request: SeparateReasoningRequest) -> by
     return encode(SeparatedReasoning(reply.reasoning or "", reply.content or ""))
 
 
-def parse_calls(text: TextTools, request: ParseFunctionCallRequest) -> bytes:
+def parse_calls(text: Processor, request: ParseFunctionCallRequest) -> bytes:
     """Find the tool calls of an output, and return the reply; CPU work.
 
     Raises:
@@ -72,7 +72,7 @@ def parse_calls(text: TextTools, request: ParseFunctionCallRequest) -> bytes:
     return encode(ParsedCalls(reply.content or "", calls))
 
 
-def built_in(text: TextTools, kind: str, name: str) -> Any:
+def built_in(text: Processor, kind: str, name: str) -> Any:
     """Return a built-in parser by name. A request never makes the server import anybody else's code.
 
     Raises:

@@ -10,15 +10,15 @@ from dovetail.messages import Pool, SamplingParams, Submit
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
+from dovetail_server.openai.common import same_field
 from dovetail_server.openai.embeddings import PooledFields
 from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id
 from dovetail_server.serving.generation import Choice, Generation
-from dovetail_server.serving.params import same_field
 from dovetail_server.serving.prompts import Prompt, empty, read_one
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 """What the engine's message must have; nothing is drawn."""
@@ -83,7 +83,7 @@ async def run(generation: Generation) -> None:
                 check_not_aborted(step.choice)
 
 
-def check_lengths(prompts: Sequence[Prompt], text: TextTools, what: str) -> None:
+def check_lengths(prompts: Sequence[Prompt], text: Processor, what: str) -> None:
     """Refuse prompts that are longer than the context; nothing follows them, so they may fill it.
 
     Raises:
@@ -95,7 +95,7 @@ def check_lengths(prompts: Sequence[Prompt], text: TextTools, what: str) -> None
             raise errors.input_too_long(len(prompt.ids), text.limits.context_len, param)
 
 
-def most_tokens(wanted: int | None, text: TextTools) -> int | None:
+def most_tokens(wanted: int | None, text: Processor) -> int | None:
     """Return how many tokens `truncate_prompt_tokens` leaves a prompt; None: it is not cut."""
     if not wanted:
         return None
@@ -105,7 +105,7 @@ def most_tokens(wanted: int | None, text: TextTools) -> int | None:
 
 def read_texts(
     given: Any,
-    text: TextTools,
+    text: Processor,
     *,
     special: bool,
     most: int | None,
@@ -119,7 +119,7 @@ def read_texts(
         text: The server's.
         special: The tokenizer adds its special tokens to texts.
         most: Keep so many tokens of each.
-        side: Where to cut: see `TextTools.encode_text`.
+        side: Where to cut: see `Processor.encode_text`.
         name: Of the prompt that stands before each text.
 
     Raises:

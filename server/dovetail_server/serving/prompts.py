@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
-from dovetail_server.serving.params import check_token_ids
+from dovetail.processing.sampling import check_token_ids
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Prompts:
         return self.prompts[0]
 
 
-def read_each(given: Any, text: TextTools, param: str, *, has_echo: bool = False, special: bool = True) -> list[Prompt]:
+def read_each(given: Any, text: Processor, param: str, *, has_echo: bool = False, special: bool = True) -> list[Prompt]:
     """Return every prompt of a field, whichever of the four forms was sent: a text, token ids, or a list of either.
 
     Raises:
@@ -63,7 +63,7 @@ def read_each(given: Any, text: TextTools, param: str, *, has_echo: bool = False
 
 
 def read_one(
-    item: str | list[int], text: TextTools, param: str, *, has_echo: bool = False, special: bool = True
+    item: str | list[int], text: Processor, param: str, *, has_echo: bool = False, special: bool = True
 ) -> Prompt:
     """Return one prompt.
 

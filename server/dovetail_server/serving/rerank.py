@@ -38,8 +38,8 @@ from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.score import last_rows
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def is_pair(request: ScoreRequest) -> bool:
     return request.query is None and request.items is None and request.label_token_ids is None
 
 
-def read_rerank(text: TextTools, request: RerankRequest) -> Prompts:
+def read_rerank(text: Processor, request: RerankRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -82,7 +82,7 @@ def read_rerank(text: TextTools, request: RerankRequest) -> Prompts:
     return Prompts(prompts=[*made[:first], *shown])
 
 
-def read_score(text: TextTools, request: ScoreRequest) -> Prompts:
+def read_score(text: Processor, request: ScoreRequest) -> Prompts:
     """Check and tokenize the texts of vLLM's body.
 
     Raises:
@@ -103,7 +103,7 @@ def read_score(text: TextTools, request: ScoreRequest) -> Prompts:
 
 
 def _read(
-    text: TextTools,
+    text: Processor,
     request: RerankRequest | ScoreRequest,
     texts: tuple[list[str], list[str]],
     names: tuple[str, str],
@@ -130,7 +130,7 @@ def _at(name: str, at: int, some: Sequence[str]) -> str:
 
 
 def _pair(
-    text: TextTools, pair: tuple[str, str], params: tuple[str, str], most: int | None, instruction: str | None
+    text: Processor, pair: tuple[str, str], params: tuple[str, str], most: int | None, instruction: str | None
 ) -> Prompt:
     """Make one prompt of two texts; where it is cut, in words only the second text is."""
     first, second = (text.clipped(one, param, most) for one, param in zip(pair, params, strict=True))
@@ -149,17 +149,17 @@ def _pair(
     return Prompt(ids)
 
 
-def _asked(text: TextTools, first: str, second: str, param: str, instruction: str | None) -> list[int]:
+def _asked(text: Processor, first: str, second: str, param: str, instruction: str | None) -> list[int]:
     asked = text.reranker.asked(first, second, instruction, text.template)
     return text.encode(asked, param, add_special_tokens=False)
 
 
-def _shortened(one: str, most: int, param: str, text: TextTools) -> str:
+def _shortened(one: str, most: int, param: str, text: Processor) -> str:
     """Return the beginning of a text, of so many tokens."""
     return text.tokenizer.beginning(text.clipped(one, param, most), most)
 
 
-def read_classify(text: TextTools, request: ClassifyRequest) -> Prompts:
+def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -203,7 +203,7 @@ def prepare(
     return Job(request=request, model=model, generation=generation, made=made)
 
 
-def _question(text: TextTools) -> SamplingParams:
+def _question(text: Processor) -> SamplingParams:
     """Ask for the log probabilities of both answers.
 
     Raises:

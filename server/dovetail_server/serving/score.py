@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.messages import SamplingParams, TokenLogprob
+from dovetail.messages import SamplingParams, Submit, TokenLogprob
+from dovetail.processing.sampling import check_token_ids
 from dovetail.text.stream import OutputStream
 from dovetail_server import errors
+from dovetail_server.auth import CALLER
 from dovetail_server.native.score import ScoreRequest, Scores
 from dovetail_server.openai.common import Usage
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, submit_of, usage_of
+from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, usage_of
 from dovetail_server.serving.generation import Choice, Generation
 from dovetail_server.serving.logprobs import finite
-from dovetail_server.serving.params import check_token_ids
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-    from dovetail_server.serving.text import TextTools
 
 Part = str | Sequence[int]
 MAX_IDS = 1 << 24
@@ -39,7 +40,7 @@ class ScoreJob:
     generation: Generation
 
 
-def read_prompts(text: TextTools, request: ScoreRequest) -> Prompts:
+def read_prompts(text: Processor, request: ScoreRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -106,12 +107,13 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
         params = SamplingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
         )
-        submit = submit_of(choice_rid(rid, at, len(prompts)), prompt.ids, params, 0, 0, "")
+        name = choice_rid(rid, at, len(prompts))
+        submit = Submit(rid=name, prompt_ids=prompt.ids, params=params, owner=CALLER.get().owner)
         choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
     return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
 
 
-def read_labels(request: ScoreRequest, count: int, text: TextTools) -> list[list[int]]:
+def read_labels(request: ScoreRequest, count: int, text: Processor) -> list[list[int]]:
     """Return the labels of each item.
 
     Raises:
@@ -127,7 +129,7 @@ def read_labels(request: ScoreRequest, count: int, text: TextTools) -> list[list
     return rows
 
 
-def part_ids(part: Part, name: str, text: TextTools, *, is_first: bool) -> list[int]:
+def part_ids(part: Part, name: str, text: Processor, *, is_first: bool) -> list[int]:
     """Return the ids of a part; what stands first has the tokenizer's special tokens.
 
     Raises:
@@ -139,7 +141,7 @@ def part_ids(part: Part, name: str, text: TextTools, *, is_first: bool) -> list[
     return list(part)
 
 
-def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, text: TextTools) -> Prompt:
+def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, text: Processor) -> Prompt:
     """Return an item's prompt.
 
     Raises:

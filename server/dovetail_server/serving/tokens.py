@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.processing.input import Conversation, chat_prompt
+from dovetail.processing.sampling import check_token_ids
 from dovetail_server.native.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from dovetail_server.serving.params import check_token_ids, same_field
+from dovetail_server.openai.common import same_field
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
 encode = msgspec.json.encode
 TEMPLATE_FIELDS = (
@@ -23,7 +25,7 @@ TEMPLATE_FIELDS = (
 )
 
 
-def detokenized(text: TextTools, body: DetokenizeRequest) -> bytes:
+def detokenized(text: Processor, body: DetokenizeRequest) -> bytes:
     """Decode one list of ids, or each of several, and return the reply.
 
     Raises:
@@ -42,7 +44,7 @@ def detokenized(text: TextTools, body: DetokenizeRequest) -> bytes:
     return encode(Detokenized(found, found))
 
 
-def tokenized(text: TextTools, body: TokenizeRequest) -> bytes:
+def tokenized(text: Processor, body: TokenizeRequest) -> bytes:
     """Tokenize what the request holds, and return the reply.
 
     Raises:
@@ -68,20 +70,19 @@ def tokenized(text: TextTools, body: TokenizeRequest) -> bytes:
     return encode(Tokenized(ids, len(ids), text.limits.context_len, strs))
 
 
-def strings_of(ids: list[int], text: TextTools) -> list[str]:
+def strings_of(ids: list[int], text: Processor) -> list[str]:
     """Return each token's text."""
     return [text.tokenizer.token_text(token_id) for token_id in ids]
 
 
-def conversation_ids(body: TokenizeRequest, text: TextTools) -> list[int]:
+def conversation_ids(body: TokenizeRequest, text: Processor) -> list[int]:
     """Return the ids of a conversation as the model sees it."""
-    messages = body.messages or []
-    text.check_size(messages)
-    rendered = text.template.render(
-        messages,
-        tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    chat = Conversation(
+        messages=body.messages or [],
+        template_kwargs=text.template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=text.template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+        add_special_tokens=body.add_special_tokens is True,
     )
-    return text.encode(rendered.text, "messages", add_special_tokens=body.add_special_tokens is True)
+    return chat_prompt(text, chat, tools)[0]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from dovetail.errors import RequestError
+from dovetail.processing.input import chat_prompt
+from dovetail.processing.refusals import TOO_LONG
 from dovetail_server.errors import from_validation
 from dovetail_server.openai.chat import ChatRequest
-from dovetail_server.serving.chat import template_kwargs, tool_wish
+from dovetail_server.serving.chat import conversation
 
 if TYPE_CHECKING:
-    from dovetail_server.serving.text import TextTools
+    from dovetail.processing.processor import Processor
 
-OVERFLOW = "context_length_exceeded"
+OVERFLOW = TOO_LONG
 
 
 def chat_request(fields: Mapping[str, object]) -> ChatRequest:
@@ -51,19 +54,11 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
         raise RequestError(message, param=param, code=error.code, status=error.status) from error
 
 
-def prompt_tokens(request: ChatRequest, text: TextTools) -> int:
+def prompt_tokens(request: ChatRequest, text: Processor) -> int:
     """Return the tokens of a prompt as a chat request would have it; one beyond the context is counted, too.
 
     Raises:
         RequestError: The prompt cannot be made, or is too big to look at.
     """
-    wish = tool_wish(request, text)
-    text.check_size(request.messages)
-    rendered = text.template.render(
-        request.messages,
-        tools=None if wish is None else wish.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        template_kwargs=template_kwargs(request, text),
-    )
-    return len(text.encode(rendered.text, "messages", add_special_tokens=False))
+    chat = replace(conversation(request, text), documents=None, input_ids=None, add_special_tokens=False)
+    return len(chat_prompt(text, chat)[0])

@@ -1,24 +1,95 @@
-"""From request fields to the engine's `SamplingParams`, and the one check of token ids that come from outside."""
+"""From what a request asks for to the engine's `SamplingParams`, and the one check of token ids from outside.
+
+The server's bodies and `dovetail.SamplingParams` have the same names, so both are read here as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypedDict
 
 from dovetail.errors import RequestError
 from dovetail.messages import SamplingParams
 from dovetail.messages.seeds import derive_seed
+from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
+from dovetail.processing.logits import LogitsRequests
+from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong
 from dovetail.text.stop_regex import compile_stop
-from dovetail_server import errors
-from dovetail_server.openai.common import PromptFields, SamplingFields, ServiceFields
-
-if TYPE_CHECKING:
-    from dovetail.text.tokenizer import Tokenizer
-    from dovetail_server.serving.text import Limits, TextTools
+from dovetail.text.tokenizer import Tokenizer
 
 MAX_BIAS = 100.0
 SEED_MASK = (1 << 63) - 1
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the model and the settings allow. `defaults` are the model's own sampling values."""
+
+    vocab_size: int
+    context_len: int
+    max_prompt_bytes: int
+    max_logprobs: int = 20
+    """Most likely tokens that a request may ask for; -1: all."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SamplingFields(Protocol):
+    """What a request says of how its tokens are chosen and when it ends. None: nothing."""
+
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def frequency_penalty(self) -> float | None: ...
+    @property
+    def presence_penalty(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+    @property
+    def min_tokens(self) -> int | None: ...
+    @property
+    def stop(self) -> str | Sequence[str] | None: ...
+    @property
+    def stop_regex(self) -> str | Sequence[str] | None: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def ignore_eos(self) -> bool | None: ...
+    @property
+    def keeps_stop(self) -> bool:
+        """The matched stop string stays in the text."""
+        ...
+
+    @property
+    def skip_special_tokens(self) -> bool | None: ...
+    @property
+    def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...
+    @property
+    def logits_processors(self) -> Mapping[str, Mapping[str, Any]] | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def allowed_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def bad_words(self) -> Sequence[str] | None: ...
+
+
+class ModelView(Protocol):
+    """What parameters depend on of a model: see `Processor`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def processors(self) -> LogitsRequests: ...
 
 
 class StopRules(TypedDict):
@@ -56,7 +127,7 @@ def num_top(wanted: int | None, limits: Limits, param: str) -> int | None:
         return most
     given = "-1, which is all" if wanted == -1 else str(wanted)
     text = f"{param} may be up to {most} (given: {given}); the server's --max-logprobs allows more, or with -1 all"
-    raise RequestError(text, param=param, code="invalid_value")
+    raise wrong(text, param)
 
 
 def word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -68,56 +139,37 @@ def word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...
     return tuple(ids for ids in found if ids)
 
 
-def refuse_stream_mix(request: ServiceFields, prompt_logprobs: int | None) -> None:
-    """Refuse what a stream does not carry; `stream_options` only say how one would be written.
-
-    Raises:
-        RequestError: Naming the field.
-    """
-    if request.stream and prompt_logprobs is not None:
-        raise errors.unsupported("prompt_logprobs", "a stream does not carry them; leave out stream")
-
-
-def stop_rules(request: SamplingFields) -> StopRules:
+def stop_rules(asked: SamplingFields) -> StopRules:
     """Collect the text-level stop rules.
 
     Raises:
-        RequestError: An expression that is none, or two names of one field that disagree.
+        RequestError: Too many or an empty one, or an expression that is none.
     """
-    keep = same_field(request, "no_stop_trim", "include_stop_str_in_output")
-    expressions = _several(request.stop_regex)
+    expressions = _several(asked.stop_regex, "stop_regex")
     for source in expressions:
         compile_stop(source)
     return StopRules(
-        stop=_several(request.stop),
+        stop=_several(asked.stop, "stop"),
         stop_regex=expressions,
-        no_stop_trim=bool(keep),
-        min_tokens=request.min_tokens or 0,
-        skip_special_tokens=request.skip_special_tokens is not False,
+        no_stop_trim=asked.keeps_stop,
+        min_tokens=asked.min_tokens or 0,
+        skip_special_tokens=asked.skip_special_tokens is not False,
     )
 
 
-def _several(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
-
-
-def same_field(request: Any, name: str, alias: str) -> Any:
-    """Return the value of a field with two names.
-
-    Raises:
-        RequestError: Both are given and differ.
-    """
-    first, second = getattr(request, name), getattr(request, alias)
-    if first is not None and second is not None and first != second:
-        raise RequestError(
-            f"{name} and {alias} are one setting and differ; give one", param=alias, code="invalid_value"
-        )
-    return first if first is not None else second
+def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
+    texts = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if len(texts) > MAX_STOPS:
+        raise wrong(f"{param} holds {len(texts)} texts; possible are up to {MAX_STOPS}", param)
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise wrong(f"{param} must hold texts of 1 to {MAX_STOP_CHARS} characters", param)
+    return texts
 
 
 def sampling_params(
-    request: SamplingFields,
-    text: TextTools,
+    asked: SamplingFields,
+    model: ModelView,
     *,
     max_tokens: int,
     logprobs: int | None = None,
@@ -129,8 +181,8 @@ def sampling_params(
     """Build what the engine gets, seed still as given.
 
     Args:
-        request: Checked by its schema already.
-        text: The server's tokenizer and limits.
+        asked: The request; its numbers were checked, see `BOUNDS`.
+        model: The model's tokenizer and limits.
         max_tokens: As resolved against the context.
         logprobs: See `SamplingParams`.
         prompt_logprobs: See `SamplingParams`.
@@ -141,42 +193,42 @@ def sampling_params(
     Raises:
         RequestError: A token id outside the vocabulary, or `min_tokens` above `max_tokens`.
     """
-    limits = text.limits
-    chosen = {name: getattr(request, name) for name in DEFAULTABLE}
+    limits = model.limits
+    chosen = {name: getattr(asked, name) for name in DEFAULTABLE}
     defaults = limits.defaults if use_defaults else {}
     values = {k: v if v is not None else defaults[k] for k, v in chosen.items() if v is not None or k in defaults}
     if values.get("top_p") == 0:
         values |= {"top_p": 1.0, "temperature": 0.0}
     if values.get("top_k") == 0:
         values["top_k"] = -1
-    stop_ids = tuple(request.stop_token_ids or ())
+    stop_ids = tuple(asked.stop_token_ids or ())
     check_token_ids(stop_ids, limits.vocab_size, "stop_token_ids")
-    check_token_ids(request.allowed_token_ids or (), limits.vocab_size, "allowed_token_ids")
-    min_tokens = request.min_tokens or 0
+    check_token_ids(asked.allowed_token_ids or (), limits.vocab_size, "allowed_token_ids")
+    min_tokens = asked.min_tokens or 0
     if min_tokens > max_tokens:
         why = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
-        raise RequestError(why, param="min_tokens", code="invalid_value")
+        raise wrong(why, "min_tokens")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        presence_penalty=asked.presence_penalty or 0.0,
         stop_token_ids=stop_ids,
-        ignore_eos=bool(request.ignore_eos),
-        logit_bias=logit_bias(request.logit_bias, limits.vocab_size),
-        seed=request.seed,
+        ignore_eos=bool(asked.ignore_eos),
+        logit_bias=logit_bias(asked.logit_bias, limits.vocab_size),
+        seed=asked.seed,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_logprobs_start=prompt_logprobs_start,
         logprob_token_ids=tuple(logprob_token_ids),
-        allowed_token_ids=tuple(dict.fromkeys(request.allowed_token_ids or ())),
-        bad_words=word_ids(request.bad_words or (), text.tokenizer),
-        processors=text.processors.read(request.logits_processors),
+        allowed_token_ids=tuple(dict.fromkeys(asked.allowed_token_ids or ())),
+        bad_words=word_ids(asked.bad_words or (), model.tokenizer),
+        processors=model.processors.read(asked.logits_processors),
         **values,
     )
 
 
-def logit_bias(given: Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:
+def logit_bias(given: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:
     """Read the keys as token ids and clamp the values to ±100.
 
     Raises:
@@ -184,11 +236,12 @@ def logit_bias(given: Mapping[str, float] | None, vocab_size: int) -> dict[int, 
     """
     if not given:
         return {}
-    bad = next((key for key in given if not key.isascii() or not key.isdigit()), None)
+    texts = [str(key) for key in given]
+    bad = next((key for key in texts if not key.isascii() or not key.removeprefix("-").isdigit()), None)
     if bad is not None:
         text = f"logit_bias: {bad!r} is no token id; keys are ids written as digits"
         raise RequestError(text, param="logit_bias", code="invalid_token_id")
-    bias = {int(key): max(-MAX_BIAS, min(MAX_BIAS, value)) for key, value in given.items()}
+    bias = {int(key): max(-MAX_BIAS, min(MAX_BIAS, value)) for key, value in zip(texts, given.values(), strict=True)}
     check_token_ids(bias, vocab_size, "logit_bias")
     return bias
 
@@ -209,39 +262,27 @@ def fit_output(
         RequestError: Context overflow, or no output wanted.
     """
     if wanted is not None and wanted < 1:
-        raise RequestError(f"{params[1]} must be at least 1 (given: {wanted})", param=params[1], code="invalid_value")
+        raise wrong(f"{params[1]} must be at least 1 (given: {wanted})", params[1])
     room = limits.context_len - num_prompt
     if room < 1:
-        raise errors.prompt_too_long(num_prompt, limits.context_len, params[0])
+        raise prompt_too_long(num_prompt, limits.context_len, params[0])
     if wanted is None:
         return room if default is None else min(default, room)
     if wanted > room:
-        raise errors.output_too_long(num_prompt, wanted, limits.context_len, params[1])
+        raise output_too_long(num_prompt, wanted, limits.context_len, params[1])
     return wanted
 
 
-def truncated(ids: list[int], request: PromptFields, max_tokens: int | None, limits: Limits) -> list[int]:
-    """Return a prompt cut as the request asks for, with room for `max_tokens`: by default it is not."""
-    wanted = request.truncate_prompt_tokens
-    if wanted is None or wanted == 0:
-        return ids
-    room = limits.context_len - max(max_tokens or 1, 1)
-    most = max(1, min(room, len(ids) if wanted < 0 else wanted))
-    return ids[:most] if request.truncation_side == "right" else ids[-most:]
-
-
-def named_ids(request: PromptFields, has_logprobs: bool, limits: Limits) -> Sequence[int]:
+def named_ids(ids: Sequence[int] | None, has_logprobs: bool, limits: Limits) -> Sequence[int]:
     """Return the tokens that a request names for log probabilities.
 
     Raises:
         RequestError: It asks for no log probabilities, or an id is outside the vocabulary.
     """
-    ids = request.logprob_token_ids or ()
     if ids and not has_logprobs:
-        text = "logprob_token_ids needs logprobs"
-        raise RequestError(text, param="logprob_token_ids", code="invalid_value")
-    check_token_ids(ids, limits.vocab_size, "logprob_token_ids")
-    return ids
+        raise wrong("logprob_token_ids needs logprobs", "logprob_token_ids")
+    check_token_ids(ids or (), limits.vocab_size, "logprob_token_ids")
+    return ids or ()
 
 
 def seed_of_choice(seed: int | None, index: int) -> int | None:

@@ -1,11 +1,10 @@
-"""Tokenizer, chat template and parsers of one server, and the preparations that run in a worker thread."""
+"""`Processor`: tokenizer, chat template and parsers, with what the started engine allows; for the server and `LLM`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,15 +15,14 @@ from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.logits import LogitsRequests
+from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big
 from dovetail.processing.reranker import Reranker
+from dovetail.processing.sampling import Limits
 from dovetail.processing.tasks import Tasks
+from dovetail.processing.text_settings import TextSettings
 from dovetail.text.chat import ChatTemplate, template_switches
 from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer import Tokenizer, check_text
-from dovetail_server import errors
-
-if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
 
 PARSERS = ("reasoning_parser", "tool_parser")
 BYTES_PER_TOKEN = 32
@@ -39,19 +37,7 @@ MORE_TOKENS = 1 << 16
 """By so many tokens more than twice the context is what parts of a text say of the whole believed to be too long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the model and server allow. `defaults` are the model's own sampling values."""
-
-    vocab_size: int
-    context_len: int
-    max_prompt_bytes: int
-    max_logprobs: int = 20
-    """Most likely tokens that a request may ask for; -1: all."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-class TextSetup(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessorSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Where tokenizer, template and parsers come from.
 
     Attributes:
@@ -65,19 +51,18 @@ class TextSetup(msgspec.Struct, frozen=True, kw_only=True):
     plan: PluginPlan = PluginPlan()
 
 
-class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """First message to a template process: what a prompt depends on beside its request."""
+class ProcessorStart(msgspec.Struct, frozen=True, kw_only=True):
+    """How another process gets the same: what a prompt depends on beside its request."""
 
-    setup: TextSetup
+    setup: ProcessorSetup
     limits: Limits
     template_defaults: dict[str, Any]
-    served: list[str]
     tasks: Tasks
     rules: TextRules
     reranker: Reranker
 
 
-class TextTools:
+class Processor:
     """What turns requests into token ids and tokens into replies. Safe to share between threads."""
 
     def __init__(
@@ -89,7 +74,7 @@ class TextTools:
         tools: ToolParser | None = None,
         tools_name: str = "",
         plugins: LoadedPlugins | None = None,
-        setup: TextSetup | None = None,
+        setup: ProcessorSetup | None = None,
     ) -> None:
         """Keep the parts; `bound_to` adds what follows from the settings and the started engine.
 
@@ -124,17 +109,26 @@ class TextTools:
         self.limits = Limits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
 
     @classmethod
-    def load(cls, settings: ServeSettings, plan: PluginPlan) -> TextTools:
+    def load(cls, settings: TextSettings, plan: PluginPlan) -> Processor:
         """Load everything that settings and plan name.
 
         Raises:
             ConfigError: The tokenizer, the template or a parser cannot be used.
         """
-        plugins = load(plan, "api")
+        return cls.of_plugins(settings, load(plan, "api"))
+
+    @classmethod
+    def of_plugins(cls, settings: TextSettings, plugins: LoadedPlugins) -> Processor:
+        """Make it of plugins that have been loaded.
+
+        Raises:
+            ConfigError: See `load`.
+        """
+        plan = plugins.plan
         parsers = tuple(planned for planned in plan.plugins if planned.kind in PARSERS)
         made = cls._of(
-            TextSetup(
-                folder=settings.tokenizer_path or settings.model_path or "",
+            ProcessorSetup(
+                folder=settings.tokenizer_path or str(settings.folder),
                 chat_template=settings.chat_template,
                 plan=msgspec.structs.replace(plan, plugins=parsers),
             ),
@@ -144,7 +138,7 @@ class TextTools:
         return made
 
     @classmethod
-    def of_worker(cls, start: WorkerStart) -> TextTools:
+    def of_start(cls, start: ProcessorStart) -> Processor:
         """Load what another process has, but for grammars.
 
         Raises:
@@ -157,7 +151,7 @@ class TextTools:
         return made
 
     @classmethod
-    def _of(cls, setup: TextSetup, plugins: LoadedPlugins) -> TextTools:
+    def _of(cls, setup: ProcessorSetup, plugins: LoadedPlugins) -> Processor:
         reasoning = [planned.name for planned in setup.plan.of_kind("reasoning_parser")]
         tools = [planned.name for planned in setup.plan.of_kind("tool_parser")]
         tokenizer = Tokenizer.load(Path(setup.folder))
@@ -172,13 +166,13 @@ class TextTools:
             setup=setup,
         )
 
-    def bound_to(self, info: EngineInfo, settings: ServeSettings) -> TextTools:
+    def bound_to(self, info: EngineInfo, settings: TextSettings) -> Processor:
         """Set the limits of the started engine and return self.
 
         Raises:
             ConfigError: The model cannot do what `--task` asks for.
         """
-        folder = Path(settings.model_path or "")
+        folder = settings.folder
         self.embedder = Embedder.of_checkpoint(folder, info.pool)
         self.reranker = Reranker.of_checkpoint(folder, self.tokenizer, self.template, info.num_labels)
         declared = self.embedder.is_declared and not self.reranker.is_declared
@@ -207,15 +201,14 @@ class TextTools:
             )
         return self
 
-    def worker_start(self, served: Sequence[str]) -> WorkerStart | None:
-        """Return what a process that reads bodies starts with; None if it cannot have the same."""
+    def start_elsewhere(self) -> ProcessorStart | None:
+        """Return what another process starts with; None if it cannot have the same."""
         if self._setup is None:
             return None
-        return WorkerStart(
+        return ProcessorStart(
             setup=self._setup,
             limits=self.limits,
             template_defaults=dict(self._template_defaults),
-            served=list(served),
             tasks=self.tasks,
             rules=self.rules,
             reranker=self.reranker,
@@ -286,7 +279,7 @@ class TextTools:
         """
         limit = self.limits.max_prompt_bytes
         if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
-            raise errors.prompt_too_big(len(text.encode(errors="replace")), limit, self.limits.context_len, param)
+            raise prompt_too_big(len(text.encode(errors="replace")), limit, self.limits.context_len, param)
         if len(text) > SAMPLED:
             check_text(text)
             self._check_tokens(text, param)
@@ -303,7 +296,7 @@ class TextTools:
         num = sum(len(self.tokenizer.encode(part, add_special_tokens=False)) for part in parts)
         about = num * len(text) // (SAMPLES * size)
         if about > 2 * self.limits.context_len + MORE_TOKENS:
-            raise errors.prompt_far_too_long(about, self.limits.context_len, param)
+            raise prompt_far_too_long(about, self.limits.context_len, param)
 
     def check_size(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse a conversation by the size of its text, before it is rendered.
@@ -313,7 +306,7 @@ class TextTools:
         """
         size = sum(text_size(message) for message in messages)
         if size > self.limits.max_prompt_bytes:
-            raise errors.prompt_too_big(size, self.limits.max_prompt_bytes, self.limits.context_len, "messages")
+            raise prompt_too_big(size, self.limits.max_prompt_bytes, self.limits.context_len, "messages")
 
 
 def text_size(message: Mapping[str, Any]) -> int:

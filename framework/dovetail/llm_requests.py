@@ -1,0 +1,203 @@
+"""What `LLM` is asked for, made ready for its engine: arguments in, the engine's requests and their readers out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from dovetail import messages
+from dovetail.errors import RequestError
+from dovetail.grammar.fields import Asked
+from dovetail.grammar.output_types import fields_of
+from dovetail.grammar.route import Route
+from dovetail.llm_types import SamplingParams
+from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
+from dovetail.processing.constraints import grammar_of
+from dovetail.processing.input import Conversation, Prepared, Wanted, chat_prompt, prepare_chat, prepare_text
+from dovetail.processing.processor import Processor
+from dovetail.processing.refusals import wrong
+from dovetail.processing.sampling import check_token_ids, fit_output, named_ids, num_top
+from dovetail.processing.tools import Tools, tool_options
+from dovetail.text.stream import OutputStream
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine request and the stream that reads its reply."""
+
+    prompt_index: int
+    submit: messages.Submit
+    output: OutputStream
+    route: Route | None = None
+
+
+class OfflineRequests:
+    """Makes the jobs of an `LLM`. Safe to share between threads."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._ids = itertools.count(1)
+
+    def each(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> Sequence[SamplingParams]:
+        """Return the parameters of each prompt.
+
+        Raises:
+            RequestError: Not one for all, nor one per prompt.
+        """
+        if params is None:
+            params = SamplingParams(**self._processor.limits.defaults)
+        if isinstance(params, SamplingParams):
+            return [params] * num
+        if len(params) != num:
+            raise RequestError(f"{len(params)} sampling parameters for {num} prompts; give one, or one per prompt")
+        return params
+
+    def continued(self, index: int, ids: list[int], params: SamplingParams) -> list[Job]:
+        """Make the jobs that continue a prompt.
+
+        Raises:
+            RequestError: It cannot be served as it is.
+        """
+        with _of_prompt(index):
+            self.check_ids(ids)
+            wanted = self._wanted(params, len(ids), "prompt")
+            return self._jobs(index, ids, params, prepare_text(self._processor, wanted))
+
+    def answered(self, index: int, chat: Conversation, params: SamplingParams) -> list[Job]:
+        """Make the jobs that answer a conversation.
+
+        Raises:
+            RequestError: It cannot be served as it is.
+        """
+        with _of_prompt(index):
+            ids, tail = chat_prompt(self._processor, chat)
+            wanted = self._wanted(params, len(ids), "messages")
+            prepared = prepare_chat(self._processor, wanted, chat, tail)
+            return self._jobs(index, ids, params, prepared)
+
+    def conversations(
+        self,
+        many: Sequence[Sequence[Message]],
+        *,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **rendering: Any,
+    ) -> list[Conversation]:
+        """Return conversations that share everything but their messages; `rendering` are fields of `Conversation`.
+
+        Raises:
+            RequestError: Of `tool_options`; or a tool or an effort is none.
+        """
+        if reasoning_effort is not None and reasoning_effort not in get_args(Effort):
+            known = ", ".join(get_args(Effort))
+            raise wrong(f"reasoning_effort must be one of {known}, not {reasoning_effort!r}", "reasoning_effort")
+        _check_tools(tools or ())
+        names = ("tools", "tool_choice")
+        parser = self._processor.tools
+        options = tool_options(list(tools or ()), tool_choice, parser, parallel=parallel_tool_calls, names=names)
+        kwargs = self._processor.template_kwargs(reasoning_effort, chat_template_kwargs)
+        return [Conversation(messages=one, tools=options, template_kwargs=kwargs, **rendering) for one in many]
+
+    def pooled(self, index: int, ids: list[int], pool: messages.Pool) -> Job:
+        """Make the job that asks for a prompt's hidden states.
+
+        Raises:
+            RequestError: The prompt is empty or too long.
+        """
+        limits = self._processor.limits
+        with _of_prompt(index):
+            self.check_ids(ids)
+            if len(ids) > limits.context_len:
+                raise wrong(f"it has {len(ids)} tokens; possible are 1 to {limits.context_len}", "prompt")
+        params = messages.SamplingParams(max_tokens=1, seed=0)
+        submit = messages.Submit(rid=self._rid(), prompt_ids=ids, params=params, pool=pool)
+        return Job(index, submit, OutputStream(self._processor.tokenizer))
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse an empty prompt, and ids outside the vocabulary.
+
+        Raises:
+            RequestError: It is one of these.
+        """
+        if not ids:
+            raise wrong("it is empty; give at least one token", "prompt")
+        check_token_ids(ids, self._processor.limits.vocab_size, "prompt")
+
+    def _wanted(self, params: SamplingParams, num_prompt: int, prompt: str) -> Wanted:
+        limits = self._processor.limits
+        logprobs = num_top(params.logprobs, limits, "logprobs")
+        return Wanted(
+            fields=params,
+            max_tokens=fit_output(num_prompt, None, params.max_tokens, limits, (prompt, "max_tokens")),
+            logprobs=logprobs,
+            prompt_logprobs=num_top(params.prompt_logprobs, limits, "prompt_logprobs"),
+            logprob_token_ids=named_ids(params.logprob_token_ids, logprobs is not None, limits),
+            grammar=_grammar(params),
+            grammar_backend=params.grammar_backend,
+            thinking_budget=params.thinking_budget,
+        )
+
+    def _jobs(self, index: int, ids: list[int], params: SamplingParams, prepared: Prepared) -> list[Job]:
+        route = prepared.constraints.route
+        return [
+            Job(index, prepared.submit(self._rid(), ids, choice), prepared.output(self._processor), route)
+            for choice in range(params.n)
+        ]
+
+    def _rid(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+
+@contextmanager
+def _of_prompt(index: int) -> Iterator[None]:
+    """Say in errors which of the prompts they are about."""
+    try:
+        yield
+    except RequestError as error:
+        text = f"prompt {index}: {error.message}"
+        raise RequestError(text, param=error.param, code=error.code, status=error.status) from error
+
+
+def _grammar(params: SamplingParams) -> Asked | None:
+    """Return the grammar that parameters ask for, or their output type stands for."""
+    asked = grammar_of(params)
+    if params.output_type is None:
+        return asked
+    if asked is not None:
+        raise wrong("output_type and another field constrain the output; give one", "output_type")
+    return grammar_of(_Fields(fields_of(params.output_type)))
+
+
+class _Fields:
+    """Fields of a request by name."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+
+def _check_tools(tools: Tools) -> None:
+    """Refuse what is no tool, as the server's schema does.
+
+    Raises:
+        RequestError: With its place.
+    """
+    for place, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping):
+            raise wrong(f'tools[{place}] must be {{"type": "function", "function": {{…}}}}', f"tools[{place}]")
+        name = function.get("name")
+        if not isinstance(name, str) or len(name) > MAX_TOOL_NAME or not re.fullmatch(TOOL_NAME, name):
+            where = f"tools[{place}].function.name"
+            raise wrong(f"{where} must be up to {MAX_TOOL_NAME} letters, digits and _.:-, not {name!r:.99}", where)
+        if not isinstance(function.get("parameters"), Mapping | None):
+            where = f"tools[{place}].function.parameters"
+            raise wrong(f"{where} must be a JSON schema", where)

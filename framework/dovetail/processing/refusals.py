@@ -1,0 +1,54 @@
+"""Refusals of requests, worded once for the server and `LLM`; the server's own are in `dovetail_server.errors`."""
+
+from __future__ import annotations
+
+from dovetail.errors import RequestError
+
+TOO_LONG = "context_length_exceeded"
+
+
+def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """The prompt alone fills the context."""
+    text = (
+        f"the prompt has {num_tokens} tokens, which is longer than the model's context length, and leaves no room for "
+        f"output: this model's maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
+def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """A look at parts of the prompt says that it is several contexts long."""
+    text = (
+        f"the prompt has about {num_tokens} tokens, which is longer than the model's context length: this model's "
+        f"maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
+def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
+    """Prompt and requested output together exceed the context."""
+    text = (
+        f"{num_tokens} prompt tokens and {max_tokens} output tokens are {num_tokens + max_tokens} together, which is "
+        f"longer than the model's context length: this model's maximum context length is {context_len} tokens; "
+        f"shorten the prompt or lower {param}"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
+def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
+    """The prompt is refused by its size, before it is tokenized."""
+    text = (
+        f"the prompt has {num_bytes} bytes, over this server's limit of {limit}, and is longer than the model's "
+        f"context length: this model's maximum context length is {context_len} tokens; shorten the prompt"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
+def unsupported(param: str, why: str) -> RequestError:
+    """A field that is not implemented; never ignored, because it would change the output."""
+    return RequestError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def wrong(text: str, param: str) -> RequestError:
+    """A value that means nothing."""
+    return RequestError(text, param=param, code="invalid_value")

@@ -1,0 +1,70 @@
+"""Settings of what stands before an engine: how prompts are made of requests, and what requests may ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from dovetail.plugin_settings import PluginSettings
+from dovetail.settings import flag
+
+SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
+
+
+def read_object(value: object) -> object:
+    """Accept a JSON object as text, as flags and environment variables write it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"is no JSON object: {error}") from None
+
+
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
+Sampling = Annotated[dict[SamplingName, float], NoDecode, BeforeValidator(read_object)]
+
+
+class TextSettings(PluginSettings):
+    """Settings that the server, batches and `LLM` share."""
+
+    default_chat_template_kwargs: JsonObject = Field(
+        default_factory=dict,
+        description='Variables of the chat template as a JSON object, such as {"enable_thinking": false}; those of a '
+        "request win.",
+        json_schema_extra=flag(),
+    )
+    compact_json: bool = Field(
+        False,
+        description="JSON that a schema constrains has no whitespace between its tokens, where a request says nothing.",
+        json_schema_extra=flag("constrained-json-disable-any-whitespace"),
+    )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model",
+        description="Where parameters that a request leaves out come from: the model's generation_config.json, or "
+        "OpenAI's defaults.",
+        json_schema_extra=flag(),
+    )
+    preferred_sampling_params: Sampling = Field(
+        default_factory=dict,
+        description="Sampling parameters of requests that leave them out, as a JSON object; they win over "
+        "--sampling-defaults.",
+        json_schema_extra=flag("override-generation-config"),
+    )
+    max_prompt_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 34,
+        description="Largest prompt that is tokenized at all; 32 bytes per token of context if not given.",
+        json_schema_extra=flag(),
+    )
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        le=1 << 20,
+        description="Most likely tokens that a request may ask for with each token; -1: all of the vocabulary.",
+        json_schema_extra=flag(),
+    )
