@@ -27,6 +27,11 @@ def parse_tokens(value: object) -> object:
     return value
 
 
+def parse_list(value: object) -> object:
+    """Accept `0,2` for several numbers."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
 def none_word(value: object) -> object:
     """Accept `none` for an optional plugin name, and normalise the peers' spellings (`deepseek_r1`)."""
     if isinstance(value, str):
@@ -140,9 +145,16 @@ class EngineSettings(BaseModel):
         1,
         ge=1,
         le=64,
-        description="Processes that compute one model together, each with its share of the heads and inner widths; on "
-        "the CPU only, so far.",
-        json_schema_extra=flag("tp-size", "tp"),
+        description="Processes that compute one model together, each with its share of the heads and inner widths: one "
+        "for each GPU, or on the CPU.",
+        json_schema_extra=flag("tp-size", "tp", common=True),
+    )
+    devices: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(parse_list)] = Field(
+        None,
+        min_length=1,
+        description="GPUs of the ranks, such as `0,2`, counted among those of CUDA_VISIBLE_DEVICES; the first ones if "
+        "not given.",
+        json_schema_extra=flag("device-ids"),
     )
     expert_parallel: bool = Field(
         False,
@@ -275,6 +287,11 @@ class EngineSettings(BaseModel):
     def max_places(self) -> int:
         """Most places of a step at which tokens are drawn: one for each row, or more where a few rows have drafts."""
         return max(self.max_running_requests, MIN_PLACES if self.speculator else 0)
+
+    @property
+    def device_list(self) -> str:
+        """`devices` as they are given."""
+        return ",".join(map(str, self.devices or ()))
 
     @property
     def expert_shard(self) -> Literal["inner", "expert"]:

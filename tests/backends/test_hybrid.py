@@ -19,6 +19,7 @@ from dovetail.plugins import Registry, make_plan
 from dovetail.runtime import backends
 from dovetail.runtime.hybrid import common_caps, hybrid
 from dovetail.runtime.runner import ModelRunner
+from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.attention import DECODE, MIXED, PREFILL, AttentionBackendConformance
 from dovetail.testing.conformance.attention_graph import capture_and_replay
 from dovetail.testing.conformance.attention_world import Case, make_world, verify
@@ -238,7 +239,7 @@ def test_a_device_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     for version, part in ((None, "built without CUDA"), ("12.8", "torch finds no CUDA device here (its CUDA is 12.8)")):
         monkeypatch.setattr(torch.version, "cuda", version)
         with pytest.raises(ConfigError) as caught:
-            backends.find_device("cuda")
+            backends.find_device(EngineSettings(device="cuda"))
         assert part in str(caught.value)
         assert str(caught.value).endswith("or use --device cpu")
 
@@ -248,7 +249,6 @@ def test_a_half_that_was_not_planned_is_an_error(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "LlamaForCausalLM")
     client_plan = make_plan(Registry.scan(), model="LlamaForCausalLM", attention_backend="auto", device="cpu")
     from dovetail.plugins import load
-    from dovetail.settings import EngineSettings
 
     settings = EngineSettings(model_path=str(folder), device="cpu", decode_attention_backend="torch_native")
     with pytest.raises(PluginError, match="--decode-attention-backend 'torch_native': not in the plugin plan"):

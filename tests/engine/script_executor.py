@@ -120,6 +120,9 @@ class ScriptExecutor:
         """Never."""
         return False
 
+    def check(self) -> None:
+        """There is nothing to look after."""
+
     def read(self) -> StepOutput:
         """The oldest."""
         return self._flying.popleft()[1]

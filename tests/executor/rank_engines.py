@@ -52,6 +52,10 @@ class ThreadFollower:
             assert isinstance(start, StartRank)
             rank_main.serve(pipe, start)
 
+    @property
+    def trouble(self) -> str:
+        return "" if self._thread.is_alive() else "has ended"
+
     def end(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive()
@@ -60,8 +64,8 @@ class ThreadFollower:
 def start_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start further ranks in threads."""
 
-    def grouped(settings: EngineSettings, plugins: Any) -> GroupExecutor:
-        return GroupExecutor(settings, plugins, ThreadFollower)
+    def grouped(settings: EngineSettings, plugins: Any, limit_s: float) -> GroupExecutor:
+        return GroupExecutor(settings, plugins, ThreadFollower, limit_s)
 
     monkeypatch.setattr(launch, "GroupExecutor", grouped)
 

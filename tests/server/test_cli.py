@@ -23,7 +23,7 @@ from dovetail_server.settings import ServeSettings
 
 FLAGS = """
 admin-api-key allow-origins allowed-hosts allowed-origins api-key body-cpu-limit body-processes body-timeout
-enable-expert-parallel ep ep-size expert-parallel expert-parallel-size
+device-ids devices enable-expert-parallel ep ep-size expert-parallel expert-parallel-size
 admin-api-key default-chat-template-kwargs device-memory-utilization enable-force-include-usage fastapi-root-path
 max-num-queued-reqs max-num-queued-tokens override-generation-config preferred-sampling-params root-path
 scheduling-policy shutdown-timeout sse-keep-alive-interval ssl-certfile ssl-keyfile ssl-keyfile-password

@@ -68,7 +68,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
         from dovetail.client.launch import make_engine  # imports torch: after the plan, which fails sooner
     with running_hooks(plugins):
         with StartSigns(transport), naming_plugin(plugins):
-            core = make_engine(EngineSettings.model_validate(start.settings), plugins)
+            core = make_engine(EngineSettings.model_validate(start.settings), plugins, start.hang_s)
         transport.send(Ready(msgspec.structs.replace(core.info, plugins=plugins.states())))
         if core.grammars is not None:
             core.grammars.service.warm_up()

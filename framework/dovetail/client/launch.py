@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dovetail.engine.core import EngineCore
-from dovetail.executor.group import GroupExecutor
+from dovetail.engine.standstill import EARLY
+from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 
 
-def make_engine(settings: EngineSettings, plugins: LoadedPlugins) -> EngineCore:
+def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float | None = None) -> EngineCore:
     """Load the model, and make the engine over it. Importing this module imports torch.
+
+    Args:
+        settings: Of the engine.
+        plugins: Of this process.
+        hang_s: After so long without a step the engine is taken for hanging. A rank that does is found, and named,
+            before that.
 
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
     if settings.tensor_parallel_size > 1:
-        return EngineCore(settings, plugins, GroupExecutor(settings, plugins))
+        limit_s = STEP_S if hang_s is None else EARLY * hang_s
+        return EngineCore(settings, plugins, GroupExecutor(settings, plugins, limit_s=limit_s))
     return EngineCore(settings, plugins, LocalExecutor(settings, plugins))

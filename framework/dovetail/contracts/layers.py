@@ -24,6 +24,18 @@ Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu
 """
 
 
+class FusedSums(Protocol):
+    """Sums over ranks with what is done to them anyway, in one kernel; None where there is none for such a tensor."""
+
+    def add(self, share: Tensor, value: Tensor) -> Tensor | None:
+        """Return `value` and the sum of all ranks' shares, both `[T, H]`."""
+        ...
+
+    def add_norm(self, share: Tensor, value: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """Return the RMS norm of that, and that."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """This process among those that compute one model together.
@@ -35,6 +47,7 @@ class Parallel:
         all_gather: Returns the tensors of all ranks, which have one shape, as one, `[size, …]`; None: they are made to
             be that by `all_reduce`.
         expert_shard: How ranks divide experts unless a model says: by inner width, or whole experts.
+        fused: Sums that are fused with what follows; None: there are none.
     """
 
     rank: int = 0
@@ -42,6 +55,7 @@ class Parallel:
     all_reduce: Callable[[Tensor], Tensor] | None = None
     all_gather: Callable[[Tensor], Tensor] | None = None
     expert_shard: Literal["inner", "expert"] = "inner"
+    fused: FusedSums | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -129,9 +143,20 @@ class Stream:
     def total(self) -> Tensor:
         """Return the stream; valid until something is added."""
         if self.partial is not None:
-            self.value = self.value + self._parallel.sum(self.partial)
+            fused, partial = self._parallel.fused, self.partial
+            total = None if fused is None else fused.add(partial, self.value)
+            self.value = self.value + self._parallel.sum(partial) if total is None else total
             self.partial = None
         return self.value
+
+    def normed(self, weight: Tensor, eps: float) -> Tensor | None:
+        """Add the stream up and return its RMS norm, where one kernel does both."""
+        fused = self._parallel.fused
+        found = None if fused is None or self.partial is None else fused.add_norm(self.partial, self.value, weight, eps)
+        if found is None:
+            return None
+        self.partial, self.value = None, found[1]
+        return found[0]
 
     def take_sum(self) -> tuple[Tensor, Tensor | None]:
         """Return two tensors, or one, that the stream is the sum of; the caller sets `value` to that sum."""

@@ -58,6 +58,8 @@ def run_loop(core: EngineCore, transport: Transport) -> None:
                 transport.send(core.step())
             elif core.has_idle_tasks and not messages:
                 core.run_idle_task()
+            else:
+                core.executor.check()
     except ClosedError:
         logger.debug("the engine's client is gone; stopping")
     finally:

@@ -1,95 +1,60 @@
 """`GroupExecutor`: several ranks compute one model together, this process and one more for each.
 
-The first rank alone talks to the engine. It sends every command to the others, does it, and waits until they have: so
-all do the same in one order, which sums over ranks need. A step that fails on all of them is one that failed; where
-some fail and others do not, or one ends or hangs, nothing can be computed any more, and the engine is started anew.
+The first rank alone talks to the engine. It sends every command to the others and does it, so all do the same in one
+order, which collectives need; it waits for them where it reads what came of a step. A step that fails on all of them is
+one that failed; where some fail and others do not, or one ends or hangs, nothing can be computed any more, and the
+engine is started anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from multiprocessing import Pipe
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.errors import ConfigError, DovetailError
+from dovetail.errors import ConfigError
+from dovetail.executor.followers import Follower, Followers, ProcessFollower, RankError
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
-    Answer,
+    Allot,
+    Built,
     Choose,
     Command,
     Connect,
-    Done,
     Launch,
+    Loaded,
+    Prepare,
     Read,
-    Ready,
-    Refused,
+    Settle,
     StartProfile,
     StartRank,
     StopProfile,
-    next_answer,
-    send,
 )
 from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
-from dovetail.messages.step import ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
+from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.ranks import GlooCommunicator, Rank, parallel_of
+from dovetail.plugins.kinds import KINDS
+from dovetail.runtime.backends import find_device
+from dovetail.runtime.memory import DeviceBytes, MemoryPlan, check_equal
+from dovetail.runtime.ranks import Rank, communicator, parallel_of
+from dovetail.runtime.runner import START_S
 from dovetail.settings import EngineSettings
 
-T = TypeVar("T")
 LOAD_S = 1800.0
 """What a rank may take to load its share."""
 STEP_S = 60.0
-"""What a step may take on one rank longer than on another, and a sum on all."""
-END_S = 5.0
-
-
-class RankError(DovetailError):
-    """A rank has ended, hangs, or does not what the others do: nothing can be computed any more."""
-
-
-class Follower(Protocol):
-    """A started rank: a process, or in tests a thread."""
-
-    def end(self, timeout_s: float) -> None:
-        """Wait until it has ended; end it then."""
-        ...
-
-
-class ProcessFollower:
-    """A rank in a process of its own, which has this end of a pipe."""
-
-    def __init__(self, pipe: Connection) -> None:
-        """Start it."""
-        command = [sys.executable, "-m", "dovetail.executor.rank_main", str(pipe.fileno())]
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[pipe.fileno()], env=environment)
-        pipe.close()
-
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
-
-    def end(self, timeout_s: float) -> None:
-        """See `Follower`."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+"""What a step may take on one rank longer than on another, and a collective on all, unless something else is said."""
+LOOK_S = 0.05
 
 
 class GroupExecutor:
@@ -100,53 +65,82 @@ class GroupExecutor:
         settings: EngineSettings,
         plugins: LoadedPlugins,
         start: Callable[[Connection], Follower] = ProcessFollower,
+        limit_s: float = STEP_S,
     ) -> None:
-        """Load the model on every rank: on this one first, which says what fits.
+        """Load the model on all ranks at once.
 
         Args:
             settings: `tensor_parallel_size` ranks.
             plugins: Of this process; the others load the same plan.
             start: Starts a rank at the other end of a pipe.
+            limit_s: For so long a rank may keep the others waiting.
 
         Raises:
             ConfigError: The settings, the model or a plugin is at fault, or the ranks cannot divide the model.
         """
-        size = settings.tensor_parallel_size
-        sums = self._sums = GlooCommunicator(0, size)
-        self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, 0, sums)))
-        self.followers: list[Follower] = []
-        self._pipes: list[Connection] = []
+        self._settings, self._plugins = settings, plugins
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._folder = tempfile.mkdtemp(prefix="dovetail-ranks-")
+        self._ranks = Followers(start, limit_s)
+        self._links = communicator(settings, 0, find_device(settings))
         try:
-            self._start(settings, plugins, start)
-            meeting = Path(self._folder) / "meeting"
-            self._together(Connect(str(meeting), STEP_S), lambda: sums.connect(meeting, STEP_S))
+            self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self))
+            for rank in self._ranks.ranks:
+                self._ranks.done(rank, LOAD_S)
+            self._prepare_some()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, settings: EngineSettings, plugins: LoadedPlugins, start: Callable[[Connection], Follower]) -> None:
-        size, plan = settings.tensor_parallel_size, self.local.runner.memory_plan
-        for rank in range(1, size):
-            pipe, other = Pipe()
-            self._pipes.append(pipe)
-            self.followers.append(start(other))
-            self._tell(
-                rank - 1,
-                StartRank(
-                    settings=EngineSettings.model_validate(
-                        settings.model_dump(include=set(EngineSettings.model_fields))
-                    ).model_dump(mode="json"),
-                    plan=plugins.plan,
-                    log_level=logging.getLogger("dovetail").getEffectiveLevel(),
-                    rank=rank,
-                    size=size,
-                    memory=plan,
-                ),
-            )
-        for at in range(size - 1):
-            self._answer(at, LOAD_S)
+    @property
+    def followers(self) -> list[Follower]:
+        """The further ranks."""
+        return self._ranks.all
+
+    # ---- starting, as `Meeting`
+
+    def built(self, device: DeviceBytes) -> None:
+        """Start the others, and see that they are what this rank is; see `Meeting`."""
+        names = set(EngineSettings.model_fields)
+        plain = EngineSettings.model_validate(self._settings.model_dump(include=names)).model_dump(mode="json")
+        level = logging.getLogger("dovetail").getEffectiveLevel()
+        for _ in range(1, self._settings.tensor_parallel_size):
+            rank = self._ranks.start()
+            start = StartRank(settings=plain, plan=self._plugins.plan, log_level=level, rank=rank)
+            self._ranks.tell_one(rank, start)
+        mine, free = about(self._plugins, device), [(device.name, device.free)]
+        for rank in self._ranks.ranks:
+            answer = self._ranks.hear(rank, LOAD_S)
+            if isinstance(answer, Built):
+                check_same(mine, answer, rank)
+                free.append((answer.device, answer.free))
+        if device.kind == "cuda":
+            check_equal(free)
+
+    def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
+        """Plan for the rank that has least; see `Meeting`."""
+        answers = [self._ranks.hear(rank, LOAD_S) for rank in self._ranks.ranks]
+        found = plan(min([left, *(answer.left for answer in answers if isinstance(answer, Loaded))]))
+        self._ranks.tell(Allot(found))
+        return found
+
+    def connect(self) -> None:
+        """Meet all others; see `Meeting`."""
+        meeting, limit_s = Path(self._folder) / "meeting", self._ranks.limit_s
+        self._ranks.tell(Connect(str(meeting), limit_s))
+        try:
+            self._links.connect(meeting, LOAD_S, limit_s)
+        except RuntimeError as error:
+            raise self._ranks.blame(str(error)) from error
+
+    def _prepare_some(self) -> None:
+        """Prepare what is not needed at once, for a while: one rank's clock decides for all."""
+        started = time.monotonic()
+        left = self.info.prepared.num_left
+        while left and time.monotonic() - started < START_S:
+            left = self.prepare().num_left
+
+    # ---- steps
 
     @property
     def info(self) -> ExecutorInfo:
@@ -155,7 +149,8 @@ class GroupExecutor:
 
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
-        self._together(Launch(step), lambda: self.local.launch(step))
+        self._ranks.tell(Launch(step))
+        self._together(lambda: self.local.launch(step))
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
         """See `Executor`."""
@@ -165,7 +160,8 @@ class GroupExecutor:
     def choose(self, late: StepLate) -> None:
         """See `Executor`."""
         num = int((late.mask_of >= 0).sum())
-        self._together(Choose(late, self._lent[:num]), lambda: self.local.choose(late))
+        self._ranks.tell(Choose(late, self._lent[:num]))
+        self._together(lambda: self.local.choose(late))
 
     def is_computing(self) -> bool:
         """See `Executor`."""
@@ -173,11 +169,64 @@ class GroupExecutor:
 
     def read(self) -> StepOutput:
         """See `Executor`."""
-        return self._together(Read(), self.local.read)
+        self._ranks.tell(Read())
+        self._wait_for_device()
+        found: list[StepOutput] = []
+        self._together(lambda: found.append(self.local.read()), is_answered=True)
+        failed = [self._ranks.done(rank).failure for rank in self._ranks.ranks]
+        if any(failed):
+            raise RankError(f"ranks came apart: {_list([None, *failed])}")
+        return found[0]
 
     def prepare(self, key: GraphKey | None = None) -> Prepared:
-        """See `Executor`; on the CPU there is nothing to prepare."""
-        return self.local.prepare(key)
+        """See `Executor`."""
+        self._ranks.tell(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
+        found = self.local.prepare(key)
+        for rank in self._ranks.ranks:
+            self._ranks.done(rank)
+        return found
+
+    def check(self) -> None:
+        """See `Executor`."""
+        self._ranks.check()
+
+    def _together(self, work: Callable[[], object], *, is_answered: bool = False) -> None:
+        """Do what the others were told to do, and answer if it `is_answered`.
+
+        Raises:
+            StepError: It failed on all of them.
+            RankError: A rank has ended, or some failed and others did not.
+        """
+        try:
+            work()
+        except StepError as failure:
+            if self._links.is_broken:
+                raise self._ranks.blame(failure.text) from failure
+            self._ranks.tell(Settle())
+            for rank in self._ranks.ranks if is_answered else ():
+                self._ranks.done(rank)
+            failed = [self._ranks.done(rank).failure for rank in self._ranks.ranks]
+            if not all(failed):
+                raise RankError(f"ranks came apart: {_list([failure.text, *failed])}") from failure
+            raise
+
+    def _wait_for_device(self) -> None:
+        """Wait for what the next read waits for, and look after the others meanwhile.
+
+        Raises:
+            RankError: One has ended, or the device does not come to an end.
+        """
+        started = looked = time.monotonic()
+        while not self.local.is_readable():
+            now = time.monotonic()
+            if now - looked > LOOK_S:
+                looked = now
+                self._ranks.find_trouble()
+                if now - started > self._ranks.limit_s:
+                    raise self._ranks.blame(f"the device has not computed a step for {now - started:.0f} s")
+            time.sleep(0)
+
+    # ---- profiles
 
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`. Where one rank cannot, none does."""
@@ -203,83 +252,60 @@ class GroupExecutor:
             ProfileError: It failed somewhere.
             RankError: A rank has ended.
         """
-        for at in range(len(self._pipes)):
-            self._tell(at, command)
+        self._ranks.tell(command)
         failures: list[str] = []
         files: list[str] = []
         try:
             files += work()
         except ProfileError as error:
             failures.append(str(error))
-        for at in range(len(self._pipes)):
-            answer = self._hear(at, STEP_S)
-            if isinstance(answer, Done):
-                files += answer.files
-                failures += [] if answer.failure is None else [f"rank {at + 1}: {answer.failure}"]
+        for rank in self._ranks.ranks:
+            answer = self._ranks.done(rank)
+            files += answer.files
+            failures += [] if answer.failure is None else [f"rank {rank}: {answer.failure}"]
         if failures:
             raise ProfileError("; ".join(failures))
         return files
 
     def close(self) -> None:
         """End the other ranks."""
-        for pipe in self._pipes:
-            pipe.close()
-        for follower in self.followers:
-            follower.end(END_S)
+        self._ranks.end()
+        self._links.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _together(self, command: Command, work: Callable[[], T]) -> T:
-        """Do something on all ranks.
 
-        Raises:
-            StepError: It failed on all of them.
-            RankError: A rank has ended, or failed alone.
-        """
-        for at in range(len(self._pipes)):
-            self._tell(at, command)
-        failure: StepError | None = None
-        try:
-            result = work()
-        except StepError as error:
-            failure = error
-        if failure is not None and self._sums.is_broken:
-            raise RankError(f"ranks came apart: {failure.text}") from failure
-        failed = [self._answer(at, STEP_S) for at in range(len(self._pipes))]
-        if failure is None and not any(failed):
-            return result
-        if failure is not None and all(failed):
-            raise failure
-        told = [None if failure is None else failure.text, *failed]
-        raise RankError(f"ranks came apart: {_list(told)}")
+def about(plugins: LoadedPlugins, device: DeviceBytes) -> Built:
+    """Say what a rank is; all must be the same."""
+    versions = {(planned.kind, planned.qualified): planned.version for planned in plugins.plan.plugins}
+    shared = [state for state in plugins.states() if {"engine", "worker"} <= set(KINDS[state[0]].roles)]
+    return Built(
+        version=version("dovetail"),
+        plugins=tuple(sorted((kind, name, versions.get((kind, name), ""), state) for kind, name, state, _ in shared)),
+        device=device.name,
+        free=device.free,
+    )
 
-    def _tell(self, at: int, command: Command) -> None:
-        try:
-            send(self._pipes[at], command)
-        except OSError as error:
-            raise RankError(f"rank {at + 1} has ended") from error
 
-    def _hear(self, at: int, timeout_s: float) -> Answer:
-        """Wait for a rank.
+def check_same(first: Built, other: Built, rank: int) -> None:
+    """Refuse a rank that runs other code than the first.
 
-        Raises:
-            RankError: It has ended, or does not answer.
-        """
-        try:
-            if not self._pipes[at].poll(timeout_s):
-                raise RankError(f"rank {at + 1} has not answered for {timeout_s:g} s")
-            return next_answer(self._pipes[at])
-        except (EOFError, OSError) as error:
-            raise RankError(f"rank {at + 1} has ended") from error
-
-    def _answer(self, at: int, timeout_s: float) -> str | None:
-        """Wait for a rank; returns how it failed, if it did."""
-        match self._hear(at, timeout_s):
-            case Refused(text, is_users):
-                raise ConfigError(text) if is_users else RankError(f"rank {at + 1}: {text}")
-            case Done(failure):
-                return failure
-            case Ready():
-                return None
+    Raises:
+        ConfigError: Naming what differs.
+    """
+    fix = "restart the server, so that all ranks load what is installed now"
+    if first.version != other.version:
+        raise ConfigError(f"rank {rank} runs dovetail {other.version}, rank 0 {first.version}; {fix}")
+    if first.plugins == other.plugins:
+        return
+    mine, others = ({row[:2]: row[2:] for row in built.plugins} for built in (first, other))
+    for kind, name in sorted(mine.keys() | others.keys()):
+        here, there = mine.get((kind, name)), others.get((kind, name))
+        if here != there:
+            said = " and ".join(
+                f"rank {at} has {'no such plugin' if row is None else ' '.join(filter(None, row))}"
+                for at, row in ((0, here), (rank, there))
+            )
+            raise ConfigError(f"{kind} {name!r}: {said}; {fix}")
 
 
 def _list(failures: Sequence[str | None]) -> str:

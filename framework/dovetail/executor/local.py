@@ -98,6 +98,10 @@ class LocalExecutor:
         """See `Executor`. The step's logits are the last that was sent to the device."""
         return self.runner.device.type == "cuda" and not torch.cuda.current_stream(self.runner.device).query()
 
+    def is_readable(self) -> bool:
+        """Whether the device has computed the oldest step that has not been read."""
+        return not self._in_flight or self._in_flight[0].is_computed
+
     def read(self) -> StepOutput:
         """See `Executor`."""
         with self._failing():
@@ -115,6 +119,9 @@ class LocalExecutor:
                 elif isinstance(key, PrefillGraph) and runner.graphs.prefill is not None:
                     runner.graphs.prefill.capture(key)
         return self._prepared(tuple(key for key in runner.captured if key not in before))
+
+    def check(self) -> None:
+        """See `Executor`; of one device, whatever it lacks shows in a step."""
 
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`."""

@@ -17,16 +17,20 @@ from pathlib import Path
 
 from dovetail import log
 from dovetail.errors import ConfigError
+from dovetail.executor.group import LOAD_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
+    Allot,
     Choose,
-    Command,
     Connect,
     Done,
     Launch,
+    Loaded,
+    Ping,
+    Prepare,
     Read,
-    Ready,
     Refused,
+    Settle,
     StartProfile,
     StartRank,
     StopProfile,
@@ -35,10 +39,12 @@ from dovetail.executor.rank_messages import (
 )
 from dovetail.messages.executor import ProfileError, StepError
 from dovetail.orphans import wake_when_orphaned
-from dovetail.plugins import load
+from dovetail.plugins import LoadedPlugins, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.runtime.ranks import GlooCommunicator, Rank, parallel_of
+from dovetail.runtime.backends import find_device
+from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+from dovetail.runtime.ranks import Communicator, Rank, communicator, parallel_of
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
@@ -74,22 +80,52 @@ def _watch(pipe: Connection) -> None:
     signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
 
 
+class FollowerMeeting:
+    """A further rank's side of the start; see `Meeting`."""
+
+    def __init__(self, pipe: Connection, plugins: LoadedPlugins, links: Communicator) -> None:
+        """The pipe leads to the first rank."""
+        self._pipe, self._plugins, self._links = pipe, plugins, links
+
+    def built(self, device: DeviceBytes) -> None:
+        """Say what this rank is."""
+        send(self._pipe, about(self._plugins, device))
+
+    def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
+        """Say what is left, and take what the first rank has planned."""
+        send(self._pipe, Loaded(left))
+        command = next_command(self._pipe)
+        if not isinstance(command, Allot):
+            raise TypeError(f"what is to be heard now is how memory is divided, not {type(command).__name__}")
+        return command.memory
+
+    def connect(self) -> None:
+        """Meet the others."""
+        command = next_command(self._pipe)
+        if not isinstance(command, Connect):
+            raise TypeError(f"what is to be heard now is where to meet, not {type(command).__name__}")
+        self._links.connect(Path(command.meeting), LOAD_S, command.timeout_s)
+
+
 def serve(pipe: Connection, start: StartRank) -> None:
     """Load the model and follow the first rank.
 
     Raises:
         EOFError: It has ended.
     """
-    sums = GlooCommunicator(start.rank, start.size)
     settings = EngineSettings.model_validate(start.settings)
-    rank = Rank(parallel_of(settings, start.rank, sums), start.memory)
     try:
         plugins = load(start.plan, "worker")
         with running_hooks(plugins, start.rank):
             with naming_plugin(plugins):
-                executor = LocalExecutor(settings, plugins, rank)
-            send(pipe, Ready())
-            follow(pipe, executor, sums)
+                links = communicator(settings, start.rank, find_device(settings, start.rank))
+                meeting = FollowerMeeting(pipe, plugins, links)
+                executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting))
+            send(pipe, Done())
+            try:
+                follow(pipe, executor, links)
+            finally:
+                links.close()
     except ConfigError as error:
         send(pipe, Refused(str(error), is_users=True))
     except (EOFError, OSError):
@@ -99,26 +135,47 @@ def serve(pipe: Connection, start: StartRank) -> None:
         send(pipe, Refused(f"{type(error).__name__}: {error}", is_users=False))
 
 
-def follow(pipe: Connection, executor: LocalExecutor, sums: GlooCommunicator) -> None:
+def follow(pipe: Connection, executor: LocalExecutor, links: Communicator) -> None:
     """Do what the first rank does.
 
+    Where a step has failed, nothing is done until the first rank has asked how. Where a collective has, that is said at
+    once: it is not this rank that others wait for.
+
     Raises:
-        EOFError: It has ended, or does something else.
+        EOFError: It has ended.
     """
+    failure: str | None = None
     while True:
         command = next_command(pipe)
-        if isinstance(command, StartProfile | StopProfile):
-            send(pipe, _profiled(command, executor))
-            continue
-        work = _work_of(command, executor, sums)
-        try:
-            work()
-        except StepError as failure:
-            if sums.is_broken:
-                raise EOFError(failure.text) from failure
-            send(pipe, Done(failure.text))
-        else:
-            send(pipe, Done())
+        match command:
+            case Launch() | Choose() | Read():
+                if failure is None:
+                    failure = _failure_of(_work_of(command, executor))
+                    if links.is_broken:
+                        send(pipe, Done(failure))
+                        continue
+                if isinstance(command, Read):
+                    send(pipe, Done(failure))
+            case Settle():
+                send(pipe, Done(failure))
+                failure = None
+            case Prepare(decode, prefill):
+                executor.prepare(decode or prefill)
+                send(pipe, Done())
+            case Ping():
+                send(pipe, Done())
+            case StartProfile() | StopProfile():
+                send(pipe, _profiled(command, executor))
+            case _:
+                raise RuntimeError(f"{type(command).__name__} is for ranks that start")
+
+
+def _failure_of(work: Callable[[], object]) -> str | None:
+    try:
+        work()
+    except StepError as failure:
+        return failure.text
+    return None
 
 
 def _profiled(command: StartProfile | StopProfile, executor: LocalExecutor) -> Done:
@@ -131,10 +188,8 @@ def _profiled(command: StartProfile | StopProfile, executor: LocalExecutor) -> D
     return Done()
 
 
-def _work_of(command: Command, executor: LocalExecutor, sums: GlooCommunicator) -> Callable[[], object]:
+def _work_of(command: Launch | Choose | Read, executor: LocalExecutor) -> Callable[[], object]:
     match command:
-        case Connect(meeting, timeout_s):
-            return lambda: sums.connect(Path(meeting), timeout_s)
         case Launch(step):
             return lambda: executor.launch(step)
         case Choose(late, masks):
@@ -143,8 +198,6 @@ def _work_of(command: Command, executor: LocalExecutor, sums: GlooCommunicator) 
             return lambda: executor.choose(late)
         case Read():
             return executor.read
-        case _:
-            raise RuntimeError(f"{type(command).__name__} is no step's")
 
 
 if __name__ == "__main__":

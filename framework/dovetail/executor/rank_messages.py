@@ -1,6 +1,7 @@
 """What the first rank says to the others, and what they answer: msgpack over a pipe, arrays as bytes.
 
-Each message is answered once: `Ready` or `Refused` to `StartRank`, `Done` to all others.
+A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `Allot` then. `Launch` and `Choose` are not
+answered, so that nobody waits for what goes well; all others are, by `Done`. What failed is told with the next one.
 """
 
 from __future__ import annotations
@@ -13,24 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.messages import ProfileSpec
-from dovetail.messages.step import StepInput, StepLate
+from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate
 from dovetail.plugins import PluginPlan
 from dovetail.runtime.memory import MemoryPlan
 
 
 class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that a rank is started with. `memory` is the first rank's plan."""
+    """All that a rank is started with."""
 
     settings: dict[str, Any]
     plan: PluginPlan
     log_level: int
     rank: int
-    size: int
+
+
+class Allot(msgspec.Struct, frozen=True, tag=True):
+    """What the first rank has planned, pages and rows, is every rank's."""
+
     memory: MemoryPlan
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Meet the others by this file; nothing in a sum may take longer."""
+    """Meet the others by this file; nothing in a collective may take longer."""
 
     meeting: str
     timeout_s: float
@@ -49,6 +54,21 @@ class Choose(msgspec.Struct, frozen=True, tag=True):
     masks: npt.NDArray[np.int32]
 
 
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """See `Executor.prepare`; at most one is given."""
+
+    decode: DecodeGraph | None = None
+    prefill: PrefillGraph | None = None
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Say how the last step failed, if it did, and go on with the next one."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Say that you are there."""
+
+
 class Read(msgspec.Struct, frozen=True, tag=True):
     """See `Executor.read`."""
 
@@ -63,8 +83,26 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """See `Executor.stop_profile`."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded."""
+class Built(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is built, and its weights are about to be read.
+
+    Attributes:
+        version: Of Dovetail.
+        plugins: Kind, name, version and state of those that take part.
+        device: Where.
+        free: Its free bytes.
+    """
+
+    version: str
+    plugins: tuple[tuple[str, ...], ...]
+    device: str
+    free: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The weights are read, and so many bytes are left."""
+
+    left: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -81,8 +119,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     files: tuple[str, ...] = ()
 
 
-Command = StartRank | Connect | Launch | Choose | Read | StartProfile | StopProfile
-Answer = Ready | Refused | Done
+Command = StartRank | Allot | Connect | Launch | Choose | Read | Prepare | Settle | Ping | StartProfile | StopProfile
+Answer = Built | Loaded | Refused | Done
 
 
 def _as_bytes(value: object) -> object:

@@ -41,6 +41,8 @@ class RMSNorm(Layer):
         """Normalise `x`; a stream is added up first, by the same kernel where ranks have shares of it."""
         if not isinstance(x, Stream):
             return ops.add_rms_norm(x, None, self.weight, self.eps)[0]
+        if (fused := x.normed(self.weight, self.eps)) is not None:
+            return fused
         normed, x.value = ops.add_rms_norm(*x.take_sum(), self.weight, self.eps)
         return normed
 

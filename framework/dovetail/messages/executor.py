@@ -77,6 +77,14 @@ class Executor(Protocol):
         """Capture a graph, or whatever comes next in its own list; between steps, a fraction of a second or a few."""
         ...
 
+    def check(self) -> None:
+        """Look after devices that have nothing to do; called between steps.
+
+        Raises:
+            DovetailError: Nothing can be computed any more.
+        """
+        ...
+
     def start_profile(self, spec: ProfileSpec) -> None:
         """Record what is computed from now on, on every rank.
 

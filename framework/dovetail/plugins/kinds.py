@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
             about="The model architecture {name} for Dovetail",
             hook="dovetail_models",
             watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.weights"),
-            minor=1,
+            minor=2,
         ),
         Kind(
             name="attention_backend",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
 from dovetail.runtime.grouped import attended_groups, of_group
 from dovetail.runtime.hybrid import hybrid
+from dovetail.runtime.memory import check_devices
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -26,11 +28,26 @@ KIND = "attention_backend"
 Backend = type[AttentionBackend]
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of `--device`.
+def find_device(settings: EngineSettings, rank: int = 0) -> torch.device:
+    """Return the device of a rank, as `--device` and `--devices` say, and make it the one that this thread uses.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: It is not there, or not enough of them are.
+    """
+    kind = kind_of(settings.device)
+    if kind == "cpu":
+        return torch.device("cpu")
+    given = check_devices(settings, torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if settings.devices is not None or settings.tensor_parallel_size > 1:
+        torch.cuda.set_device(given[rank])
+    return torch.device(kind, torch.cuda.current_device())
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of device of `--device`.
+
+    Raises:
+        ConfigError: There is none.
     """
     found = torch.cuda.is_available()
     if name == "auto":
@@ -43,7 +60,7 @@ def find_device(name: str) -> torch.device:
             else f"torch finds no CUDA device here (its CUDA is {built}); `nvidia-smi` shows driver and devices"
         )
         raise ConfigError(f"--device cuda: {cause}, or use --device cpu")
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class DeviceMemory:
             ConfigError: The model or the KV cache does not fit, or the settings cannot be met.
         """
         self._settings, self._device, self._dtype = settings, device, dtype
-        self._num_ranks, self._given = rank.parallel.size, rank.memory
+        self._num_ranks, self._meeting, self._is_first = rank.parallel.size, rank.meeting, rank.parallel.rank == 0
         self._config = config.of_rank(self._num_ranks)
         self._bytes = self._measure()
         name = str(dtype).removeprefix("torch.")
@@ -64,6 +64,15 @@ class DeviceMemory:
     def context_len(self) -> int:
         """Longest request in tokens."""
         return self.plan.context_len
+
+    def built(self) -> None:
+        """Tell the other ranks that the weights are about to be read.
+
+        Raises:
+            ConfigError: The ranks do not go together.
+        """
+        if self._meeting is not None:
+            self._meeting.built(self._bytes)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -88,8 +97,16 @@ class DeviceMemory:
         """
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what loading left in torch's hands is free for the pool
-        self._bytes = dataclasses.replace(self._bytes, left=self._measure().free)
-        plan = self.plan = self._make_plan(weight_bytes + self._weights.repacked_bytes // self._num_ranks)
+        meeting, left = self._meeting, self._measure().free
+        own = weight_bytes + self._weights.repacked_bytes // self._num_ranks
+        plan = self.plan = (
+            self._plan_for(own, left)
+            if meeting is None
+            else meeting.loaded(
+                left,
+                lambda least: self._plan_for(own, min(least, self._measure().free)),  # the others have loaded by now
+            )
+        )
         try:
             sizes = [group.num_pages + 1 for group in plan.groups]
             rows = plan.max_running_requests + NUM_SPARE
@@ -114,17 +131,20 @@ class DeviceMemory:
             left = self._bytes.left or self._bytes.free
             measured = left - self.plan.kv_bytes - device_bytes(self._device).free
             self.plan = dataclasses.replace(self.plan, measured_bytes=max(0, measured))
-        for note in self.plan.notes if self._given is None else ():
+        for note in self.plan.notes if self._is_first else ():
             logger.warning("%s", note)
-        if logger.isEnabledFor(logging.INFO) and self._given is None:
+        if logger.isEnabledFor(logging.INFO) and self._is_first:
             print_table(self.plan, to_stderr=True)
 
     def _measure(self) -> DeviceBytes:
         return device_bytes(self._device).of_rank(self._num_ranks)
 
+    def _plan_for(self, weight_bytes: int, left: int) -> MemoryPlan:
+        """Plan with the weights in place, and so many bytes left."""
+        self._bytes = dataclasses.replace(self._bytes, left=left)
+        return self._make_plan(weight_bytes)
+
     def _make_plan(self, weight_bytes: int) -> MemoryPlan:
-        if self._given is not None:
-            return self._given
         has_graphs = self._device.type == "cuda" and not self._settings.disable_cuda_graph
         name = str(self._dtype).removeprefix("torch.")
         plan = plan_memory(self._settings, self._config, name, self._bytes, weight_bytes, has_graphs=has_graphs)

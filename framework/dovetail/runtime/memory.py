@@ -168,6 +168,10 @@ class MemoryPlan:
         return {**dataclasses.asdict(self), **derived}
 
 
+EQUAL = 0.9
+"""The share of the most that any rank has free, which every rank must have."""
+
+
 def check_settings(settings: EngineSettings, device: str | None = None) -> None:
     """Refuse memory settings that cannot be met on any device, or not on one of this kind.
 
@@ -181,11 +185,8 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
             "the share of free memory for weights and KV cache, the second the share of all memory for everything"
         )
     _check_experts(settings)
-    if settings.tensor_parallel_size > 1 and device == "cuda":
-        raise ConfigError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on the CPU so far, and the device "
-            "is a GPU; give --device cpu, or serve the model on one GPU"
-        )
+    if settings.devices is not None and device == "cpu":
+        raise ConfigError(f"--devices {settings.device_list}: they are GPUs, and the device is cpu; leave it out")
     if utilization is not None and device == "cpu":
         raise ConfigError(
             f"--gpu-memory-utilization {utilization:g}: the device is cpu; give --mem-fraction-static or "
@@ -200,6 +201,53 @@ def check_settings(settings: EngineSettings, device: str | None = None) -> None:
         raise ConfigError(
             f"--context-length {settings.context_length}: a KV cache of --max-total-tokens {most} holds requests of "
             f"{most // size * size} tokens at most; raise --max-total-tokens or lower --context-length"
+        )
+
+
+def check_devices(settings: EngineSettings, num: int, visible: str | None) -> tuple[int, ...]:
+    """Return the GPU of each rank, of those that this process sees.
+
+    Args:
+        settings: `devices`, or the first ones if it has none.
+        num: How many there are.
+        visible: `CUDA_VISIBLE_DEVICES`, which chooses them.
+
+    Raises:
+        ConfigError: Too few are there, or given, or one is given twice.
+    """
+    ranks, given = settings.tensor_parallel_size, settings.devices
+    there = f"{num} GPU{'' if num == 1 else 's'} {'is' if num == 1 else 'are'} here"
+    there += "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    if given is None:
+        if ranks > num:
+            raise ConfigError(
+                f"--tensor-parallel-size {ranks}: {there}; give at most {num}, or --device cpu to compute without them"
+            )
+        return tuple(range(ranks))
+    said = f"--devices {settings.device_list}"
+    if len(given) != ranks:
+        raise ConfigError(f"{said}: {len(given)} for {ranks} ranks; give one for each of --tensor-parallel-size")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{said}: one is given twice; every rank needs its own")
+    if lost := [index for index in given if index >= num]:
+        raise ConfigError(f"{said}: there is no device {lost[0]}; {there}, counted from 0")
+    return given
+
+
+def check_equal(free: Sequence[tuple[str, int]]) -> None:
+    """Refuse ranks of which one has much less memory than another: pages are the same on all.
+
+    Args:
+        free: Device and free bytes of each rank, before its weights.
+
+    Raises:
+        ConfigError: Naming the two.
+    """
+    (least, low), (most, high) = min(free, key=lambda one: one[1]), max(free, key=lambda one: one[1])
+    if low < EQUAL * high:
+        raise ConfigError(
+            f"{least} has {gib(low)} free, and {most} {gib(high)}: ranks need the same; stop what else runs there, or "
+            "choose others with --devices"
         )
 
 

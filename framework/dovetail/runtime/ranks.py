@@ -7,77 +7,90 @@ together: all have the same, and so draw the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.contracts.layers import Parallel
-from dovetail.runtime.memory import MemoryPlan
+from dovetail.contracts.layers import FusedSums, Parallel
+from dovetail.runtime.memory import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings
+
+
+class Meeting(Protocol):
+    """Where ranks wait for each other while they start."""
+
+    def built(self, device: DeviceBytes) -> None:
+        """The model is built, and its weights are about to be read.
+
+        Raises:
+            ConfigError: The ranks do not go together.
+        """
+        ...
+
+    def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
+        """The weights are read, and so many bytes are left here.
+
+        Returns:
+            `plan`, called by the first rank with the least that any has: pages are the same on all.
+        """
+        ...
+
+    def connect(self) -> None:
+        """All kernels are compiled: from now on there are collectives."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which rank this is. `memory` is what the first one has planned: pages are the same on all."""
+    """Which rank this is, and where it meets the others; None: it is the only one."""
 
     parallel: Parallel = field(default_factory=Parallel)
-    memory: MemoryPlan | None = None
+    meeting: Meeting | None = None
 
 
 ALONE = Rank()
 """The only one."""
 
 
-class GlooCommunicator:
-    """Collectives over gloo, on this host's own address.
-
-    Shares are added in the order of the ranks, in float32, by everybody: so the sums have the same bits on all ranks,
-    whatever way gloo takes, and draws cannot come apart.
+class Communicator(Protocol):
+    """Collectives of the ranks.
 
     Attributes:
+        rank: This one.
         is_broken: A collective has failed: the ranks have come apart for good.
-        num_begun: Collectives that this rank has come to. Whoever has come to the fewest is waited for.
+        fused: Sums with what follows them, where there are kernels for that.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        """Nothing is connected yet."""
-        self._rank, self._size, self.is_broken, self.num_begun = rank, size, False, 0
-        self._group: Any = None
+    rank: int
+    is_broken: bool
+    fused: FusedSums | None
 
-    def connect(self, meeting: Path, timeout_s: float) -> None:
-        """Meet the other ranks by a file that they all name; waits for them.
+    def connect(self, meeting: Path, connect_s: float, timeout_s: float) -> None:
+        """Meet the other ranks by a file that they all name.
 
         Args:
             meeting: The file.
-            timeout_s: How long one collective may take from now on, too.
+            connect_s: How long to wait for them.
+            timeout_s: How long one collective may take from now on, where the host waits for it.
 
         Raises:
             RuntimeError: They did not come.
         """
-        # A group of its own, not torch's default one: a process may have several engines, and others may use that.
-        distributed: Any = dist  # whose stubs lack what follows
-        gloo = distributed.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=timeout_s)
-        self._group = gloo(distributed.FileStore(str(meeting), self._size), self._rank, self._size, options)
+        ...
 
     def all_reduce(self, share: Tensor) -> Tensor:
-        """Return the sum of all ranks' shares.
+        """Return the sum of all ranks' shares, the same bits on all; `share` may be written to.
 
         Raises:
             RuntimeError: A rank has ended, or hangs.
         """
-        found = self.all_gather(share)
-        total = found[0].float()
-        for one in found[1:]:
-            total += one
-        return total.to(share.dtype)
+        ...
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """Return what all ranks have, `[size, …]`.
@@ -85,9 +98,50 @@ class GlooCommunicator:
         Raises:
             RuntimeError: A rank has ended, or hangs.
         """
+        ...
+
+    def close(self) -> None:
+        """Leave the others."""
+        ...
+
+
+class GlooCommunicator:
+    """See `Communicator`: over gloo, on this host's own address.
+
+    Shares are added in the order of the ranks, in float32, by everybody: so the sums have the same bits on all ranks,
+    whatever way gloo takes, and draws cannot come apart.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        """Nothing is connected yet."""
+        self.rank, self._size, self.is_broken = rank, size, False
+        self.fused: FusedSums | None = None
+        self._group: Any = None
+
+    def connect(self, meeting: Path, connect_s: float, timeout_s: float) -> None:
+        """See `Communicator`."""
+        # A group of its own, not torch's default one: a process may have several engines, and others may use that.
+        distributed: Any = dist  # whose stubs lack what follows
+        gloo = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=timeout_s)
+        store = distributed.FileStore(str(meeting), self._size)
+        store.set_timeout(timedelta(seconds=connect_s))
+        self._group = gloo(store, self.rank, self._size, options)
+
+    def all_reduce(self, share: Tensor) -> Tensor:
+        """See `Communicator`."""
+        found = self.all_gather(share)
+        total = found[0].float()
+        for one in found[1:]:
+            total += one
+        return total.to(share.dtype)
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """See `Communicator`."""
         if self._group is None:
             raise RuntimeError("the ranks are not connected")
-        self.num_begun += 1
         sent = mine.contiguous()
         found = torch.empty(self._size, *sent.shape, dtype=sent.dtype)
         # As bytes: of which dtypes gloo knows nothing.
@@ -98,13 +152,27 @@ class GlooCommunicator:
             raise
         return found
 
+    def close(self) -> None:
+        """See `Communicator`."""
+        self._group = None
 
-def parallel_of(settings: EngineSettings, rank: int, group: GlooCommunicator) -> Parallel:
+
+def communicator(settings: EngineSettings, rank: int, device: torch.device) -> Communicator:
+    """Return what ranks on devices of this kind exchange tensors by."""
+    if device.type != "cuda":
+        return GlooCommunicator(rank, settings.tensor_parallel_size)
+    from dovetail.runtime.cuda_ranks import CudaCommunicator  # imports Triton
+
+    return CudaCommunicator(rank, settings.tensor_parallel_size, device)
+
+
+def parallel_of(settings: EngineSettings, links: Communicator) -> Parallel:
     """Return what a model is built with on a rank."""
     return Parallel(
-        rank=rank,
+        rank=links.rank,
         size=settings.tensor_parallel_size,
-        all_reduce=group.all_reduce,
-        all_gather=group.all_gather,
+        all_reduce=links.all_reduce,
+        all_gather=links.all_gather,
         expert_shard=settings.expert_shard,
+        fused=links.fused,
     )

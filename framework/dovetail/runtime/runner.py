@@ -14,7 +14,7 @@ from torch import nn
 
 from dovetail.cache.pool import StateCache
 from dovetail.contracts.cache import Recurrent
-from dovetail.contracts.layers import BuildContext, Parallel
+from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
 from dovetail.contracts.quantization import Quantization, Target
 from dovetail.errors import ConfigError, ModelError, PluginError
@@ -66,7 +66,7 @@ class ModelRunner:
             ConfigError: The model, the device, the memory or a plugin cannot serve these settings.
         """
         started = time.perf_counter()
-        self.device = find_device(settings.device)
+        self.device = find_device(settings, rank.parallel.rank)
         kernels = self._kernels(settings, plugins)
         folder = settings.folder
         hf = read_config(folder)
@@ -88,7 +88,7 @@ class ModelRunner:
         if self.device.type == "cpu":
             bound_primitive_caches()
         with memory.loading():
-            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, rank.parallel)
+            self.model, self.weight_bytes = self._load(plugin, checkpoint, hf, quantization, rank, memory)
         if self.device.type == "cpu":
             torch.set_num_threads(settings.num_threads or _useful_threads(self.weight_bytes, rank.parallel.size))
         self.pool = memory.make_pool(self.weight_bytes)
@@ -110,10 +110,13 @@ class ModelRunner:
         self.capture_queue = CaptureQueue(tasks)
         if kernels is not None:
             kernels.compile([task.rehearse for task in tasks] + [lambda: masks.warm_up(self.config.vocab_size)])
+        if rank.meeting is not None:
+            rank.meeting.connect()
         if self.device.type == "cuda":
             self._capture_first(graphs)
             masks.warm_up(self.config.vocab_size)
-            self.capture_queue.do_some(START_S)
+            if rank.meeting is None:  # else the first rank says what comes next
+                self.capture_queue.do_some(START_S)
         if kernels is not None:
             kernels.report_late()
         memory.started(self.max_prefill_tokens)
@@ -213,16 +216,18 @@ class ModelRunner:
         checkpoint: Checkpoint | None,
         hf: Mapping[str, Any],
         quantization: type[Quantization] | None,
-        parallel: Parallel,
+        rank: Rank,
+        memory: DeviceMemory,
     ) -> tuple[CausalLM, int]:
         rules = plugin.weight_map(self.config)
         factory = factory_of(quantization, hf, rules, None if checkpoint is None else checkpoint.headers)
         with torch.inference_mode():
-            ctx = BuildContext(device=self.device, dtype=self.dtype, factory=factory, parallel=parallel)
+            ctx = BuildContext(device=self.device, dtype=self.dtype, factory=factory, parallel=rank.parallel)
             model = plugin.build(self.config, ctx)
             if not isinstance(model, nn.Module):
                 raise PluginError(f"model {self.config.architecture}: build() must return a torch.nn.Module")
             model.eval()
+            memory.built()
             size = sum(p.numel() * p.element_size() for p in model.parameters())
             if checkpoint is None:
                 fill_dummy(model)

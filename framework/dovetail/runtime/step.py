@@ -106,6 +106,11 @@ class Launched:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the device has come to the end of it."""
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> npt.NDArray[np.int64]:
         """Wait for the device; return what `start_copy` sent."""
         if self._copied is not None:

@@ -12,6 +12,7 @@ from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
     from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+    from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
 
 USAGE = """usage: dovetail plan [MODEL] [options]
@@ -99,7 +100,7 @@ def plan(wish: Wish) -> MemoryPlan:
     flags = parse_flags(wish.others)
     settings: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
     architecture = check_model(settings)
-    device = device_of(settings.device, wish.device_memory)
+    device = device_of(settings, wish.device_memory)
     from dovetail_server.model_facts import config_of
 
     config = config_of(settings.folder, architecture, settings.model_impl)
@@ -110,7 +111,7 @@ def plan(wish: Wish) -> MemoryPlan:
     return plan_memory(settings, *share, has_graphs=has_graphs)
 
 
-def device_of(name: str, memory: str | None) -> DeviceBytes:
+def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
     """Find the device to plan for: one of a given size, or the one here.
 
     Raises:
@@ -119,6 +120,7 @@ def device_of(name: str, memory: str | None) -> DeviceBytes:
     from dovetail.runtime.host_memory import host_bytes
     from dovetail.runtime.memory import CUDA_CONTEXT_BYTES, DeviceBytes, gib
 
+    name = settings.device
     if memory is not None:
         total = size_of(memory)
         kind: Any = "cpu" if name == "cpu" else "cuda"
@@ -131,7 +133,7 @@ def device_of(name: str, memory: str | None) -> DeviceBytes:
     from dovetail.runtime.backends import find_device
     from dovetail.runtime.device_memory import device_bytes
 
-    return device_bytes(find_device(name))
+    return device_bytes(find_device(settings))
 
 
 def size_of(text: str) -> int:

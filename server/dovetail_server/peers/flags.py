@@ -80,7 +80,7 @@ _values(
     ONE, "1",
 )  # fmt: skip
 _values("node-rank data-parallel-rank data-parallel-start-rank elastic-ep-join-rank-offset", ONE, "0")
-_values("base-gpu-id device-ids", "choose the device with CUDA_VISIBLE_DEVICES", "0")
+_values("base-gpu-id", "choose the devices with --devices", "0")
 _free(
     "nccl-port dist-timeout dist-init-addr nccl-init-addr master-addr master-port distributed-timeout-seconds "
     "cpu-distributed-timeout-seconds distributed-executor-backend load-balance-method data-parallel-address "

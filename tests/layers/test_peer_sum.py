@@ -1,0 +1,179 @@
+"""Sums in memory that all ranks see: what one rank computes of what the others left there, in Triton's interpreter.
+
+The interpreter runs one program at a time, so the other ranks' shares and signals are there before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext, Parallel, Stream
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.ops import reference
+from dovetail.layers.ops.peer_sum import PeerBuffers, peer_sum
+from dovetail.layers.plain import PLAIN
+from dovetail.runtime.cuda_ranks import CudaCommunicator
+
+CPU = torch.device("cpu")
+ROWS, WIDTH = 6, 112
+
+
+class World:
+    """The memory of some ranks, in one process."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.size, self.dtype = size, dtype
+        self.memory = [torch.zeros(PeerBuffers.num_bytes(size, ROWS, WIDTH), dtype=torch.uint8) for _ in range(size)]
+        self.pointers = torch.tensor([memory.data_ptr() for memory in self.memory])
+        self.peers = [
+            PeerBuffers.make(rank, size, ROWS, WIDTH, self.memory[rank], self.pointers, None) for rank in range(size)
+        ]
+
+    def signals(self, rank: int) -> Tensor:
+        """Those that a rank has got, `[2, rows, size]`."""
+        return self.memory[rank][: 8 * ROWS * self.size].view(torch.int32).view(2, ROWS, self.size)
+
+    def numbers(self, rank: int) -> Tensor:
+        """A rank's shares and sums, `[2, 2, rows, width]`."""
+        return self.memory[rank][8 * ROWS * self.size :].view(self.dtype).view(2, 2, ROWS, WIDTH)
+
+    def others_have_come(self, rank: int, shares: list[Tensor], launch: int) -> None:
+        """Write what the other ranks write in a launch."""
+        rows, width = shares[0].shape
+        for other in range(self.size):
+            if other != rank:
+                self.numbers(other)[0, launch % 2, :rows, :width] = shares[other]
+                self.signals(rank)[0, :rows, other] = launch
+
+    def owners_have_added(self, rank: int, total: Tensor, launch: int) -> None:
+        """Write what the owners of rows write in a launch of two shots."""
+        rows, width = total.shape
+        for row in range(rows):
+            owner = row % self.size
+            if owner != rank:
+                self.numbers(owner)[1, launch % 2, row, :width] = total[row]
+                self.signals(rank)[1, row, owner] = launch
+
+
+def check(found: Tensor, expected: Tensor) -> None:
+    """Equal bit by bit; in bfloat16, which Triton's interpreter cuts off where it should round, nearly."""
+    if found.dtype == torch.float16:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_rank_computes_the_reference(size: int, two_shot: bool, dtype: torch.dtype) -> None:
+    """Bit by bit, in launches that follow each other, of other sizes; with a stream and a norm, or without."""
+    for rank in range(size):
+        world = World(size, dtype)
+        for launch, (rows, width) in enumerate([(1, 100), (5, 112), (3, 64), (6, 7)], 1):
+            shares = [random(rows, width, seed=10 * launch + other, dtype=dtype) for other in range(size)]
+            summed = shares[0].float()
+            for share in shares[1:]:
+                summed = summed + share.float()
+            total = summed.to(dtype)
+            # Programs count their own launches: rows that took part in fewer are behind.
+            counted = world.peers[rank].launches[:rows] + 1
+            for row in range(rows):
+                one = [share[row : row + 1] for share in shares]
+                world_row = Row(world, row)
+                world_row.others_have_come(rank, one, int(counted[row]))
+                if two_shot:
+                    world_row.owner_has_added(rank, total[row], int(counted[row]))
+            value = random(rows, width, seed=launch, dtype=dtype) if launch != 2 else None
+            weight = random(width, seed=99, dtype=dtype) if launch > 2 else None
+            found, normed = peer_sum(shares[rank], world.peers[rank], value, weight, 1e-5, two_shot=two_shot)
+            expected = total if value is None else value + total
+            check(found, expected)
+            if weight is None:
+                assert normed is None
+            else:
+                assert normed is not None
+                torch.testing.assert_close(normed, reference.rms_norm(found, weight, 1e-5), rtol=2**-6, atol=2**-6)
+            assert torch.equal(world.peers[rank].launches[:rows], counted)
+            told(world, rank, counted, two_shot)
+
+
+class Row:
+    """One row of a world: the programs are independent of each other."""
+
+    def __init__(self, world: World, row: int) -> None:
+        self.world, self.row = world, row
+
+    def others_have_come(self, rank: int, shares: list[Tensor], launch: int) -> None:
+        for other in range(self.world.size):
+            if other != rank:
+                self.world.numbers(other)[0, launch % 2, self.row, : shares[other].shape[1]] = shares[other][0]
+                self.world.signals(rank)[0, self.row, other] = launch
+
+    def owner_has_added(self, rank: int, total: Tensor, launch: int) -> None:
+        owner = self.row % self.world.size
+        if owner != rank:
+            self.world.numbers(owner)[1, launch % 2, self.row, : len(total)] = total
+            self.world.signals(rank)[1, self.row, owner] = launch
+
+
+def told(world: World, rank: int, counted: Tensor, two_shot: bool) -> None:
+    """All that have to be told were told: everybody, or the owner of a row, and by it everybody."""
+    for row, launch in enumerate(counted.tolist()):
+        owner = row % world.size
+        for other in range(world.size):
+            if other == rank:
+                continue
+            first, second = (int(world.signals(other)[phase, row, rank]) for phase in (0, 1))
+            assert first == (launch if not two_shot or other == owner else 0)
+            assert second == (launch if two_shot and rank == owner else 0)
+
+
+def test_launches_may_overflow() -> None:
+    """After 2³¹ launches of a program signals count on from below zero."""
+    world = World(2, torch.float16)
+    shares = [random(1, 64, seed=other, dtype=torch.float16) for other in range(2)]
+    world.peers[0].launches[0] = 2**31 - 2
+    for launch in (2**31 - 1, -(2**31), -(2**31) + 1):
+        world.others_have_come(0, shares, launch)
+        found, _ = peer_sum(shares[0], world.peers[0])
+        assert torch.equal(found, (shares[0].float() + shares[1].float()).to(torch.float16))
+        assert int(world.peers[0].launches[0]) == launch
+
+
+def test_a_stream_is_added_up_and_normalised_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A communicator that is not connected stands for all ranks: its kernels are those that will be launched."""
+    links = CudaCommunicator(0, 2, CPU)
+    launched: list[tuple[Any, ...]] = []
+
+    def noted(share: Tensor, peers: PeerBuffers, *given: Any) -> Any:
+        launched.append((share.shape, len([one for one in given if one is not None])))
+        return peer_sum(share, peers, *given)
+
+    monkeypatch.setattr("dovetail.runtime.cuda_ranks.peer_sum", noted)
+    parallel = Parallel(rank=0, size=2, all_reduce=links.all_reduce, all_gather=links.all_gather, fused=links.fused)
+    ctx = BuildContext(device=CPU, dtype=torch.float16, factory=PLAIN, parallel=parallel)
+    norm = RMSNorm(64, 1e-6, ctx)
+    norm.weight.fill_(1.0)
+    value, share = (random(3, 64, seed=seed, dtype=torch.float16) for seed in (1, 2))
+    stream = Stream(value.clone()).plus_share(share, parallel)
+    doubled = value + (share.float() * 2).to(torch.float16)
+    torch.testing.assert_close(norm(stream), norm(doubled), rtol=2**-9, atol=2**-9)
+    assert torch.equal(stream.total(), doubled)
+    stream = Stream(value.clone()).plus_share(share, parallel)
+    assert torch.equal(stream.total(), doubled)
+    assert torch.equal(parallel.sum(share), (share.float() * 2).to(torch.float16))
+    assert launched == [((3, 64), 3), ((3, 64), 1), ((3, 64), 0)]
+    assert parallel.join(share).shape == (3, 128)
+    wide = share.float()
+    assert parallel.sum(wide) is wide
+    assert links.add(wide, wide) is None
+    assert links.add_norm(wide, wide, norm.weight, 1e-6) is None
