@@ -98,8 +98,18 @@ def test_many_rows_draw_as_few_do(monkeypatch: pytest.MonkeyPatch) -> None:
     p = params(FILTERS, seed=5)
     want = draw_triton.draw(logits, p, race=64, block=128)
     monkeypatch.setattr(draw_triton, "FEW_ROWS", 0)
-    monkeypatch.setattr(draw_triton, "FEW_LISTED", 0)
     assert draw_triton.draw(logits, p, race=64, block=128).tolist() == want.tolist()
+
+
+def test_more_candidates_than_there_is_room_for_are_sought_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of many equals, where far more than top-k tokens may be among the best: the same tokens."""
+    rows = [row for row in FILTERS if 0 < row.top_k <= draw_triton.LISTED]
+    logits = rounded(torch.randn(len(rows), 900, generator=torch.Generator().manual_seed(6)).to(DEVICE) / 3)
+    p = params(rows, seed=7)
+    want = by_sorting(logits, p).tolist()
+    for most in (512, 64):
+        monkeypatch.setattr(draw_triton, "CANDIDATES", most)
+        assert draw_triton.draw(logits, p, race=64, block=128).tolist() == want
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dovetail.runtime.draw_params import DrawParams
-from dovetail.runtime.draw_triton import _list, _load
+from dovetail.runtime.draw_triton import _load, order_keys
 from dovetail.runtime.penalties import TokenCounts
 from dovetail.runtime.row_fields import MAX_BIAS
 from dovetail.runtime.row_params import MAX_TOP, RowParams
@@ -154,7 +154,11 @@ def _rank_kernel(logits, rows, num_top, tops, sums, lists, V, stride, num_blocks
     tl.store(tops + i * num_blocks + block, top)
     tl.store(sums + i * num_blocks + block, tl.sum(tl.where(x > float("-inf"), tl.exp(x - top), 0.0), 0))
     at = block * BLOCK + tl.arange(0, BLOCK)
-    _list(x, at, V, tl.minimum(num, LISTED), lists + (i * num_blocks + block) * LISTED)
+    keys = tl.where(at < V, order_keys(x, at), -0x7FFFFFFFFFFFFFFF)
+    for j in range(0, tl.minimum(num, LISTED)):
+        best = tl.max(keys, 0)
+        tl.store(lists + (i * num_blocks + block) * LISTED + j, best)
+        keys = tl.where(keys == best, -0x7FFFFFFFFFFFFFFF, keys)
 
 
 @triton.jit

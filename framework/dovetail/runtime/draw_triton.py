@@ -7,9 +7,10 @@ So a row takes two or three passes, where seeking the place at which the order i
 `ROUNDS` of these passes are made in blocks as well, a kernel each; what is still open then, one program of the last
 kernel settles. With top-p 0.9 that is one draw in a hundred.
 
-Where top-k is at most `LISTED`, each block lists so many of its tokens in that order instead, and the last kernel
-merges the lists: of few tokens, everything is known. Where top-k is larger and top-p is given, too, the mass of what
-top-k leaves has to be known first: then that place is found, by bisection between values that occur.
+Where top-k is at most `LISTED`, the candidates are collected instead: those that are no less than the k-th of the
+largest logits of stretches of `PEAK` tokens, for at least k tokens are. There are hardly more than k of them, and of
+few tokens everything is known. Where there are more than `CANDIDATES`, or top-k is larger and top-p is given, too, the
+mass of what top-k leaves has to be known first: then that place is found, by bisection between values that occur.
 
 Sums are taken in a fixed order, so a row's token does not depend on its batch. `draw.draw_filtered` over the whole
 vocabulary is the reference. V vocabulary size.
@@ -29,8 +30,8 @@ BLOCK = 8192
 ROUNDS, FEW_ROWS = 2, 64
 """Passes that are made in blocks, for up to so many rows: more of them fill the device by themselves. A launch that has
 nothing left to do takes a few microseconds."""
-LISTED, FEW_LISTED = 64, 48
-"""Largest top-k for which the blocks list their best tokens, and for up to how many rows: each list costs the same."""
+LISTED, PEAK, CANDIDATES = 64, 128, 512
+"""Largest top-k for which candidates are collected, tokens of which one gives the limit, and most candidates."""
 
 
 @triton.jit
@@ -103,48 +104,39 @@ def _limits(logits, top, rate, top_p, top_k, V, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _list(values, at, V, k, list_of_block):
-    """Write the `k` best tokens of a block, best first: a rank that orders as logits do, over the id turned round."""
+def order_keys(values, at):
+    """Numbers that are ordered as tokens are: a rank that orders as logits do, over the id turned round."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     ranks = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    keys = tl.where(at < V, (ranks << 32) | (0x7FFFFFFF - at).to(tl.int64), -0x7FFFFFFFFFFFFFFF)
-    for i in range(0, k):
-        best = tl.max(keys, 0)
-        tl.store(list_of_block + i, best)
-        keys = tl.where(keys == best, -0x7FFFFFFFFFFFFFFF, keys)
+    return (ranks << 32) | (0x7FFFFFFF - at).to(tl.int64)
 
 
 @triton.jit
-def _among_listed(
-    lists, first, num_blocks, top, rate, temperature, top_p, min_p, k, key_a, key_b, V,
-    BLOCKS: tl.constexpr, LISTED: tl.constexpr,
-):  # fmt: skip
-    """Who wins the race among the `k` best tokens of a row, of which top-p and min-p keep the first."""
-    block, lane = tl.arange(0, BLOCKS), tl.arange(0, LISTED)
-    lists += (first + block) * LISTED
-    heads = tl.load(lists, mask=block < num_blocks, other=-0x7FFFFFFFFFFFFFFF)
-    taken = tl.zeros([BLOCKS], tl.int32)
+def _among_candidates(
+    keys, num, top, rate, temperature, top_p, min_p, k, key_a, key_b, V, LISTED: tl.constexpr, CANDIDATES: tl.constexpr
+):
+    """Who wins the race among the `k` best of a row's candidates, of which top-p and min-p keep the first."""
+    at = tl.arange(0, CANDIDATES)
+    left = tl.load(keys + at, mask=at < num, other=-0x7FFFFFFFFFFFFFFF)
+    lane = tl.arange(0, LISTED)
     order = tl.full([LISTED], -0x7FFFFFFFFFFFFFFF, tl.int64)
     for i in range(0, k):
-        best = tl.max(heads, 0)
+        best = tl.max(left, 0)
         order = tl.where(lane == i, best, order)
-        mine = heads == best
-        taken += mine.to(tl.int32)
-        following = tl.load(lists + taken, mask=mine & (taken < k), other=-0x7FFFFFFFFFFFFFFF)
-        heads = tl.where(mine, following, heads)
+        left = tl.where(left == best, -0x7FFFFFFFFFFFFFFF, left)
     ranks = (order >> 32).to(tl.int32)
     values = tl.where(ranks < 0, ranks ^ 0x7FFFFFFF, ranks).to(tl.float32, bitcast=True)
-    at = 0x7FFFFFFF - (order & 0x7FFFFFFF).to(tl.int32)
-    is_there = (lane < k) & (at < V)
+    tokens = 0x7FFFFFFF - (order & 0x7FFFFFFF).to(tl.int32)
+    is_there = (lane < k) & (lane < num)
     found = tl.div_rn(values - top, temperature)
     masses = tl.where(is_there, tl.exp2((values - top) * rate), 0.0)
     before = tl.cumsum(masses, 0) - masses
     target = tl.where(top_p < 1.0, top_p * tl.sum(masses, 0), float("inf"))
     kept = is_there & ((lane == 0) | (before < target))
     kept = kept & ((found == 0.0) | (tl.exp(found) >= min_p))
-    scores = _race(tl.where(kept, found, float("-inf")), at, key_a, key_b)
+    scores = _race(tl.where(kept, found, float("-inf")), tokens, key_a, key_b)
     scores = tl.where(kept, scores, float("-inf"))
-    return tl.min(tl.where(kept & (scores == tl.max(scores, 0)), at, V), 0)
+    return tl.min(tl.where(kept & (scores == tl.max(scores, 0)), tokens, V), 0)
 
 
 @triton.jit
@@ -172,21 +164,22 @@ def _race(scores, at, key_a, key_b):
     do_not_specialize_on_alignment=["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions", "greedy"]
 )
 def _race_kernel(
-    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, lists, stride, V,
-    num_blocks, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, peaks, stride, V,
+    num_blocks, LISTED: tl.constexpr, PEAK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The race within a block of logits: best score and its token, and the mass of the block; or its best tokens."""
+    """The race within a block of logits: best score and its token, and the mass of the block; or its peaks."""
     row, block = tl.program_id(0), tl.program_id(1)
     out = row * num_blocks + block
     logits += row.to(tl.int64) * stride
     top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
     temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
     is_drawn = temperature > 0
-    if LISTED > 0:  # noqa: SIM102 - decided when the kernel is compiled
-        if is_drawn & (top_k > 0) & (top_k < V) & (top_k <= LISTED):
-            at = block * BLOCK + tl.arange(0, BLOCK)
-            _list(_load(logits, block * BLOCK, V, BLOCK), at, V, top_k.to(tl.int32), lists + out.to(tl.int64) * LISTED)
-            return
+    if _is_listed(temperature, top_k, V, LISTED):
+        values = _load(logits, block * BLOCK, V, BLOCK)
+        values = tl.where(values == values, values, float("-inf"))
+        found = tl.max(tl.reshape(values, (BLOCK // PEAK, PEAK)), 1)
+        tl.store(peaks + out * (BLOCK // PEAK) + tl.arange(0, BLOCK // PEAK), found)
+        return
     if (top_p < 1.0) & (top_k > 0) & (top_k < V):
         return  # this row's race begins once it is known where the order is cut
     top = tl.load(logits + tl.load(greedy + row)).to(tl.float32)
@@ -207,6 +200,48 @@ def _race_kernel(
     if top_p < 1.0:
         rate = tl.minimum(tl.div_rn(1.4426950408889634, temperature), 1e37)
         tl.store(masses + out, tl.sum(tl.where(values > float("-inf"), tl.exp2((values - top) * rate), 0.0), 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks"])
+def _limit_kernel(
+    temperatures, top_ks, peaks, limits, counts, V, num_peaks, LISTED: tl.constexpr, PEAKS: tl.constexpr,
+):  # fmt: skip
+    """The largest of a row's peaks from which on there are `top_k` of them; minus infinity if there are fewer."""
+    row = tl.program_id(0)
+    top_k = tl.load(top_ks + row)
+    if _is_listed(tl.load(temperatures + row), top_k, V, LISTED):
+        at = tl.arange(0, PEAKS)
+        found = tl.load(peaks + row * num_peaks + at, mask=at < num_peaks, other=float("-inf"))
+        limit = tl.max(found, 0)
+        count = tl.sum((found >= limit).to(tl.int32), 0)
+        while (count < top_k) & (limit > float("-inf")):
+            limit = tl.max(tl.where(found < limit, found, float("-inf")), 0)
+            count = tl.sum((found >= limit).to(tl.int32), 0)
+        tl.store(limits + row, limit)
+        tl.store(counts + row, 0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks"])
+def _collect_kernel(
+    logits, temperatures, top_ks, limits, counts, lists, stride, V,
+    LISTED: tl.constexpr, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The candidates of a block. They come in any order: what orders them is in their keys."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if _is_listed(tl.load(temperatures + row), tl.load(top_ks + row), V, LISTED):
+        values = _load(logits + row * stride, block * BLOCK, V, BLOCK)
+        inside = (values >= tl.load(limits + row)) & (values > float("-inf"))
+        num = tl.sum(inside.to(tl.int32), 0)
+        if num > 0:
+            places = tl.atomic_add(counts + row, num) + tl.cumsum(inside.to(tl.int32), 0) - 1
+            keys = order_keys(values, block * BLOCK + tl.arange(0, BLOCK))
+            tl.store(lists + row * CANDIDATES + places, keys, mask=inside & (places < CANDIDATES))
+
+
+@triton.jit
+def _is_listed(temperature, top_k, V, LISTED: tl.constexpr):
+    """Whether a row's candidates are collected."""
+    return (temperature > 0) & (top_k > 0) & (top_k < V) & (top_k <= LISTED)
 
 
 @triton.jit
@@ -315,7 +350,7 @@ def _round_kernel(
     top_p, top_k = tl.load(top_ps + row), tl.load(top_ks + row)
     by_p, by_k = top_p < 1.0, (top_k > 0) & (top_k < V)
     if (temperature <= 0) | (by_p == by_k) | (by_k & (top_k <= LISTED)):
-        return  # nothing is filtered, or the best tokens are listed, or the place of the cut is sought
+        return  # nothing is filtered, or the candidates are collected, or the place of the cut is sought
     first, size = row * num_blocks, num_rows * num_blocks
     wanted = tl.where(by_k, top_k, V).to(tl.int32)
     target = float("inf")
@@ -363,8 +398,8 @@ def _round_kernel(
 )
 def _settle_kernel(
     logits, greedy, temperatures, top_ps, min_ps, top_ks, seeds, positions, masses, scores, places, passes, tested,
-    lists, out, stride, V, num_blocks, num_rows,
-    ROUNDS: tl.constexpr, LISTED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    counts, lists, out, stride, V, num_blocks, num_rows,
+    ROUNDS: tl.constexpr, LISTED: tl.constexpr, CANDIDATES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The winner of a row's race, if the filters keep it; else the best of those before it, and so on."""
     row = tl.program_id(0)
@@ -380,14 +415,15 @@ def _settle_kernel(
     key_a, key_b = _keys(seeds, positions, row)
     place = best
     first, size = row * num_blocks, num_rows * num_blocks
-    is_listed = is_drawn & by_k & (top_k <= LISTED)
-    if is_listed:
-        if LISTED > 0:
-            place = _among_listed(
-                lists, first.to(tl.int64), num_blocks, top, rate, temperature, top_p, min_p, top_k.to(tl.int32),
-                key_a, key_b, V, BLOCKS, LISTED,
-            )  # fmt: skip
-    elif by_p & by_k:
+    num = CANDIDATES + 1
+    if _is_listed(temperature, top_k, V, LISTED) & is_drawn:
+        num = tl.load(counts + row)
+    if num <= CANDIDATES:
+        place = _among_candidates(
+            lists + row.to(tl.int64) * CANDIDATES, num, top, rate, temperature, top_p, min_p, top_k.to(tl.int32),
+            key_a, key_b, V, LISTED, CANDIDATES,
+        )  # fmt: skip
+    elif by_k & (by_p | (top_k <= LISTED)):
         if is_drawn:
             cut, allowed, ties = _limits(logits, top, rate, top_p, top_k, V, BLOCK)
             place = _within(logits, top, rate, temperature, min_p, cut, allowed, ties, key_a, key_b, V, BLOCK)
@@ -442,23 +478,36 @@ def draw(
     num_blocks = triton.cdiv(vocab, race)
     masses, scores = torch.empty(2, rows, num_blocks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, num_blocks, dtype=torch.int32, device=logits.device)
-    rounds, listed = ROUNDS if rows <= FEW_ROWS else 0, LISTED if rows <= FEW_LISTED else 0
+    rounds, peak = ROUNDS if rows <= FEW_ROWS else 0, min(PEAK, race // 4)
     passes = torch.empty(rounds, 4, rows, num_blocks, dtype=torch.int32, device=logits.device)
     tested = torch.empty(rounds, 2, rows, dtype=torch.int32, device=logits.device)
-    lists = torch.empty(rows, num_blocks, listed, dtype=torch.int64, device=logits.device)
+    num_peaks = num_blocks * (race // peak)
+    peaks = torch.empty(rows, num_peaks, dtype=torch.float32, device=logits.device)
+    limits = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    counts = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    lists = torch.empty(rows, CANDIDATES, dtype=torch.int64, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     of_row = (logits, greedy, p.temperature, p.top_p, p.min_p, p.top_k, p.seeds, p.positions, masses, scores, places)
     stride, blocks, warps = logits.stride(0), triton.next_power_of_2(num_blocks), max(1, min(8, race // 256))
     _race_kernel[(rows, num_blocks)](
-        *of_row, lists, stride, vocab, num_blocks, LISTED=listed, BLOCK=race, num_warps=warps
+        *of_row, peaks, stride, vocab, num_blocks, LISTED=LISTED, PEAK=peak, BLOCK=race, num_warps=warps
     )
+    _limit_kernel[(rows,)](
+        p.temperature, p.top_k, peaks, limits, counts, vocab, num_peaks,
+        LISTED=LISTED, PEAKS=triton.next_power_of_2(num_peaks), num_warps=4,
+    )  # fmt: skip
+    _collect_kernel[(rows, num_blocks)](
+        logits, p.temperature, p.top_k, limits, counts, lists, stride, vocab,
+        LISTED=LISTED, CANDIDATES=CANDIDATES, BLOCK=race, num_warps=warps,
+    )  # fmt: skip
     for num in range(rounds):
         _round_kernel[(rows, num_blocks)](
             *of_row, passes, tested, stride, vocab, num_blocks, rows,
-            ROUND=num, LISTED=listed, BLOCKS=blocks, BLOCK=race, num_warps=warps,
+            ROUND=num, LISTED=LISTED, BLOCKS=blocks, BLOCK=race, num_warps=warps,
         )  # fmt: skip
     _settle_kernel[(rows,)](
-        *of_row, passes, tested, lists, out, stride, vocab, num_blocks, rows,
-        ROUNDS=rounds, LISTED=listed, BLOCKS=blocks, BLOCK=block, num_warps=max(1, min(16, block // 256)),
+        *of_row, passes, tested, counts, lists, out, stride, vocab, num_blocks, rows,
+        ROUNDS=rounds, LISTED=LISTED, CANDIDATES=CANDIDATES, BLOCKS=blocks, BLOCK=block,
+        num_warps=max(1, min(16, block // 256)),
     )  # fmt: skip
     return out
