@@ -135,8 +135,8 @@ def _peer_sum_kernel(
     if TWO_SHOT:
         if owner == RANK:
             _wait(own + row * SIZE * 4, launch, RANK, SIZE)
-            found = _add(pointers, at, columns, inside, dtype, SIZE)
-            tl.store((own + at + sums).to(tl.pointer_type(dtype)) + columns, found, mask=inside)
+            added = _add(pointers, at, columns, inside, dtype, SIZE)
+            tl.store((own + at + sums).to(tl.pointer_type(dtype)) + columns, added, mask=inside)
             tl.debug_barrier()
             _signal(pointers, (ROWS + row) * SIZE * 4, launch, RANK, SIZE)
         else:
