@@ -100,6 +100,24 @@ def test_the_plan_is_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (found["num_tokens"], found["context_len"], found["kv_bytes"]) == asyncio.run(start())
 
 
+def test_the_plan_of_quantised_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What stays packed is counted so, and the line of the weights says what is made of them."""
+    folder = str(make_model(tmp_path, "LlamaForCausalLM"))
+    sizes = {}
+    for name in (None, "int8", "int4", "fp8"):
+        argv = [] if name is None else ["--quantization", name]
+        code, out, _ = run(capsys, folder, "--device", "cpu", "--dtype", "bfloat16", "--json", *argv)
+        assert code == 0
+        sizes[name] = json.loads(out)["weight_bytes"]
+        assert bool(json.loads(out)["weight_notes"]) == (name is not None)
+    assert sizes["int4"] < sizes["int8"] == sizes["fp8"] < sizes[None]
+    _, out, _ = run(capsys, folder, "--device", "cpu", "--quantization", "int4")
+    assert "matrices quantised while they are read" in out
+    code, _, said = run(capsys, folder, "--device", "cpu", "--quantization", "awq")
+    assert code == 2
+    assert "it reads quant_method 'awq', not None" in said
+
+
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [

@@ -70,11 +70,19 @@ class Scaled(Form):
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        most = 127.0 if self.dtype == torch.int8 else torch.finfo(self.dtype).max
-        scale = grouped.abs().amax(-1) / most
-        numbers = grouped / scale.clamp_min(TINY)[..., None]
-        numbers = numbers.round() if self.dtype == torch.int8 else numbers.clamp(-most, most)
-        return {"weight": numbers.to(self.dtype).flatten(-2), "weight_scale": scale}
+        scale = grouped.abs().amax(-1) / self.most
+        return {"weight": self.numbers(weight, scale), "weight_scale": scale}
+
+    @property
+    def most(self) -> float:
+        """The largest number."""
+        return 127.0 if self.dtype == torch.int8 else torch.finfo(self.dtype).max
+
+    def numbers(self, weight: Tensor, scale: Tensor) -> Tensor:
+        """Return the numbers that with a scale come nearest to a weight."""
+        grouped = in_groups(weight.float(), self.group or weight.shape[-1])
+        numbers = (grouped / nonzero(scale.float())[..., None]).clamp(-self.most, self.most)
+        return (numbers.round() if self.dtype == torch.int8 else numbers).to(self.dtype).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +131,6 @@ class Mxfp4(Form):
         nibbles = (numbers[..., None] - table).abs().argmin(-1).to(torch.uint8).flatten(-2)
         packed = nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
         return {"weight_packed": packed, "weight_scale": (powers + 127).clamp(0, 254).to(torch.uint8)}
-
-
-TINY = 1e-30
 
 
 def in_groups(numbers: Tensor, size: int) -> Tensor:

@@ -89,11 +89,17 @@ def convert(
         matrices: Inputs of the matrices that the model asks for, by path.
         target: What it is read for.
     """
+    tensors = file_tensors(plain, rules, matrices)
+    return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+
+
+def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], matrices: Mapping[str, int]) -> dict[str, FileTensor]:
+    """Return a checkpoint's tensors by name, with the matrix of the model that each belongs to."""
     patterns, tensors = _compiled(rules), {}
     for header in plain.headers:
         path = next((path for path, _ in _places(header, patterns) if path in matrices), "")
         tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, matrices.get(path, 0))
-    return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+    return tensors
 
 
 class Place(NamedTuple):

@@ -12,6 +12,7 @@ COMMANDS = {
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),
     "info": ("dovetail_server.cli.info", "show what the server makes of a model"),
     "plan": ("dovetail_server.cli.plan", "show how memory would be divided, without loading weights"),
+    "quantize": ("dovetail_server.cli.quantize", "write a model's checkpoint in 8 or 4 bits"),
     "run-batch": ("dovetail_server.cli.run_batch", "answer the requests of a file, without a server"),
     "bench": ("dovetail_server.cli.bench", "measure speed, of a server or of the engine"),
     "version": ("dovetail_server.cli.version", "print the version"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dovetail.contracts.model import ModelConfig
+    from dovetail.runtime.checkpoint import Checkpoint
     from dovetail.runtime.memory import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
@@ -26,7 +29,8 @@ and CUDA graphs, and how many requests the KV cache holds. Reads config.json and
 
 The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,
 --mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
---page-size, --disable-cuda-graph, --load-format dummy, --tensor-parallel-size (the plan is that of one rank).
+--page-size, --disable-cuda-graph, --load-format dummy, --quantization, --tensor-parallel-size (the plan is that of one
+rank).
 `dovetail serve --help=all` explains them.
 """
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -105,10 +109,48 @@ def plan(wish: Wish) -> MemoryPlan:
 
     config = config_of(settings.folder, architecture, settings.model_impl)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    size = weight_size(settings.folder, config, dtype, device.kind, dummy=settings.load_format == "dummy")
+    read = quantised(settings, architecture, config, dtype, device.kind)
+    headers = None if read is None else read.headers
+    is_dummy = settings.load_format == "dummy"
+    size = weight_size(settings.folder, config, dtype, device.kind, dummy=is_dummy, headers=headers)
     has_graphs, ranks = device.kind == "cuda" and not settings.disable_cuda_graph, settings.tensor_parallel_size
     share = config.of_rank(ranks), dtype, device.of_rank(ranks), size.num_bytes // ranks
-    return plan_memory(settings, *share, has_graphs=has_graphs)
+    made = plan_memory(settings, *share, has_graphs=has_graphs)
+    return made if read is None else dataclasses.replace(made, weight_notes=read.notes)
+
+
+def quantised(
+    settings: ServeSettings, architecture: str, config: ModelConfig, dtype: str, device: str
+) -> Checkpoint | None:
+    """Return the checkpoint as a quantisation has it read; None where there is none to read, or it is plain.
+
+    Raises:
+        ConfigError: No plugin reads it, or it lacks tensors that belong to others.
+    """
+    from dovetail.runtime.hf_config import quant_method, read_config
+
+    hf = read_config(settings.folder)
+    named = settings.quantization not in (None, "auto")
+    if settings.load_format == "dummy" or not (named or quant_method(hf)):
+        return None
+    from dovetail.contracts.quantization import Target
+    from dovetail.plugins import Registry, load, make_plan
+    from dovetail.runtime.quantization import Place, choose_quantization, converted
+
+    plugins = load(
+        make_plan(
+            Registry.scan(),
+            model=architecture,
+            quantization=settings.quantization,
+            quant_method=quant_method(hf),
+            model_impl=settings.model_impl,
+        ),
+        "engine",
+    )
+    chosen = choose_quantization(plugins, hf)
+    model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
+    place = Place(settings.folder, Target(dtype, device))
+    return converted(None if chosen is None else chosen[1], hf, model, config, place)
 
 
 def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:

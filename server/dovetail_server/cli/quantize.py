@@ -1,0 +1,85 @@
+"""`dovetail quantize MODEL OUT --method …`: write a checkpoint in 8 or 4 bits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dovetail.errors import ConfigError
+
+USAGE = """usage: dovetail quantize MODEL OUT --method METHOD
+
+Write the checkpoint of MODEL, a folder in bf16, fp16 or fp32, to the new folder OUT in fewer bits. `dovetail serve OUT`
+serves it; transformers and others read it too (compressed-tensors). No samples of text are needed. Norms, embeddings,
+routers and the output head stay as they are.
+
+  --method METHOD           fp8    8-bit floating point, a scale for each row
+                            int8   8-bit integers, a scale for each row
+                            int4   4-bit integers, a scale for 128 inputs of a row (64 or 32 where 128 divides none)
+"""
+METHODS = ("fp8", "int8", "int4")
+
+
+def main(argv: list[str]) -> int:
+    """Write it. Exit code 2 for what the user can fix."""
+    if any(arg in {"-h", "--help"} for arg in argv):
+        print(USAGE, end="")
+        return 0
+    try:
+        return write(parse(argv))
+    except ConfigError as error:
+        print(f"dovetail quantize: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as all commands do."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Raise what is wrong.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{message}; `dovetail quantize --help` shows what can be given")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the arguments.
+
+    Raises:
+        ConfigError: One is missing, unknown or wrong.
+    """
+    parser = Parser(prog="dovetail quantize", add_help=False, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", type=Path)
+    parser.add_argument("out", metavar="OUT", type=Path)
+    parser.add_argument("--method", choices=METHODS, required=True)
+    return parser.parse_args(argv)
+
+
+def write(wish: argparse.Namespace) -> int:
+    """Find the model's plugin and quantise.
+
+    Raises:
+        ConfigError: The model cannot be quantised, or the folder not written.
+    """
+    from dovetail.plugins import Registry
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned, model_plugin
+    from dovetail.runtime.config_keys import translate
+    from dovetail.runtime.hf_config import architecture, quant_method, read_config
+    from dovetail.runtime.quantize import quantize
+
+    hf = read_config(wish.model)
+    if method := quant_method(hf):
+        raise ConfigError(f"{wish.model}: is quantised already ({method}); give the checkpoint that it was made from")
+    registry = Registry.scan()
+    record = registry.resolve("model", model_plugin(registry, architecture(hf, wish.model)))
+    plugin = import_planned(as_planned(record))
+    done = quantize(wish.model, wish.out, wish.method, plugin, translate(plugin.config_from_hf, hf), hf)
+    print(
+        f"{wish.out}: {done.num} matrices in {wish.method}; {done.bytes_before / 2**20:,.1f} MiB became "
+        f"{done.bytes_after / 2**20:,.1f} MiB. Left as they are: {len(done.plain)} modules, such as {done.plain[0]}."
+    )
+    return 0

@@ -1,0 +1,95 @@
+"""`dovetail quantize`: what it writes is served as quantised on load, and nothing is left of what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail.messages import SamplingParams, Submit
+from dovetail.runtime.quantize import FORMATS
+from dovetail.testing.engine import collect, make_client
+from dovetail.testing.models import make_model
+from dovetail_server.cli import main as dovetail
+
+
+def tokens(folder: Path, **settings: str) -> list[int]:
+    """Generate greedily."""
+
+    async def run() -> list[int]:
+        client = make_client(folder, **settings)
+        await client.start()
+        try:
+            params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+            deltas = await collect(client, Submit(rid="", prompt_ids=[5, 7, 11, 13], params=params))
+            return [token for delta in deltas for token in delta.ids]
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", FORMATS)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_what_is_written_is_served(
+    method: str, architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `auto`, from several shards, with the tokens of the same method on load, and in fewer bytes."""
+    extra = {"moe_intermediate_size": 64} if "Moe" in architecture else {"intermediate_size": 128}
+    folder = make_model(tmp_path / "plain", architecture, shard_size="60KB", **extra)
+    (folder / "tokenizer_config.json").write_text("{}")
+    out = tmp_path / "new/out"
+    assert dovetail(["quantize", str(folder), str(out), "--method", method]) == 0
+    assert f"matrices in {method}" in capsys.readouterr().out
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["format"]) == ("compressed-tensors", FORMATS[method])
+    assert "lm_head" in config["ignore"]
+    assert (out / "tokenizer_config.json").exists()
+    assert (out / "model.safetensors.index.json").exists()
+    sizes = [sum(path.stat().st_size for path in where.glob("*.safetensors")) for where in (folder, out)]
+    assert sizes[1] < 0.62 * sizes[0]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
+    # In float32 scales are as on load; int4 makes them in the checkpoint's dtype and not in bfloat16.
+    if method != "int4":
+        assert tokens(out) == tokens(folder, quantization=method)
+    assert len(tokens(out)) == 16
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "MODEL, OUT, --method"),
+        (["plain", "out"], "--method"),
+        (["plain", "out", "--method", "int3"], "invalid choice: 'int3'"),
+        (["plain", "plain", "--method", "int8"], "is there already, and not an empty folder"),
+        (["quantised", "out", "--method", "int8"], "is quantised already (awq)"),
+        (["nowhere", "out", "--method", "int8"], "no such folder"),
+        (["poisoned", "out", "--method", "int8"], "weights that are not finite: model.norm.weight"),
+        (["odd", "out", "--method", "int4"], "no matrix that can be quantised"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With exit code 2, and no folder is left."""
+    monkeypatch.chdir(tmp_path)
+    make_model(Path("plain"), "LlamaForCausalLM")
+    make_model(Path("quantised"), "LlamaForCausalLM", quantization_config={"quant_method": "awq"})
+    make_model(Path("odd"), "LlamaForCausalLM", hidden_size=40, intermediate_size=72, head_dim=10)
+    poisoned = make_model(Path("poisoned"), "LlamaForCausalLM") / "model.safetensors"
+    tensors = load_file(poisoned)
+    save_file({**tensors, "model.norm.weight": torch.full_like(tensors["model.norm.weight"], torch.nan)}, poisoned)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert dovetail(["quantize", *argv]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("dovetail quantize: error: ")
+    assert said in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
