@@ -143,7 +143,7 @@ class Packer:
 
     def config(self, ignore: list[str]) -> dict[str, Any]:
         """Return the `quantization_config`."""
-        weights = {
+        weights: dict[str, Any] = {
             "num_bits": 4 if self.method == "int4" else 8,
             "type": "float" if self.method == "fp8" else "int",
             "symmetric": True,
