@@ -23,6 +23,7 @@ GENERATED = {
     "reference/plugins.md": "contracts",
     "reference/conformance.md": "conformance",
     "reference/models.md": "models",
+    "reference/quantizations.md": "quantizations",
     "reference/settings.md": "settings",
     "reference/routes.md": "routes",
     "reference/licences.md": "licences",

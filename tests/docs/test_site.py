@@ -98,6 +98,8 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     ours = [point for point in entry_points(group="dovetail.models.v1") if point.dist and point.dist.name == "dovetail"]
     names = {point.name for point in ours} - {"transformers"}
     assert [name for name in names if f"<code>{name}</code>" not in text("models")] == []
+    names = {point.name for point in entry_points(group="dovetail.quantizations.v1") if "_backends" in point.value}
+    assert [name for name in names if f"<code>{name}</code>" not in text("quantizations")] == []
 
 
 def test_a_link_to_what_is_no_page_is_refused() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Int4
 from dovetail_backends.quantization.integers import Integers, Layout, integers, unpacked
-from dovetail_backends.quantization.modules import Packed, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped, uniform
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SUFFIXES = (".qzeros", ".scales")
@@ -26,6 +26,8 @@ SUFFIXES = (".qzeros", ".scales")
 
 class Awq(Packed):
     """Reads AWQ checkpoints."""
+
+    reads = (Reads("AutoAWQ, 4 bits, groups of 128", "int4", 4 + 20 / 128),)
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

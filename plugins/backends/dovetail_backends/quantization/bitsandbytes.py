@@ -23,7 +23,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled
-from dovetail_backends.quantization.modules import Module, Packed, grouped, uniform, written_out
+from dovetail_backends.quantization.modules import Module, Packed, Reads, grouped, uniform, written_out
 
 STATE = ".weight.quant_state.bitsandbytes__"
 STATES = (STATE + "nf4", STATE + "fp4")
@@ -33,6 +33,12 @@ SUFFIXES = (".weight.absmax", ".weight.quant_map", *NESTED, *STATES, ".weight")
 
 class Bitsandbytes(Packed):
     """Reads 4 and 8 bits."""
+
+    reads = (
+        Reads("nf4 or fp4, scales of 64 numbers", "nf4", 4 + 32 / 64),
+        Reads("nf4 or fp4, double quantisation", "nf4", 4 + 8 / 64 + 32 / 64 / 256),
+        Reads("int8 (LLM.int8)", "int8", 8),
+    )
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

@@ -31,7 +31,7 @@ from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.fp4 import mxfp4, nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, float8
 from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
-from dovetail_backends.quantization.modules import Module, Packed, dropped, eight_bits, grouped, uniform
+from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, eight_bits, grouped, uniform
 
 METHOD = "compressed-tensors"
 PACKED = (".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale")
@@ -40,6 +40,18 @@ TYPES = {"int": (4, 8), "float": (4, 8)}
 
 class CompressedTensors(Packed):
     """Reads the formats above."""
+
+    reads = (
+        Reads("float-quantized, naive-quantized: rows, tensors or blocks", "float8_e4m3fn", 8),
+        Reads("mxfp8-quantized", "float8_e4m3fn", 8 + 8 / 32),
+        Reads("int-quantized: rows or groups", "int8", 8),
+        Reads("int-quantized with zero points", "int8 with zeros", 8),
+        Reads("pack-quantized, 4 bits, groups of 128", "int4", 4 + 16 / 128),
+        Reads("pack-quantized, 8 bits, groups of 128", "int8", 8 + 16 / 128),
+        Reads("pack-quantized with an order of activations", "int4 in another order", 4 + 16 / 128),
+        Reads("nvfp4-pack-quantized", "nvfp4", 4 + 8 / 16),
+        Reads("mxfp4-pack-quantized", "mxfp4", 4 + 8 / 32),
+    )
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

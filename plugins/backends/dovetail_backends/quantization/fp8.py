@@ -24,7 +24,7 @@ import torch
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Scaled
-from dovetail_backends.quantization.modules import Module, Packed, blocks_of, dropped, eight_bits
+from dovetail_backends.quantization.modules import MADE, Module, Packed, Reads, blocks_of, dropped, eight_bits
 from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -35,6 +35,13 @@ ROWS = Scaled(torch.float8_e4m3fn)
 
 class Fp8(Packed):
     """Reads fp8 checkpoints, and makes fp8 of plain ones."""
+
+    reads = (
+        Reads("fp8 in blocks of 128 x 128 (DeepSeek, Qwen, MiniMax), ue8m0 scales too", "float8_e4m3fn", 8),
+        Reads("fp8 with a scale for each tensor or row", "float8_e4m3fn", 8),
+        Reads("mxfp8", "float8_e4m3fn", 8 + 8 / 32),
+        Reads(MADE, "float8_e4m3fn", 8),
+    )
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

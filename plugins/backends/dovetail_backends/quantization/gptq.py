@@ -21,7 +21,7 @@ from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
 from dovetail_backends.quantization.awq import group_reason
 from dovetail_backends.quantization.integers import Integers, Layout, in_order, integers, unpacked
-from dovetail_backends.quantization.modules import Module, Packed, dropped, grouped, uniform
+from dovetail_backends.quantization.modules import Module, Packed, Reads, dropped, grouped, uniform
 
 SUFFIXES = (".qzeros", ".scales", ".g_idx")
 FORMATS = ("gptq", "gptq_v2")
@@ -30,6 +30,13 @@ BITS = (4, 8)
 
 class Gptq(Packed):
     """Reads GPTQ checkpoints."""
+
+    reads = (
+        Reads("AutoGPTQ, GPTQModel (v1 and v2), 4 bits, groups of 128", "int4", 4 + 20 / 128),
+        Reads("4 bits with desc_act", "int4 in another order", 4 + 20 / 128),
+        Reads("8 bits, symmetric", "int8", 8 + 24 / 128),
+        Reads("8 bits, asymmetric", "int8 with zeros", 8 + 24 / 128),
+    )
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

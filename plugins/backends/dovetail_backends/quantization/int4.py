@@ -8,12 +8,14 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form
 from dovetail.layers.packed_forms import Int4 as Int4Form
-from dovetail_backends.quantization.modules import Packed
+from dovetail_backends.quantization.modules import MADE, Packed, Reads
 from dovetail_backends.quantization.on_load import int4_of, quantised
 
 
 class Int4(Packed):
     """Makes int4 of plain checkpoints."""
+
+    reads = (Reads(MADE, "int4", 4 + 16 / 128),)
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

@@ -6,12 +6,13 @@ Checkpoints that are in int8 already are read by `compressed-tensors`; asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Scaled
 from dovetail_backends.quantization.compressed_tensors import METHOD, CompressedTensors
+from dovetail_backends.quantization.modules import MADE, Reads
 from dovetail_backends.quantization.on_load import quantised, rows_of
 
 FORMAT = "int-quantized"
@@ -19,6 +20,8 @@ FORMAT = "int-quantized"
 
 class Int8(CompressedTensors):
     """Makes int8 of plain checkpoints."""
+
+    reads: ClassVar[Sequence[Reads]] = (Reads(MADE, "int8", 8),)
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

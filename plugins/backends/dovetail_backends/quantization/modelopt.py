@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail_backends.quantization.fp4 import nvfp4
 from dovetail_backends.quantization.fp8 import BLOCK, float8
-from dovetail_backends.quantization.modules import Packed, dropped, grouped
+from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
 ALGOS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")
@@ -26,6 +26,11 @@ METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 
 class Modelopt(Packed):
     """Reads fp8 and nvfp4, module by module."""
+
+    reads = (
+        Reads("FP8: tensors, rows or blocks", "float8_e4m3fn", 8),
+        Reads("NVFP4", "nvfp4", 4 + 8 / 16),
+    )
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:

@@ -6,8 +6,9 @@ tensors are `M.weight_scale` or `M_scale`. E experts, N outputs, K inputs; `[…
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +30,28 @@ Numbers = Callable[[Mapping[str, Tensor]], Tensor]
 """Makes a float32 weight of a module's tensors, by suffix."""
 
 
+MADE = "a plain checkpoint, quantised while it loads"
+
+
+class Reads(NamedTuple):
+    """One of the ways in which a quantisation finds matrices stored, for the documentation.
+
+    Attributes:
+        what: As its tool calls it.
+        numbers: `int8`, `int4`, `float8_e4m3fn`, `mxfp4`, or another format, which is always written out.
+        bits: Of a weight in the file, scales included.
+    """
+
+    what: str
+    numbers: str
+    bits: float
+
+
 class Packed(Quantization):
     """A quantisation whose packed matrices are of the shared forms."""
+
+    reads: ClassVar[Sequence[Reads]] = ()
+    """What it reads, or makes."""
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""

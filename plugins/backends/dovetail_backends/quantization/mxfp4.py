@@ -16,11 +16,13 @@ from typing import Any
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form
 from dovetail_backends.quantization.fp4 import mxfp4
-from dovetail_backends.quantization.modules import Packed, dropped, grouped
+from dovetail_backends.quantization.modules import Packed, Reads, dropped, grouped
 
 
 class Mxfp4(Packed):
     """Reads gpt-oss as published."""
+
+    reads = (Reads("gpt-oss as published", "mxfp4", 4 + 8 / 32),)
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
