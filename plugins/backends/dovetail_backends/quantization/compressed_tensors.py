@@ -18,9 +18,9 @@ read November 2026.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ TYPES = {"int": (4, 8), "float": (4, 8)}
 class CompressedTensors(Packed):
     """Reads the formats above."""
 
-    reads = (
+    reads: ClassVar[Sequence[Reads]] = (
         Reads("float-quantized, naive-quantized: rows, tensors or blocks", "float8_e4m3fn", 8),
         Reads("mxfp8-quantized", "float8_e4m3fn", 8 + 8 / 32),
         Reads("int-quantized: rows or groups", "int8", 8),

@@ -6,8 +6,8 @@ Checkpoints that are in int8 already are read by `compressed-tensors`; asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import Form, Scaled
@@ -21,7 +21,7 @@ FORMAT = "int-quantized"
 class Int8(CompressedTensors):
     """Makes int8 of plain checkpoints."""
 
-    reads: ClassVar[Sequence[Reads]] = (Reads(MADE, "int8", 8),)
+    reads = (Reads(MADE, "int8", 8),)
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
