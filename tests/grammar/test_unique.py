@@ -265,8 +265,49 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-def test_arrays_whose_first_items_are_described_one_by_one_are_left_to_judging() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prefixItems": [{"enum": ["a", "b"]}, {"const": "a"}]},
+        {"prefixItems": [{"type": "string"}, {"const": "a"}, {"enum": ["a", "b"]}]},
+        {"prefixItems": [{"type": "string"}, {"enum": ["a", "b"]}], "minItems": 2},
+        {"prefixItems": [{"const": 1}, {"enum": ["a", "b"]}, {"type": "boolean"}], "minItems": 3, "items": False},
+        {
+            "prefixItems": [{"type": "string", "maxLength": 1}] * 2,
+            "items": {"enum": ["a", "b", "c", "d"]},
+            "minItems": 4,
+        },
+        {
+            "prefixItems": [{}, {"type": "integer", "minimum": 0, "maximum": 3}],
+            "items": {"type": "boolean"},
+            "minItems": 2,
+        },
+        {"prefixItems": [{"anyOf": [{"const": "a"}, {"enum": ["a", "b"]}]}, PAIR, {"type": "null"}], "minItems": 3},
+    ],
+    ids=str,
+)
+def test_first_items_that_are_described_one_by_one_differ(
+    given: Any, backend: GrammarBackend, vocabulary: Vocabulary
+) -> None:
+    """Whatever the first ones are, those that must come have a way on, and no others begin that have none."""
+    watched = Watched({"type": "array", "uniqueItems": True, **given}, backend, vocabulary)
+    assert watched.enforcement == "full", watched.ignored
+    lengths = set()
+    for seed in range(60):
+        text = watched.write(random.Random(seed))
+        if text:
+            assert len({json.dumps(_plain(item)) for item in json.loads(text)}) == len(json.loads(text)), text
+            lengths.add(len(json.loads(text)))
+    assert lengths
+    assert min(lengths) >= given.get("minItems", 0)
+
+
+def test_a_choice_that_can_leave_nothing_for_another_is_left_to_judging() -> None:
     """What the first may be depends on what is left for the second; only places that a text must fit count."""
-    given = {"prefixItems": [{"enum": [1, 2]}, {"const": 1}], "uniqueItems": True}
-    assert unique_places(normalize(given).schema) == (None, frozenset())
+    for given in (
+        {"prefixItems": [{"enum": [1, 2]}, {"const": 1}], "minItems": 2},
+        {"prefixItems": [{"const": 1}], "items": {"enum": [1, 2]}, "minItems": 3},
+        {"prefixItems": [{"pattern": "^a?$", "type": "string"}] * 3, "minItems": 3},
+    ):
+        assert unique_places(normalize({**given, "uniqueItems": True}).schema) == (None, frozenset()), given
     assert unique_places(normalize({"not": {"items": {"items": {}, "uniqueItems": True}}}).schema)[1] == frozenset()

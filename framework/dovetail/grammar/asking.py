@@ -35,6 +35,7 @@ class Weakened:
         source: The schema's text.
         reason: Why the backend cannot enforce it at all; empty where it can.
         unique: Where items of arrays differ, which is enforced beside the backend; empty for nowhere.
+        watched: Places in the given schema that say so.
     """
 
     schema: Any
@@ -44,9 +45,12 @@ class Weakened:
     source: str
     reason: str = ""
     unique: str = ""
+    watched: tuple[str, ...] = ()
 
 
-def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False) -> Weakened:
+def weakened(
+    backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False, is_part: bool = False
+) -> Weakened:
     """Leave out of a schema what a backend says that it refuses.
 
     Args:
@@ -54,9 +58,11 @@ def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_w
         normal: The schema.
         spec: What else is asked for.
         is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
+        is_part: The schema becomes a part of a grammar. Where the text can be read for it is seen there, and it stays.
     """
     found, ignored = normal.schema, list(normal.dropped)
     unique = ""
+    watching: list[str] = []
     support = Support.full()
     for _ in range(MAX_ROUNDS):
         if found is not normal.schema:
@@ -69,19 +75,28 @@ def weakened(backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_w
         gone = set(support.refused)
         if support.level is SupportLevel.APPROXIMATE:
             mended: frozenset[str] = frozenset()
-            if is_whole and any(place.endswith("/uniqueItems") for place in support.ignored):
+            if (is_whole or is_part) and any(place.endswith("/uniqueItems") for place in support.ignored):
                 watched, places = normal.unique
                 mended = places.intersection(support.ignored)
-                unique = json.dumps(watched, ensure_ascii=False) if mended else unique
+                unique = json.dumps(watched, ensure_ascii=False) if mended and is_whole else unique
             places_in_form = [place for place in support.ignored if place not in mended] if mended else support.ignored
             ignored += map(normal.place, places_in_form) if normal.places else places_in_form
-            gone |= mended
+            gone = gone | mended if is_whole else gone - mended
+            watching += map(normal.place, mended)
         if not gone:
             break
         # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
         found = leave_out(found, gone)
     annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
-    return Weakened(found, tuple(dict.fromkeys(ignored)), annotations, normal, spec.source, unique=unique)
+    return Weakened(
+        found,
+        tuple(dict.fromkeys(ignored)),
+        annotations,
+        normal,
+        spec.source,
+        unique=unique,
+        watched=tuple(dict.fromkeys(watching)),
+    )
 
 
 def asked(backend: GrammarBackend, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:

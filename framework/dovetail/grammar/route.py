@@ -26,6 +26,7 @@ from dovetail.grammar import schema
 from dovetail.grammar.advice import advice
 from dovetail.grammar.asking import Weakened, weakened
 from dovetail.grammar.normal import Normal, normalize
+from dovetail.grammar.unique.tags import Watched
 from dovetail.grammar.weaken import leave_out
 from dovetail.grammar.wire import step_of
 from dovetail.messages import GrammarStep
@@ -55,12 +56,14 @@ class Way:
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
         normal: What the step's source was made of: where its places stood.
+        watched: Places that are enforced beside the backend (`GrammarStep.unique`).
     """
 
     step: GrammarStep
     enforcement: Enforcement
     ignored: tuple[str, ...]
     normal: Places | None = field(default=None, compare=False, repr=False)
+    watched: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
         """Return enforcement and what is ignored, now that places of the step's source were left out, too."""
@@ -170,9 +173,12 @@ class Router:
         ]
         partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
         for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
-            source = json.dumps(leave_out(json.loads(spec.source), support.refused), ensure_ascii=False)
-            step = step_of(name, replace(spec, source=source), weaken=True)
-            ways.append(Way(step, "approximate", support.ignored))
+            root = json.loads(spec.source)
+            tags = Watched.of(root, support.ignored)
+            ignored = tuple(place for place in support.ignored if place not in tags.mended)
+            source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
+            step = step_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
+            ways.append(Way(step, "approximate" if ignored else "full", ignored))
         if spec.kind is Kind.STRUCTURAL:
             ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
         if not ways:
@@ -310,7 +316,7 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
 def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
     step = step_of(name, spec, item.source, weaken=weaken, unique=item.unique)
-    return Way(step, enforcement, item.ignored or item.annotations, item.normal)
+    return Way(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
 
 
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> Way:

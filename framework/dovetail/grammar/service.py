@@ -87,6 +87,7 @@ class Job:
 
     Attributes:
         steps: The ways to enforce it.
+        key: What stands for them.
         ticket: To be filled.
         owner: Who asked first.
         asked: When.
@@ -99,6 +100,7 @@ class Job:
     """
 
     steps: Steps
+    key: bytes
     ticket: Ticket
     owner: str
     asked: float
@@ -175,7 +177,7 @@ class GrammarService:
         limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
         self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_CHILDREN)
         self._cache = GrammarCache(cache_bytes)
-        self._pending: dict[Steps, Ticket] = {}
+        self._pending: dict[bytes, Ticket] = {}
         self._waiting = Waiting()
         self._lock = threading.RLock()
         self._finished = threading.Event()
@@ -210,21 +212,30 @@ class GrammarService:
             again: An engine before this one was asked for it. Then it is not refused for all that have come back at
                 once, and has longer.
         """
+        key = key_of(steps)
         with self._lock:
-            known = self._cache.get(key_of(steps))
+            known = self._cache.get(key)
             if known is not None:
                 return Ticket(known)
-            ticket = self._pending.get(steps)
+            ticket = self._pending.get(key)
             if ticket is not None:
                 ticket.num_claims += 1
                 return ticket
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
             deadline = now + patience_s + (0 if self._compiler.is_ready else START_S)
-            job = Job(steps=steps, ticket=Ticket(), owner=owner, asked=now, deadline=deadline, patience_s=patience_s)
+            job = Job(
+                steps=steps,
+                key=key,
+                ticket=Ticket(),
+                owner=owner,
+                asked=now,
+                deadline=deadline,
+                patience_s=patience_s,
+            )
             refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
                 return Ticket(refused)
-            self._pending[steps] = job.ticket
+            self._pending[key] = job.ticket
             self._waiting.add(job)
         self._inline.put(owner, partial(self._work, job, outside=False))
         return job.ticket
@@ -400,7 +411,7 @@ class GrammarService:
         with self._lock:
             if job.ticket.num_claims > 0:
                 return False
-            del self._pending[job.steps]
+            del self._pending[job.key]
             self._waiting.add(job, -1)
             job.ticket.fill(Refused("nobody waits for it any more", BUSY))
             return True
@@ -424,8 +435,8 @@ class GrammarService:
     def _finish(self, job: Job, outcome: Enforced | Refused, num_bytes: int) -> None:
         with self._lock:
             if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
-                self._cache.put(key_of(job.steps), outcome, num_bytes)
-            if self._pending.pop(job.steps, None) is not None:
+                self._cache.put(job.key, outcome, num_bytes)
+            if self._pending.pop(job.key, None) is not None:
                 self._waiting.add(job, -1)
             job.ticket.fill(outcome)
         self._finished.set()

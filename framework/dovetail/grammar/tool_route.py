@@ -23,6 +23,7 @@ from dovetail.grammar.limits import check_schema, check_spec
 from dovetail.grammar.normal import normalize
 from dovetail.grammar.route import Route, Router, ToolSchema, Way, not_strict
 from dovetail.grammar.schema import escape
+from dovetail.grammar.unique.tags import Watched
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail.grammar.wire import step_of
 from dovetail.text.reply_grammar import answer_message, arguments_schema, chosen, other_messages
@@ -105,7 +106,8 @@ class ToolRouter:
         weak: dict[str, tuple[str, Weakened]] = {}
         ignored: list[str] = []
         for each in schemas:
-            item = weakened(backend, normalize(json.loads(each.source)), GrammarSpec(kind=Kind.JSON, source=""))
+            normal = normalize(json.loads(each.source))
+            item = weakened(backend, normal, GrammarSpec(kind=Kind.JSON, source=""), is_part=True)
             if item.reason or not isinstance(item.schema, dict):
                 item = replace(item, schema={"type": "object"}, ignored=("",))
             weak[each.name] = (each.place, item)
@@ -114,6 +116,8 @@ class ToolRouter:
         if support.level is SupportLevel.NONE:
             return support.reason
         root = json.loads(spec.source)
+        places = ToolPlaces(root, weak)
+        tags = Watched.of(root, support.ignored)
         texts = {json.dumps(found, sort_keys=True) for _, found in schemas_with_places(root)}
         for tool in tools:
             tool_name = tool["function"]["name"]
@@ -121,12 +125,13 @@ class ToolRouter:
                 continue
             place, item = weak[tool_name]
             lost = [*item.ignored, *(item.normal.place(at) for at in _lost(item.schema, texts))]
+            lost += [at[len(place) :] for at in map(places.place, tags.lost) if at.startswith(f"{place}/")]
             if lost and tool["function"].get("strict") and self._router.strict_schema:
                 raise not_strict(f"{self._param}: the tool {tool_name!r}", [replace(item, ignored=tuple(lost))])
             ignored += [place + at for at in dict.fromkeys(lost)]
-        step = step_of(name, spec, weaken=True)
-        places = ToolPlaces(root, weak)
-        return Way(step, "approximate" if ignored else "full", tuple(ignored), places)
+        step = step_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
+        watched = tuple(map(places.place, tags.mended))
+        return Way(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
 
     def _free(self, way: Way, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> Way:
         """Return a way in which the arguments are any object."""
@@ -167,9 +172,11 @@ def join(text: Way, calls: Way, asked: Asked, spec: FormatSpec) -> Way | None:
     spaces = {"max_whitespace": text.step.max_whitespace, "whitespace": text.step.whitespace}
     joined = GrammarSpec(kind=Kind.STRUCTURAL, source=source, **spaces)  # type: ignore[arg-type]
     check_spec(joined, asked.param)
-    worse = "full" if text.enforcement == calls.enforcement == "full" else "approximate"
+    # Where the one and the other begin cannot be told: what is watched over in either is not, and named.
+    ignored = (*text.ignored, *text.watched, *calls.ignored, *calls.watched)
+    is_full = text.enforcement == calls.enforcement == "full" and not (text.watched or calls.watched)
     step = step_of(calls.step.backend, joined, weaken=True)
-    return Way(step, worse, (*text.ignored, *calls.ignored))  # type: ignore[arg-type]
+    return Way(step, "full" if is_full else "approximate", ignored)
 
 
 def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:

@@ -8,15 +8,17 @@ earlier item, too, is there anything to look at.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
 from dovetail.grammar.bits import Words, clear_bit, has_bit, ids_of
-from dovetail.grammar.unique.places import Shape, shape_of
+from dovetail.grammar.unique.places import shape_of
 from dovetail.grammar.unique.scan import Frame, Mode, Scan
+from dovetail.grammar.unique.tags import TaggedScan, tags_of
 from dovetail.grammar.unique.tokens import SPACE, TokenTexts
 
 MAX_LISTED = 512
@@ -37,10 +39,13 @@ REPEATED = "an item of an array that must differ from the others repeats one"
 class UniqueGrammar:
     """A compiled grammar, and where in its texts items differ."""
 
-    def __init__(self, inner: CompiledGrammar, schema: Mapping[str, Any], texts: TokenTexts) -> None:
-        """Keep what `unique_places` returned of the schema."""
+    def __init__(self, inner: CompiledGrammar, watched: Mapping[str, Any] | Sequence[Any], texts: TokenTexts) -> None:
+        """Keep what `unique_places` returned of a schema, or `watched_tags` of a structural grammar."""
         self.inner = inner
-        self._shape = shape_of(schema)
+        if isinstance(watched, Mapping):
+            self._start: Callable[[], Scan] = partial(Scan, shape_of(watched))
+        else:
+            self._start = partial(TaggedScan, tags_of(watched))
         self._texts = texts
 
     @property
@@ -50,19 +55,19 @@ class UniqueGrammar:
 
     def matcher(self) -> UniqueMatcher:
         """Return a matcher at the start."""
-        return UniqueMatcher(self.inner.matcher(), self._shape, self._texts)
+        return UniqueMatcher(self.inner.matcher(), self._start, self._texts)
 
 
 class UniqueMatcher:
     """One request's state: the other grammar's, and what was read."""
 
-    def __init__(self, inner: GrammarMatcher, shape: Shape, texts: TokenTexts) -> None:
+    def __init__(self, inner: GrammarMatcher, start: Callable[[], Scan], texts: TokenTexts) -> None:
         self.inner = inner
-        self._shape = shape
+        self._start = start
         self._texts = texts
         self._error: str | None = None
         self._ids: list[int] = []
-        self._scan = Scan(shape)
+        self._scan = start()
         self._before: deque[tuple[Scan, dict[int, int]]] = deque(maxlen=NUM_STATES)
         self._banned: set[int] = set()
 
@@ -117,7 +122,7 @@ class UniqueMatcher:
         self._banned, self._error = set(), None
         if num_tokens > len(self._before):
             self._before.clear()
-            self._scan = Scan(self._shape)
+            self._scan = self._start()
             self._scan.feed(b"".join(map(self._text_of, self._ids)))
             return
         for _ in range(num_tokens):
@@ -140,7 +145,7 @@ class UniqueMatcher:
 
     def fork(self) -> UniqueMatcher:
         """Copy."""
-        made = UniqueMatcher(self.inner.fork(), self._shape, self._texts)
+        made = UniqueMatcher(self.inner.fork(), self._start, self._texts)
         made._ids, made._error = self._ids[:], self._error
         made._scan = self._scan.copy()
         made._scan.own(made._scan.num_items())
@@ -202,7 +207,8 @@ class UniqueMatcher:
             yield from ids_of(row & self._texts.end)
 
     def _text_of(self, token_id: int) -> bytes:
-        return self._texts.tokens[token_id] if token_id < len(self._texts.tokens) else b""
+        texts = self._texts
+        return (texts.tokens[token_id] if token_id < len(texts.tokens) else b"") or texts.markers.get(token_id, b"")
 
 
 class _Search:
@@ -293,7 +299,9 @@ def _remember(scan: Scan, trial: Scan) -> None:
     ways = {frame.depth: text for frame, text in trial.items()}
     for frame, text in scan.items():
         way = ways.get(frame.depth)
-        if frame.items is not None and way is not None and way.startswith(text) and len(way) > len(text):
+        if frame.items is None or frame.items.is_mixed:
+            continue
+        if way is not None and way.startswith(text) and len(way) > len(text):
             frame.items.ways[text] = frame.items.ways.get(way, way)
 
 

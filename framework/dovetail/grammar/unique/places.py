@@ -12,9 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.grammar.schema import escape
+from dovetail.grammar.unique.values import goes_on
 
 Node = dict[str, Any]
 KEY = "uniqueItems"
+MIXED = "x-mixed"
+"""Of what is returned: items of one array differ in what they may be. What one can be says nothing of another then."""
 HERE = ("allOf", "anyOf", "oneOf")
 _PLAIN = re.compile(r"(\^?)([\w /-]*)", re.ASCII)
 _ONE = ("items", "additionalProperties")
@@ -25,25 +28,38 @@ _MAPS = ("properties", "patternProperties")
 def unique_places(schema: Any) -> tuple[Any, frozenset[str]]:
     """Return the part of a schema that leads to arrays with differing items, and pointers of the keyword there.
 
-    Left to others are arrays of which the first items are described one by one: such a choice can leave nothing for
-    the next, which only a search over all of them would see.
+    Left to others are arrays of which the first items are described one by one, and where what one of them is can
+    leave nothing for another that must come: only a search over all of them would see that.
 
     Returns:
         None and nothing where there are no such arrays.
     """
     if not isinstance(schema, dict):
         return None, frozenset()
-    found = {pointer for pointer, node in _positive(schema) if node.get(KEY) is True and "prefixItems" not in node}
+    nodes = list(_positive(schema))
+    asked = [(pointer, node) for pointer, node in nodes if node.get(KEY) is True]
+    if not asked:
+        return None, frozenset()
+    definitions = {f"#/$defs/{escape(name)}": node for name, node in schema.get("$defs", {}).items()}
+    found = {pointer for pointer, node in asked if _is_watchable(node, definitions)}
     if not found:
         return None, frozenset()
     leading = _leading(schema, found)
     root = _pruned({key: value for key, value in schema.items() if key != "$defs"}, "", found, leading) or {}
+    if any("prefixItems" in node for _, node in nodes):
+        root[MIXED] = True
     pruned = {
         name: made
         for name, node in schema.get("$defs", {}).items()
         if (made := _pruned(node, f"/$defs/{escape(name)}", found, leading)) is not None
     }
     return (root | {"$defs": pruned} if pruned else root), frozenset(f"{place}/{KEY}" for place in found)
+
+
+def _is_watchable(node: Node, definitions: Node) -> bool:
+    if isinstance(node.get("items"), list):
+        return False  # of an older draft, as it came
+    return "prefixItems" not in node or goes_on(node, definitions)
 
 
 def _leading(schema: Node, found: set[str]) -> set[str]:
@@ -141,6 +157,11 @@ class Shape:
     def is_unique(self) -> bool:
         """Whether an array's items differ."""
         return any(node.get(KEY) is True for node in self._nodes)
+
+    @property
+    def is_mixed(self) -> bool:
+        """See `MIXED`."""
+        return MIXED in self._root
 
     @cached_property
     def _declared(self) -> frozenset[str]:

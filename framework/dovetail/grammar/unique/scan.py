@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import ClassVar, Self
 
 from dovetail.grammar.unique.places import Shape
 
@@ -38,8 +39,10 @@ class Mode(Enum):
 class Items:
     """The items of one array so far, which only grow: who holds an older state of it takes a copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_mixed: bool = False) -> None:
         """Start without any."""
+        self.is_mixed = is_mixed
+        """Whether one may be what another may not."""
         self.texts: list[bytes] = []
         self.sorted: list[bytes] = []
         self.wide: dict[bytes, int] = {}
@@ -52,7 +55,7 @@ class Items:
 
     def first(self, num: int) -> Items:
         """Return a copy of the first `num`."""
-        made = Items()
+        made = Items(is_mixed=self.is_mixed)
         for text in self.texts[:num]:
             made.add(text, self.wide.get(text, 0))
         return made
@@ -65,7 +68,7 @@ class Items:
         """Add one."""
         self.texts.append(text)
         insort(self.sorted, text)
-        self.wide[text] = wide
+        self.wide[text] = 0 if self.is_mixed else wide
         self.lengths.add(len(text))
         self.longest = max(self.longest, len(text))
         self._values.add(value_of(text))
@@ -134,6 +137,7 @@ class Scan:
     """The state between two tokens. `copy` before `feed`: a state that others hold stays as it is."""
 
     __slots__ = ("_escaped", "_is_key", "_shape", "frame", "is_trial", "mode", "repeats", "text", "wide")
+    copied: ClassVar[tuple[str, ...]] = __slots__
 
     def __init__(self, shape: Shape | None) -> None:
         """Start at the beginning of a text."""
@@ -149,10 +153,10 @@ class Scan:
         self._is_key = False
         self._escaped = False
 
-    def copy(self, *, is_trial: bool = False) -> Scan:
+    def copy(self, *, is_trial: bool = False) -> Self:
         """Return one to go on with; one to try tokens out leaves the arrays' items alone."""
-        made = Scan.__new__(Scan)
-        for name in Scan.__slots__:
+        made = type(self).__new__(type(self))
+        for name in self.copied:
             setattr(made, name, getattr(self, name))
         made.is_trial = is_trial
         return made
@@ -190,10 +194,10 @@ class Scan:
         """Whether what has begun of an item begins an earlier one, too; not the nothing before the first item."""
         return any(frame.is_near(text) for frame, text in self.items())
 
-    def feed(self, data: bytes) -> None:
-        """Read on. Stops at an item that repeats an earlier one."""
+    def feed(self, data: bytes) -> int:
+        """Read on; returns how far. Stops at an item that repeats an earlier one, and where the whole value ends."""
         place, size = 0, len(data)
-        while place < size and not self.repeats:
+        while place < size and not (self.repeats or (self.frame is None and self.mode is Mode.AFTER)):
             if self.mode is Mode.STRING:
                 place = self._string(data, place)
                 continue
@@ -210,6 +214,7 @@ class Scan:
                 continue
             else:
                 place += 1
+        return place
 
     def _structure(self, byte: int, char: bytes) -> None:
         """Take a byte outside of strings and numbers, which is no whitespace."""
@@ -236,9 +241,9 @@ class Scan:
         if byte in _OPEN:
             self._keep(char)
             is_object = char == b"{"
-            differ = not is_object and self._shape is not None and self._shape.is_unique
-            depth = (frame.depth if frame is not None else 0) + differ
-            items = Items() if differ else None
+            shape = self._shape
+            items = Items(is_mixed=shape.is_mixed) if shape is not None and shape.is_unique and not is_object else None
+            depth = (frame.depth if frame is not None else 0) + (items is not None)
             self.frame = Frame(frame, is_object, self._shape, 0, items, (), 0, depth)
             self.mode = Mode.KEY if is_object else Mode.VALUE
             self._shape = None if is_object or self.frame.shape is None else self.frame.shape.item(0)

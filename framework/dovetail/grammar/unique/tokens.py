@@ -25,6 +25,7 @@ class TokenTexts:
 
     Attributes:
         tokens: Bytes by id.
+        markers: Texts of added tokens, by id.
         mask_words: W.
         across: A row of the tokens that may end a string and begin another item.
         end: A row of the tokens that may end a string and what it stands in.
@@ -34,6 +35,7 @@ class TokenTexts:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Sort the tokens."""
         self.tokens = vocabulary.tokens
+        self.markers = {token_id: text.encode() for text, token_id in vocabulary.added.items()}
         self.mask_words = vocabulary.mask_words
         texts = [(i, token) for i, token in enumerate(vocabulary.tokens) if token and i not in vocabulary.special_ids]
         self._as_is = _Sorted(texts)
