@@ -12,6 +12,7 @@ import pytest
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarMatcher, GrammarSpec, Kind, SupportLevel
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_grammar.formats import FORMATS, PATTERNS
 from dovetail_grammar.lookaround import without_lookaround
 from dovetail_grammar.patterns import is_leaky, tightened
 
@@ -192,3 +193,38 @@ def test_patterns_of_keys_stay_exact_where_others_may_come(backend: GrammarBacke
     levels = [backend.supports(GrammarSpec(kind=Kind.JSON, source=json.dumps(s))).level for s in (opened, closed)]
     assert levels == [SupportLevel.APPROXIMATE, SupportLevel.FULL]
     assert not accepts(matcher_of(backend, closed), '{"\\"":1}')
+
+
+FORMAT_TEXTS = {
+    "date": "2026-11-23", "date-time": "2026-11-23T01:02:03Z", "duration": "P1D", "email": "a.b@c.org",
+    "hostname": "a-b.org", "idn-email": "é@c.org", "idn-hostname": "a.org", "ipv4": "1.2.3.4", "ipv6": "::1",
+    "iri": "https://a.org/é", "iri-reference": "é/b?c#d", "json-pointer": "/a/~0", "relative-json-pointer": "1/a",
+    "time": "01:02:03Z", "uri": "https://a.org/b", "uri-reference": "../b-c?d#e-f", "uri-template": "/a{?b,c}",
+    "uuid": "123e4567-e89b-12d3-a456-426614174000",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted({*FORMATS, *PATTERNS}))
+def test_every_format_is_enforced_alone_and_beside_a_pattern(backend: GrammarBackend, name: str) -> None:
+    """An expression that the library cannot read would be left out, with its name."""
+    text = FORMAT_TEXTS[name]
+    for more in ({}, {"pattern": f"{re.escape(text[-1])}$"}):
+        spec = GrammarSpec(kind=Kind.JSON, source=json.dumps({"type": "string", "format": name, **more}))
+        assert backend.supports(spec).level is SupportLevel.FULL
+        made = backend.compile(spec, GrammarLimits())
+        grammar = backend.load(made) if isinstance(made, bytes) else made
+        for written, expected in ((text, True), (f"{text} {{~", False)):
+            ids, matcher = list(json.dumps(written, ensure_ascii=False).encode()), grammar.matcher()
+            assert (matcher.accept(ids) == len(ids)) is expected, written
+
+
+def test_ends_of_a_text_as_python_and_perl_write_them(backend: GrammarBackend) -> None:
+    r"""`\A` and `\Z` are the ends of the whole text; a backslash before them makes them letters."""
+    assert tightened(r"\A[a-z]+\Z") == "^[a-z]+$"
+    assert tightened(r"a\\Z") == r"a\\Z"
+    spec = GrammarSpec(kind=Kind.JSON, source=json.dumps({"type": "string", "pattern": r"\A[a-z]+\Z"}))
+    made = backend.compile(spec, GrammarLimits())
+    grammar = backend.load(made) if isinstance(made, bytes) else made
+    for text, expected in (('"ab"', True), ('"a1"', False), ('"1a"', False)):
+        matcher = grammar.matcher()
+        assert (matcher.accept(list(text.encode())) == len(text)) is expected

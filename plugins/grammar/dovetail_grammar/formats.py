@@ -17,7 +17,7 @@ _HEX = "%[0-9A-Fa-f]{2}"
 
 def _reference(beyond: str, *, absolute: bool) -> str:
     """URIs and references, or with characters beyond ASCII IRIs."""
-    unreserved, marks = rf"A-Za-z0-9._~{beyond}-", "!$&'()*+,;="
+    unreserved, marks = rf"A-Za-z0-9._~{beyond}\-", "!$&'()*+,;="
     char = rf"(?:[{unreserved}{marks}:@]|{_HEX})"
     first = rf"(?:[{unreserved}{marks}@]|{_HEX})"
     host = rf"(?:[{unreserved}{marks}]|{_HEX})*"

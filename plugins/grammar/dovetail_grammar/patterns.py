@@ -37,10 +37,14 @@ def is_leaky(pattern: str) -> bool:
 
 
 def tightened(pattern: str) -> str:
-    """Return a pattern without rare control characters in its classes, which would make these leaky.
+    r"""Return a pattern without rare control characters in its classes, which would make these leaky.
 
-    What ECMAScript calls white space is so here, too, and what it takes for a character is written as one.
+    What ECMAScript calls white space is so here, too, and what it takes for a character is written as one. `\A` and
+    `\Z` around the whole, which it does not know, are the ends that their authors mean.
     """
+    pattern = "^" + pattern[2:] if pattern.startswith(r"\A") else pattern
+    if pattern.endswith(r"\Z") and not pattern.endswith(r"\\Z"):
+        pattern = pattern[:-2] + "$"
 
     def one(found: re.Match[str]) -> str:
         body = found[0]
