@@ -83,8 +83,8 @@ class GatedExperts(nn.Module):
     """See `dovetail.contracts.layers.Experts`. On CUDA nothing is read on the host, so steps can be recorded.
 
     Plain matrices: rows are sorted by expert, and each expert computes those that chose it. Otherwise every expert of
-    this rank computes every token, and the weights pick: that takes E / K times as long as it must. On CPU those that
-    nobody chose are left out.
+    this rank computes every token, and the weights pick: that takes E / K times as long as it must. On CPU each expert
+    computes those that chose it, too.
     """
 
     matrix: ClassVar[type[ExpertMatrix]] = ExpertMatrix
@@ -165,15 +165,21 @@ class GatedExperts(nn.Module):
         return torch.empty_like(y).index_copy_(0, order, y).view(*ids.shape, y.shape[-1]).sum(1)
 
     def _each(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Every expert computes every token; on CPU, those that somebody chose."""
+        """Every expert computes every token; on CPU, those that chose it."""
         out = torch.zeros_like(x)
         for local in range(self.gate_up.local_experts):
             chosen = ids == self.gate_up.first_expert + local
-            if x.device.type == "cpu" and not chosen.any():
-                continue  # nothing waits on the host there
-            weight = (weights * chosen).sum(-1, keepdim=True).to(x.dtype)
-            given = x * weight if self._weigh == "input" else x
-            y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
-            y = y if self._weigh == "input" else y * weight
-            out = out + y.where(chosen.any(-1, keepdim=True), 0)
+            weight, has_chosen = (weights * chosen).sum(-1, keepdim=True).to(x.dtype), chosen.any(-1)
+            if x.device.type == "cpu":  # nothing waits on the host there
+                rows = has_chosen.nonzero()[:, 0]
+                if len(rows):
+                    out[rows] += self._of_one(local, x[rows], weight[rows])
+            else:
+                out = out + self._of_one(local, x, weight).where(has_chosen[:, None], 0)
         return out
+
+    def _of_one(self, local: int, x: Tensor, weight: Tensor) -> Tensor:
+        """What one expert makes of rows, times their weights."""
+        given = x * weight if self._weigh == "input" else x
+        y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
+        return y if self._weigh == "input" else y * weight

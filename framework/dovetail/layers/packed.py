@@ -120,6 +120,30 @@ class PackedExpertMatrix(ExpertMatrix):
             super().make_weight(ctx)
         else:
             self._names = store(self, self.form)
+        self._dtype = ctx.dtype
+        self._products: list[cpu_products.Product] = []
+
+    def finalize(self) -> None:
+        """As plain experts; on CPU, pack for the products that torch has."""
+        super().finalize()
+        if self.form is None:
+            return
+        tensors = {name: self.get_parameter(name) for name in self._names}
+        for expert in range(self.local_experts):
+            product = product_of(self.form, {name: tensor[expert] for name, tensor in tensors.items()}, self._dtype)
+            if product is None:
+                return  # there is none for the others either
+            self._products.append(product)
+        if isinstance(self.form, Int4):
+            for name in self._names:
+                setattr(self, name, None)  # the products have their own
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """Multiply by one of this rank's experts."""
+        if not self._products:
+            return super().forward(x, expert)
+        y = self._products[expert](x)
+        return y if self.bias is None else y + self.bias[expert]
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> Tensor:
         """Return one expert's weight."""

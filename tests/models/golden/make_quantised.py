@@ -1,6 +1,6 @@
 """Writes `quantised.safetensors`: a small matrix as the field's own tools store it, and as they read it back.
 
-Run by hand, with compressed-tensors 0.20, bitsandbytes 0.50 and gguf 0.19 installed: `python make_quantised.py`.
+Run by hand, with compressed-tensors 0.20 and bitsandbytes 0.50 installed: `python make_quantised.py`.
 Tensors are `WAY/SUFFIX`, and `WAY/=` is the matrix in float32 that the tool itself makes of them.
 """
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import bitsandbytes.functional as bnb
-import gguf
-import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -19,7 +17,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
-NUM_OUT, NUM_IN = 8, 256
+NUM_OUT, NUM_IN = 16, 128
 CT: dict[str, tuple[str, dict[str, Any]]] = {
     "ct-int4": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
     "ct-int4-asymmetric": (
@@ -49,7 +47,6 @@ CT: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
     ),
 }
-GGUF = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def compressed(weight: torch.Tensor, name: str, args: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -82,20 +79,6 @@ def main() -> None:
         made = {".weight": packed, **{f".weight.{key}": value for key, value in state.as_dict(packed=True).items()}}
         made["="] = bnb.dequantize_4bit(packed, state).float()
         found |= {f"{way}/{key}": value for key, value in made.items()}
-    for way in GGUF:
-        kind = gguf.GGMLQuantizationType[way]
-        try:
-            raw = gguf.quantize(weight.numpy(), kind)
-        except NotImplementedError:  # blocks of no tool's making, but readable: any bytes with small scales are
-            block, size = gguf.GGML_QUANT_SIZES[kind]
-            raw = np.random.default_rng(0).integers(0, 256, (NUM_OUT, NUM_IN // block * size), dtype=np.uint8)
-            at = {"Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (size - 2, size)}[way]
-            tiny = np.linspace(0.001, 0.01, (at[1] - at[0]) // 2).astype(np.float16).view(np.uint8)
-            raw.reshape(NUM_OUT, -1, size)[..., at[0] : at[1]] = tiny
-        found[f"gguf-{way}/"] = torch.from_numpy(raw.view(np.uint8).reshape(NUM_OUT, -1).copy())
-        found[f"gguf-{way}/="] = torch.from_numpy(
-            gguf.dequantize(raw, kind).reshape(NUM_OUT, NUM_IN).astype(np.float32)
-        )
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, HERE / "quantised.safetensors")
 
 

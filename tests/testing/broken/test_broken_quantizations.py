@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.layers import LayerFactory, Stream
-from dovetail.contracts.quantization import Quantization, Stored
+from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, Target
 from dovetail.layers import ops
 from dovetail.layers.matrix import Matrix
 from dovetail.testing import check_class
@@ -129,6 +130,44 @@ class NeedsACheckpoint(Right):
         return super().factory(plain)
 
 
+class Turned(Right):
+    """The right one, for files that hold matrices `[K, N]` with the scale and a zero for each 32 inputs of all rows."""
+
+    zero: float = 128
+    along: int = 32
+    dtype: str = "F32"
+
+    @classmethod
+    def conversions(
+        cls, config: Mapping[str, Any], tensors: Mapping[str, FileTensor], target: Target
+    ) -> Iterator[Conversion]:
+        for name, tensor in tensors.items():
+            if name.endswith(".turned"):
+                weight = name.removesuffix("turned") + "weight"
+                made = FileTensor(weight, cls.dtype, (tensor.shape[1], tensor.shape[0]), tensor.path)
+                yield Conversion((name, f"{name}_scale"), (made,), partial(cls.written, weight))
+
+    @classmethod
+    def written(cls, weight: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        turned, scale = (tensors[name] for name in sorted(tensors))
+        wide = scale.repeat_interleave(cls.along, dim=0)
+        wide = torch.cat((wide, wide[-1:].expand(turned.shape[0], -1)))[: turned.shape[0]]
+        return {weight: ((turned.float() - cls.zero) * wide).T.contiguous()}
+
+    def factory(self, plain: LayerFactory) -> LayerFactory:
+        return plain
+
+
+def turned(**attrs: Any) -> type[Quantization]:
+    """The one above, with what differs."""
+    return type("Broken", (Turned,), attrs)
+
+
+def zeros_and_scales_swapped(cls: Any, weight: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    made = Turned.written(weight, tensors)
+    return {name: tensor.flip(0) for name, tensor in made.items()}
+
+
 class Kit(QuantizationConformance):
     """How the right one packs."""
 
@@ -141,6 +180,53 @@ class Kit(QuantizationConformance):
 
     def unpack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         return (tensors[".weight"].float() - 128) * tensors[".weight_scale"]
+
+
+class TurnedKit(Kit):
+    """How the turned one packs."""
+
+    has_experts = True
+    stays_packed = False
+
+    def pack(self, weight: Tensor) -> Mapping[str, Tensor]:
+        grouped = weight.T.abs().split(32)
+        scale = torch.stack([group.amax(0) for group in grouped]) / 127
+        wide = scale.repeat_interleave(32, dim=0)[: weight.shape[1]]
+        return {".turned": ((weight.T / wide).round() + 128).to(torch.uint8), ".turned_scale": scale}
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        number, scale = tensors[".turned"], tensors[".turned_scale"]
+        return ((number.float() - 128) * scale.repeat_interleave(32, dim=0)[: len(number)]).T
+
+
+CONVERTED: dict[str, tuple[type[Quantization], str, str]] = {
+    "zeros off by one": (turned(zero=127), "test_product_equals_the_unpacked_weight", "off by"),
+    "blocks one longer": (turned(along=33), "test_product_equals_the_unpacked_weight", "off by"),
+    "blocks of a half": (turned(along=16), "test_parts_keep_their_own_scales", "of a fused matrix in"),
+    "rows from the end": (
+        turned(written=classmethod(zeros_and_scales_swapped)),
+        "test_ranks_add_up",
+        "part q of rank 0 of two",
+    ),
+    "says what it does not make": (turned(dtype="F16"), "test_experts", "a conversion of m.0.down.turned"),
+}
+"""Of those that convert: the fault, the test that sees it, and what is said."""
+
+
+def test_a_right_conversion_passes() -> None:
+    """The one that those faults are made from has none."""
+    report = check_class(type("TestRight", (TurnedKit,), {"plugin_class": Turned, "__module__": __name__}))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("fault", CONVERTED)
+def test_the_kit_names_a_conversions_fault(fault: str) -> None:
+    """What is made of a file's tensors is compared as matrices that are packed."""
+    plugin, test, message = CONVERTED[fault]
+    cls: Callable[..., Any] = type("TestBroken", (TurnedKit,), {"plugin_class": plugin, "__module__": __name__})
+    report = check_class(cls, select=test)  # type: ignore[arg-type]
+    failures = {name: text for name, text in report.failures.items() if name.partition("[")[0] == test}
+    assert any(message in text for text in failures.values()), report.text()
 
 
 FAULTS: dict[str, tuple[type[Quantization], str, str, dict[str, Any]]] = {

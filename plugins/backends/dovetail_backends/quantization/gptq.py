@@ -84,7 +84,7 @@ def layout_of(module: Module, config: Mapping[str, Any]) -> Layout:
     if ".g_idx" in module.tensors:
         module.check(".g_idx", (num_in,))
     is_ordered = not config.get("desc_act") or groups == 1 or ".g_idx" not in module.tensors
-    is_symmetric, group = bool(config.get("sym", True)), num_in if size == -1 else size
+    is_symmetric, group = bool(config.get("sym")), num_in if size == -1 else size
     return Layout((num_out, num_in), group, bits, module.need(".scales"), is_symmetric, is_ordered)
 
 
