@@ -181,5 +181,5 @@ class GatedExperts(nn.Module):
     def _of_one(self, local: int, x: Tensor, weight: Tensor) -> Tensor:
         """What one expert makes of rows, times their weights."""
         given = x * weight if self._weigh == "input" else x
-        y = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
+        y: Tensor = self.down(ops.act_and_mul(self._act, self.gate_up(given, local)), local)
         return y if self._weigh == "input" else y * weight
