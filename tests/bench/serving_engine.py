@@ -18,6 +18,7 @@ from dovetail.messages import (
     EngineInfo,
     Finish,
     Ready,
+    Stats,
     Submit,
     Tick,
     ToEngine,
@@ -69,7 +70,8 @@ class ScriptedCore:
                 self.ended.append(TokenDelta(handle=message.handle, ids=[], finish=Finish("abort", None, "aborted")))
         else:
             held = len(self.live)
-            return ControlReply(id=message.id, result={"num_running": held, "num_queued": 0, "num_used_tokens": held})
+            stats = dict.fromkeys(Stats.__struct_fields__, 0) | {"num_running": held, "num_used_tokens": held}
+            return ControlReply(id=message.id, result=stats)
         return None
 
     def step(self) -> Tick:

@@ -228,9 +228,11 @@ class Generation:
         return live.runs_as(self.state.engine.submit(choice.submit, every=every))
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
-        began = time.perf_counter()
-        step = choice.accept(delta)
-        if self.pace is not None:
+        if self.pace is None:
+            step = choice.accept(delta)
+        else:
+            began = time.perf_counter()
+            step = choice.accept(delta)
             self.pace.took(choice.index, len(step.ids), began)
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
