@@ -34,7 +34,8 @@ def blocks(page: str) -> Iterator[Block]:
 class Reader:
     """Someone who follows a tutorial: writes its files, runs its commands, and compares what is printed."""
 
-    def __init__(self, env: CleanEnv, folder: Path) -> None:
+    def __init__(self, env: CleanEnv, folder: Path, more: dict[str, str]) -> None:
+        self.served = {**env.env, **more}
         self.env, self.folder, self.cwd = env, folder, folder
         self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
@@ -67,7 +68,7 @@ class Reader:
     def serve(self, flags: list[str]) -> None:
         command = [str(self.env.bin / "dovetail"), "serve", *flags, "--port", str(self.port), "--num-threads", "1"]
         with (self.folder / "log").open("w") as log:
-            self.server = subprocess.Popen(command, cwd=self.folder, env=self.env.env, stdout=log, stderr=log)
+            self.server = subprocess.Popen(command, cwd=self.folder, env=self.served, stdout=log, stderr=log)
         wait_for_server(f"http://127.0.0.1:{self.port}", timeout=120)
 
     def run(self, command: list[str]) -> str:
@@ -113,9 +114,9 @@ def test_every_kind_has_a_tutorial() -> None:
 
 @pytest.mark.install
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_the_tutorial_works(env: CleanEnv, tmp_path: Path, kind: str) -> None:
+def test_the_tutorial_works(env: CleanEnv, tmp_path: Path, kind: str, light_servers: dict[str, str]) -> None:
     """Every block of the page runs as it stands, and prints what the page says."""
-    reader = Reader(env, tmp_path / "work")
+    reader = Reader(env, tmp_path / "work", light_servers)
     try:
         reader.follow((TUTORIALS / f"{kind}.md").read_text("utf-8"))
     finally:

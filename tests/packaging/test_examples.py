@@ -72,7 +72,8 @@ def serving(clean: CleanEnv, *flags: str) -> Iterator[str]:
     port = free_port()
     command = [str(clean.bin / "dovetail"), "serve", *flags, "--port", str(port), "--num-threads", "1"]
     with (clean.folder / "log").open("w") as log:
-        server = subprocess.Popen(command, cwd=clean.folder, env=clean.env, stdout=log, stderr=log)
+        env = {**clean.env, "DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}  # flags win
+        server = subprocess.Popen(command, cwd=clean.folder, env=env, stdout=log, stderr=log)
     try:
         wait_for_server(f"http://127.0.0.1:{port}", timeout=120)
         yield f"http://127.0.0.1:{port}"

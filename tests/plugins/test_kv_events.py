@@ -25,6 +25,8 @@ from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 from dovetail_backends.kv_events.blocks import BlockNames, BlockRemoved, BlockStored, block_hash
 from dovetail_server.peers.arguments import Translation
 
+pytestmark = pytest.mark.usefixtures("light_servers")
+
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 
 END = (1 << 64) - 1

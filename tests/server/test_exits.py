@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("light_servers")
 HEAD = """
 import os, sys, threading, time
 from os import _exit

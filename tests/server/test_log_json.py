@@ -18,6 +18,7 @@ import requests
 
 from dovetail.log_json import JsonFormatter
 
+pytestmark = pytest.mark.usefixtures("light_servers")
 PLUGIN = """
 import logging, sys, threading, warnings
 from dovetail.contracts import SchedulePolicy

@@ -17,6 +17,8 @@ from harness import Harness
 from dovetail.messages import ProfileSpec
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 
+pytestmark = pytest.mark.usefixtures("light_servers")
+
 START, STOP = "/start_profile", "/stop_profile"
 
 

@@ -18,6 +18,8 @@ import requests
 
 from dovetail_server import preflight
 
+pytestmark = pytest.mark.usefixtures("light_servers")
+
 START_S = 120
 LONG = {"prompt": "1 2 3", "model": "dovetail-demo", "stream": True, "ignore_eos": True, "temperature": 0}
 

@@ -16,6 +16,8 @@ import pytest
 
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
 
+pytestmark = pytest.mark.usefixtures("light_servers")
+
 NAME = "org/some-model-8b-instruct"
 
 

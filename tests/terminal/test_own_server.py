@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("light_servers")
 CODE = """
 import time
 from dovetail_server.terminal.own_server import serving
