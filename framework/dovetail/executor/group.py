@@ -52,6 +52,8 @@ from dovetail.settings import EngineSettings
 
 LOAD_S = 1800.0
 """What a rank may take to load its share."""
+CONNECT_S = 120.0
+"""What it may take until all have met."""
 STEP_S = 60.0
 """What a step may take on one rank longer than on another, and a collective on all, unless something else is said."""
 LOOK_S = 0.05
@@ -127,9 +129,11 @@ class GroupExecutor:
     def connect(self) -> None:
         """Meet all others; see `Meeting`."""
         meeting, limit_s = Path(self._folder) / "meeting", self._ranks.limit_s
+        for rank in self._ranks.ranks:
+            self._ranks.done(rank, LOAD_S)  # or all would wait in a collective for one that has ended
         self._ranks.tell(Connect(str(meeting), limit_s))
         try:
-            self._links.connect(meeting, LOAD_S, limit_s)
+            self._links.connect(meeting, CONNECT_S, limit_s)
         except RuntimeError as error:
             raise self._ranks.blame(str(error)) from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dovetail import log
 from dovetail.errors import ConfigError
-from dovetail.executor.group import LOAD_S, about
+from dovetail.executor.group import CONNECT_S, about
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
     Allot,
@@ -100,11 +100,12 @@ class FollowerMeeting:
         return command.memory
 
     def connect(self) -> None:
-        """Meet the others."""
+        """Meet the others, once all are ready to."""
+        send(self._pipe, Done())
         command = next_command(self._pipe)
         if not isinstance(command, Connect):
             raise TypeError(f"what is to be heard now is where to meet, not {type(command).__name__}")
-        self._links.connect(Path(command.meeting), LOAD_S, command.timeout_s)
+        self._links.connect(Path(command.meeting), CONNECT_S, command.timeout_s)
 
 
 def serve(pipe: Connection, start: StartRank) -> None:

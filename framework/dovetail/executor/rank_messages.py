@@ -1,7 +1,9 @@
 """What the first rank says to the others, and what they answer: msgpack over a pipe, arrays as bytes.
 
-A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `Allot` then. `Launch` and `Choose` are not
-answered, so that nobody waits for what goes well; all others are, by `Done`. What failed is told with the next one.
+A rank that starts says `Built`, then `Loaded`, or `Refused`, and hears `Allot`; says `Done`, and hears `Connect`. Then
+`Launch` and `Choose` are not answered, so that nobody waits for what goes well; all others are, by `Done`. What failed
+is told with the next one. A step takes 17 µs to tell, whatever its rows, and its `Read` is answered while the device
+computes the next.
 """
 
 from __future__ import annotations

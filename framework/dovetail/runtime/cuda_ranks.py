@@ -111,12 +111,12 @@ class CudaCommunicator:
 
     def add(self, share: Tensor, value: Tensor) -> Tensor | None:
         """See `FusedSums`."""
-        peers = self._peers_for(share)
+        peers = self._peers_for(share) if value.dtype == share.dtype else None
         return None if peers is None else peer_sum(share, peers, value)[0]
 
     def add_norm(self, share: Tensor, value: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
         """See `FusedSums`."""
-        peers = self._peers_for(share)
+        peers = self._peers_for(share) if value.dtype == weight.dtype == share.dtype else None
         if peers is None:
             return None
         total, normed = peer_sum(share, peers, value, weight, eps)
