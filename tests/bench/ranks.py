@@ -80,9 +80,9 @@ def is_equal(links: Any, size: int) -> bool:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 out, _ = peer_sum(mine, links._peers, value, two_shot=two_shot)
-            graphs.append((graph, out, value + expected))
+            graphs.append((graph, out, value + expected, (mine, value)))  # which the graph reads
     for step in range(200):
-        graph, out, expected = graphs[(step * step + 3 * step) % len(graphs)]
+        graph, out, expected, _ = graphs[(step * step + 3 * step) % len(graphs)]
         out.zero_()
         graph.replay()
         good &= bool(torch.equal(out, expected))

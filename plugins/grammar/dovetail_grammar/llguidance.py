@@ -14,9 +14,10 @@ import random
 import re
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 MAX_THREADS = 8
 MIN_PARALLEL = 8
 """Rows from which on threads fill masks."""
+PER_BASE, MAX_BASES, MAX_BUILD_S = 8, 8, 0.003
+"""Requests that share a matcher's derivations, such matchers of a grammar, and what building one may take of a core."""
 NUM_WALKS, WALK_CHOICES, WALK_PAUSE_S = 3, 6, 0.0002
 _INVALID = re.compile(
     r"Unsatisfiable|does not exist|Invalid type|unknown name|not found|Expected|[Pp]arse|token|NoExtensionBias"
@@ -116,8 +119,10 @@ class LlguidanceBackend(GrammarBackend):
 
     def _build(self, source: str, kind: Kind) -> LlguidanceGrammar:
         """Build, and compute the first mask, so that the lexer's first states are made outside the engine's loop."""
-        library = self._library
-        matcher = library.LLMatcher(self._shared(), source, log_level=0, limits=library.LLParserLimits(**LIMITS))
+        self._shared()  # made once, and not part of what follows
+        began = time.thread_time()
+        matcher = self._matcher(source)
+        took_s = time.thread_time() - began
         if error := matcher.get_error():
             code = "invalid_grammar" if _INVALID.search(error) else "unsupported_grammar"
             raise RequestError(f"the grammar cannot be enforced: {worded(error, kind)}", code=code)
@@ -126,7 +131,12 @@ class LlguidanceBackend(GrammarBackend):
         if matcher.is_error():
             text = f"the grammar cannot be enforced: {worded(matcher.get_error(), kind)}"
             raise RequestError(text, code="unsupported_grammar")
-        return LlguidanceGrammar(matcher, len(source), self._made_ends())
+        build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
+        return LlguidanceGrammar(matcher, len(source), self._made_ends(), build)
+
+    def _matcher(self, source: str) -> Any:
+        library = self._library
+        return library.LLMatcher(self._shared(), source, log_level=0, limits=library.LLParserLimits(**LIMITS))
 
     def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
         """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
@@ -190,11 +200,16 @@ class LlguidanceBackend(GrammarBackend):
 
 
 class LlguidanceGrammar:
-    """A compiled grammar: a matcher at its start, of which each request gets a copy."""
+    """A compiled grammar: matchers at its start, of which each request gets a copy.
 
-    def __init__(self, base: Any, num_source: int, ends: Ends) -> None:
-        self.base = base
-        self._ends = ends
+    Copies of one matcher share what the library derives while they compute masks, behind a lock: threads that fill the
+    masks of many requests take turns at it. So every `PER_BASE` requests at a time have a matcher of their own to copy.
+    """
+
+    def __init__(self, base: Any, num_source: int, ends: Ends, build: Callable[[], Any] | None) -> None:
+        """`build` makes another matcher like `base`, where that is known to be cheap."""
+        self._lanes: list[tuple[Any, WeakSet[LlguidanceMatcher]]] = [(base, WeakSet())]
+        self._ends, self._build = ends, build
         self._num_source = num_source
 
     @property
@@ -204,7 +219,13 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         """Return a matcher at the start."""
-        return LlguidanceMatcher(self.base.deep_copy(), self._ends)
+        base, taken = min(self._lanes, key=lambda lane: len(lane[1]))
+        if len(taken) >= PER_BASE and len(self._lanes) < MAX_BASES and self._build is not None:
+            base, taken = self._build(), WeakSet()
+            self._lanes.append((base, taken))
+        made = LlguidanceMatcher(base.deep_copy(), self._ends)
+        taken.add(made)
+        return made
 
 
 class LlguidanceMatcher(EndingMatcher):
