@@ -224,8 +224,8 @@ class AttentionBackend(Configurable, ABC):
     """Computes attention over the paged KV cache. One instance per engine process.
 
     Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`;
-    `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it. Of layers that are not
-    causal, `forward_extend` alone is called, with whole prompts.
+    `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it, `forward_extend_latent`
+    for `forward_extend`. Of layers that are not causal, `forward_extend` alone is called, with whole prompts.
     """
 
     caps: AttentionCaps
@@ -334,6 +334,28 @@ class AttentionBackend(Configurable, ABC):
             layer: The layer's facts.
             batch: The whole batch; every request in it decodes.
             out: `[B, Hq, D]`, written in full if the backend serves.
+
+        Returns:
+            Whether it has done everything. The default does nothing and declines.
+        """
+        return False
+
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        """Serve the prefill chunks of a latent layer by keys and values of heads made of its rows, or decline.
+
+        Offered after `write_kv` and outside graphs, before the absorbed form, which is `forward_extend`: queries taken
+        to the space of the rows, what is found taken to values. For long chunks keys and values of heads are less work.
+        All chunks of a step are served, or none. N is the width of a key that is made, the last `D - Dv` numbers of a
+        row are the rest of it; V is the width of a value.
+
+        Args:
+            q: `[T', Hq, N + D - Dv]`, the tokens of requests `num_decode …`.
+            heads: `[Hq, N + V, Dv]`: what makes of the first Dv numbers of a row each head's key, and then its value.
+            layer: The layer's facts; all rows are in the pool, also this step's.
+            batch: The whole batch; `T'` starts at token `num_decode`.
+            out: `[T', Hq, V]`, written in full if the backend serves.
 
         Returns:
             Whether it has done everything. The default does nothing and declines.

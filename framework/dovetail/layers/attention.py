@@ -37,16 +37,23 @@ def attend(layer: AttentionLayer, q: Tensor, k: Tensor | None, v: Tensor | None,
         `[T, Hq, Dv]`, in the dtype of `q`.
     """
     backend = batch.attention
-    out = torch.empty(*q.shape[:-1], layer.v_dim, dtype=q.dtype, device=q.device)
     if not layer.causal:
+        out = torch.empty(*q.shape[:-1], layer.v_dim, dtype=q.dtype, device=q.device)
         backend.forward_extend(q, k, v, layer, batch, out)
         return out
     if k is not None:
         v = k[..., : layer.v_dim] if v is None else v
         backend.write_kv(layer, k, v, batch)
+    return attend_cached(layer, q, k, v, batch)
+
+
+def attend_cached(layer: AttentionLayer, q: Tensor, k: Tensor | None, v: Tensor | None, batch: ForwardBatch) -> Tensor:
+    """As `attend`, of a causal layer whose keys and values of this step are in the pool; `q` may be the decode rows."""
+    backend = batch.attention
+    out = torch.empty(*q.shape[:-1], layer.v_dim, dtype=q.dtype, device=q.device)
     if batch.num_decode == 0:
         backend.forward_extend(q, k, v, layer, batch, out)
-    elif batch.num_decode == batch.num_requests:
+    elif len(q) == batch.num_decode:
         backend.forward_decode(q, k, v, layer, batch, out)
     else:
         backend.forward_mixed(q, k, v, layer, batch, out)

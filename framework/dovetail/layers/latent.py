@@ -2,7 +2,8 @@
 
 A row is `c` `[r]`, of which all heads' keys and values are products, and a key for the position `[d]`, rotated, which
 all heads share. A query is taken to the space of the rows (`q W_kᵀ`, "absorbed"), heads attend to the rows themselves,
-and what they find is taken to their values by `W_v`. Keys and values of heads are never made.
+and what they find is taken to their values by `W_v`: keys and values of heads are not made. Where they are
+less work, as for long chunks of prompts, a backend may make them, and queries stay as they are.
 
 Source: DeepSeek-V2, arXiv:2405.04434.
 """
@@ -16,7 +17,7 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import ModelConfig
 from dovetail.layers import ops
-from dovetail.layers.attention import attend
+from dovetail.layers.attention import attend_cached
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.rope import head_order
@@ -26,7 +27,7 @@ EPS = 1e-6
 
 
 class LatentHeads(Matrix):
-    """What makes keys and values of latent rows, `[Hq (nope + v), r]`: used from both sides, never as it stands."""
+    """What makes keys and values of latent rows, `[Hq (nope + v), r]`: used from both sides."""
 
     weight: Tensor
 
@@ -36,9 +37,13 @@ class LatentHeads(Matrix):
         self.store("weight", ctx.dtype)
         self._split = [nope, v_dim]
 
+    def by_head(self) -> Tensor:
+        """Return all of this rank's heads, `[Hq, nope + v, r]`."""
+        return self.weight.view(-1, sum(self._split), self.in_features)
+
     def split(self) -> tuple[Tensor, ...]:
         """Return `W_k` `[Hq, nope, r]` and `W_v` `[Hq, v, r]` of this rank's heads."""
-        return torch.split(self.weight.view(-1, sum(self._split), self.in_features), self._split, dim=1)
+        return torch.split(self.by_head(), self._split, dim=1)
 
 
 class LatentAttention(nn.Module):
@@ -98,13 +103,32 @@ class LatentAttention(nn.Module):
         q = self.q(x) if self.q_a is None else self.q(self.q_a(x), norm=self.q_a_norm)
         q = q.view(x.shape[0], -1, self.nope + self.rope)
         queries, row = ops.latent_rows(q, self.kv_a(x), self.kv_a_norm.weight, self.kv_a_norm.eps, *rope)
-        to_keys, to_values = self.kv_b.split()
-        absorbed = queries[..., : self.rank].transpose(0, 1)
-        torch.bmm(q[..., : self.nope].transpose(0, 1), to_keys, out=absorbed)
-        found = attend(self.layer, queries, row, None, batch)
         values = q.new_empty(x.shape[0], q.shape[1], self.v_dim)
-        torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
+        self._attend(q, queries, row, batch, values)
         return self.out(values.flatten(1), add=add, scale=scale)
+
+    def _attend(self, q: Tensor, queries: Tensor, row: Tensor, batch: ForwardBatch, out: Tensor) -> None:
+        """Write what heads find, `[T, Hq, v]`.
+
+        Args:
+            q: `[T, Hq, nope + d]`, not rotated yet; written to.
+            queries: `[T, Hq, r + d]`, of which the rotated part is there, and the absorbed one is written here.
+            row: `[T, 1, r + d]`, for the cache.
+            batch: The step's batch.
+            out: Written in full.
+        """
+        backend, n = batch.attention, batch.num_decode
+        backend.write_kv(self.layer, row, row[..., : self.rank], batch)
+        if n < batch.num_requests and batch.seq_lens_cpu:
+            q[n:, :, self.nope :] = queries[n:, :, self.rank :]
+            if backend.forward_extend_latent(q[n:], self.kv_b.by_head(), self.layer, batch, out[n:]):
+                q, queries, row, out = q[:n], queries[:n], row[:n], out[:n]
+        if not len(q):
+            return
+        to_keys, to_values = self.kv_b.split()
+        torch.bmm(q[..., : self.nope].transpose(0, 1), to_keys, out=queries[..., : self.rank].transpose(0, 1))
+        found = attend_cached(self.layer, queries, row, row[..., : self.rank], batch)
+        torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2), out=out.transpose(0, 1))
 
 
 def _behind(num: int, order: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -102,6 +102,7 @@ KINDS: dict[str, Kind] = {
             setting="attention_backend",
             hook="dovetail_attention_backends",
             watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.batch"),
+            minor=1,
         ),
         Kind(
             name="reasoning_parser",

@@ -130,6 +130,12 @@ class GroupedBackend(AttentionBackend):
         g = self._group_of[layer.index]
         return self.backends[g].forward_decode_qkv(qkv, norm, rope, layer, self._batches[g], out)
 
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        g = self._group_of[layer.index]
+        return self.backends[g].forward_extend_latent(q, heads, layer, self._batches[g], out)
+
     def forward_mixed(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:

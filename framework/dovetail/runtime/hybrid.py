@@ -76,6 +76,11 @@ class HybridBackend(AttentionBackend):
     ) -> None:
         self.prefill.forward_extend(q, k, v, layer, batch, out)
 
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        return self.prefill.forward_extend_latent(q, heads, layer, batch, out)
+
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:

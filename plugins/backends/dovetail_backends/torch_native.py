@@ -2,7 +2,8 @@
 
 What a token gets does not depend on what it is computed with: alone or beside others, in a chunk of a prompt or as a
 decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16 and float32, so that a request
-that is computed again, after a retraction or in another engine, goes on as it would have. See `num_keys_for`.
+that is computed again, after a retraction or in another engine, goes on as it would have. See `num_keys_for`. Long
+chunks of latent layers are left out, which `latent_heads` serves.
 
 B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys. Where keys and values
 differ in width, D is the larger: see `torch_layouts`.
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.model import ModelConfig
+from dovetail_backends.latent_heads import extend_by_heads
 from dovetail_backends.torch_layouts import NoPages, make_layout, widened
 
 MAX_GROUPS = 2
@@ -141,6 +143,12 @@ class TorchNativeBackend(AttentionBackend):
                 keys, values = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
             self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
             start = end
+
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        """Serves long chunks."""
+        return extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
 
     def _extend_one(
         self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, out: Tensor

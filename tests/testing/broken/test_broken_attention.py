@@ -328,6 +328,31 @@ class FromProjection(Right):
         return True
 
 
+class MakesHeads(Right):
+    """Serves chunks of latent layers by keys and values of heads."""
+
+    forgets_rest = False
+
+    def forward_extend_latent(self, q: Any, heads: Any, layer: Any, batch: Any, out: Any) -> bool:
+        start, made = 0, heads.shape[1] - out.shape[2]
+        for number in range(batch.num_decode, batch.num_requests):
+            end = start + batch.q_lens_cpu[number]
+            rows = self.gather(layer, batch, number, batch.seq_lens_cpu[number])[0][:, 0]
+            both = torch.einsum("lr,hwr->lhw", rows[:, : layer.v_dim], heads)
+            rest = rows[:, None, layer.v_dim :].expand(-1, heads.shape[0], -1)
+            keys = torch.cat((both[..., :made], rest * (not self.forgets_rest)), dim=-1)
+            each = replace(layer, latent=False, num_kv_heads=layer.num_qo_heads, v_dim=out.shape[2])
+            out[start:end] = attend(q[start:end], keys, both[..., made:], each, self.mistake)
+            start = end
+        return True
+
+
+class ForgetsRest(MakesHeads):
+    """Leaves out the part of a key that heads share."""
+
+    forgets_rest = True
+
+
 class ValuesAtTheEnd(Right):
     """Takes the last numbers of a latent row for its value."""
 
@@ -511,6 +536,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_decode_from_the_projection",
         "forward_decode_qkv writes wrong keys and values",
     ),
+    "half a key": (ForgetsRest, "test_latent_chunks_by_heads", "forward_extend_latent: wrong result"),
     "takes neighbours for equal": (TakesNeighboursForEqual, "test_common_prefixes", "common prefixes: wrong result"),
     "sinks of every part": (SinksOfEveryPart, "test_common_prefixes_and_features", "common prefixes with sinks"),
     "padding shares": (PaddingShares, "test_common_prefixes_of_a_graphs_padding", "as padding"),
@@ -534,7 +560,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("backend", [Right, FromProjection, Sharing, Prefilling])
+@pytest.mark.parametrize("backend", [Right, FromProjection, MakesHeads, Sharing, Prefilling])
 def test_a_right_backend_passes(backend: type[AttentionBackend]) -> None:
     """The backends that the faults are made from have none."""
     report = check_class(conformance_class("attention_backend", plugin_class=backend))

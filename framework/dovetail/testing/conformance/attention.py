@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import torch
 from dovetail.contracts.attention import AttentionCaps, Phase
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
+from dovetail.testing.conformance.attention_latent import verify_latent_heads
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import (
     NUM_LAYERS,
@@ -377,6 +379,16 @@ class AttentionBackendConformance(Conformance):
         for normed in (True, False):
             if not verify_qkv(self.plugin(), case, self._device(), normed=normed):
                 pytest.skip("the backend declines forward_decode_qkv")
+
+    @pytest.mark.parametrize("lengths", [((0, 70), (0, 33)), ((30, 1), (37, 80), (0, 65)), ((129, 200),)], ids=str)
+    def test_latent_chunks_by_heads(self, lengths: Sequence[tuple[int, int]]) -> None:
+        """Where `forward_extend_latent` serves, it equals keys and values of heads written out."""
+        if "latent" not in self._caps().mixers:
+            pytest.skip("caps claim no latent mixer")
+        for size in self._page_sizes():
+            case = self._case(lengths, page_size=size, latent=True, num_kv_heads=1, head_dim=56, v_dim=48, scale=0.2)
+            if not verify_latent_heads(self.plugin(), case, self._device()):
+                pytest.skip("the backend declines forward_extend_latent")
 
     @pytest.mark.parametrize("common", COMMON_TOKENS, ids=str)
     def test_common_prefixes(self, common: tuple[int, ...]) -> None:

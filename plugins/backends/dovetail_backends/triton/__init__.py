@@ -14,6 +14,7 @@ from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
 from dovetail_backends.triton.kv import write_kv, write_rows
+from dovetail_backends.triton.latent_heads import extend_by_heads
 from dovetail_backends.triton.prefix import PrefixScratch
 
 
@@ -92,3 +93,9 @@ class TritonBackend(AttentionBackend):
             latent.extend(q, self.kv_pool.tensor(layer.index, "latent"), layer, batch, out, self._longest)
         else:
             extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)
+
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        """Serves long chunks."""
+        return extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
