@@ -18,6 +18,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Support
 from dovetail.grammar import schema
 from dovetail.grammar.schema import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
+from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.lookaround import without_lookaround, without_lookaround_in_one
 from dovetail_grammar.patterns import is_leaky, is_unreadable, tightened
 
@@ -49,9 +50,13 @@ REFUSED = frozenset(
 _LOOKED_AT = REFUSED | {
     "const",
     "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
     "format",
     "maxProperties",
+    "maximum",
     "minProperties",
+    "minimum",
     "pattern",
     "patternProperties",
 }
@@ -68,6 +73,9 @@ EXACT, HUGE = 2**53, 10**300
 """Whole numbers up to this one are all floats; beyond the other one none are."""
 _FURTHER = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
 _BOUNDS = frozenset(_FURTHER)
+EXCLUSIVE_FAR, INCLUSIVE_FAR, FLOAT_FAR = 9 * 10**15, 10**17, 10**15
+"""Bounds beyond these, of integers and of numbers, are refused by the library or taken for others; two of them can end
+its process."""
 _GUIDANCE = "x-guidance"
 _REWRITTEN = _BOUNDS | {"pattern", "patternProperties", "format"}
 """Keywords that are written in another way for the library."""
@@ -112,6 +120,9 @@ class SchemaWalk:
                 self._pattern(f"{where}/{escape(pattern)}", said, is_exact=_is_open_beside(node))
         elif key in ("minProperties", "maxProperties"):
             self._count(where, key, node)
+        elif key in _BOUNDS:
+            if _is_too_far(key, node):
+                self._refuse(where)
         elif key == "format" and node[key] not in FORMATS and node[key] not in PATTERNS:
             (self._refuse if node[key] in UNENFORCED else self._annotations.append)(where)
 
@@ -132,6 +143,19 @@ class SchemaWalk:
     def _refuse(self, where: str) -> None:
         self._ignored.append(where)
         self._refused.append(where)
+
+
+def _far(key: str, node: Mapping[str, Any]) -> int:
+    """Return up to where the library counts with a bound as it stands in a schema."""
+    if node.get("type") != "integer":
+        return FLOAT_FAR
+    return EXCLUSIVE_FAR if key in _EXCLUSIVE else INCLUSIVE_FAR
+
+
+def _is_too_far(key: str, node: Mapping[str, Any]) -> bool:
+    """Whether all numbers within a bound are beyond that."""
+    bound = node[key]
+    return bool((bound if _FURTHER[key] > 0 else -bound) > _far(key, node))
 
 
 def _is_inexact(value: Any) -> bool:
@@ -196,7 +220,7 @@ def _is_rewritten(node: Mapping[str, Any]) -> bool:
     if not _CHANGED.isdisjoint(node):
         return True
     return not _BOUNDS.isdisjoint(node) and any(
-        type(node[key]) is not int or abs(node[key]) > EXACT for key in _BOUNDS & node.keys()
+        type(node[key]) is not int or abs(node[key]) > FLOAT_FAR for key in _BOUNDS & node.keys()
     )
 
 
@@ -272,8 +296,18 @@ def _prepare(root: Any, copied: list[dict[str, Any]]) -> Any:
 def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
     """Write keywords of one schema as the library reads them."""
     for key, further in _FURTHER.items():
-        if isinstance(made.get(key), int) and EXACT < abs(made[key]) <= HUGE:
-            made[key] = _inside(made[key], further)
+        bound = made.get(key)
+        if bound is None or isinstance(bound, bool):
+            continue
+        if isinstance(bound, float) and bound.is_integer():
+            made[key] = bound = int(bound)  # which the library reads to the last digit
+        far = _far(key, made)
+        if _is_too_far(key, made):
+            raise UnreadableError(f"{key} is beyond {far:.0e}")
+        if abs(bound) > far:
+            made[key] = -far if further > 0 else far  # some numbers that conform are not offered then
+        elif isinstance(bound, int) and abs(bound) > EXACT:
+            made[key] = _inside(bound, further)
     also: list[Any] = []
     if isinstance(made.get("pattern"), str):
         first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]

@@ -101,6 +101,8 @@ class Subset:
             return _ESCAPED.search("".join(node["properties"])) is None
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
+        if key in _BOUNDS:
+            return bool(abs(node[key]) <= MAX_BOUND)
         return True
 
 
@@ -116,7 +118,10 @@ def is_plain(pattern: str) -> bool:
     return whole and "|" not in inner and _RISKY.search(pattern) is None
 
 
-_ASKED = frozenset(
+MAX_BOUND = 10**15
+"""Bounds beyond this one are taken for others."""
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+_ASKED = _BOUNDS | frozenset(
     [*("format", "minLength", "maxLength", "required", "pattern", "properties", "minProperties", "maxProperties")]
 )
 """Keywords of which `_enforced` asks how they stand."""
