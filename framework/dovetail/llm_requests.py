@@ -22,7 +22,7 @@ from dovetail.processing.processor import Processor
 from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import check_token_ids, fit_output, named_ids, num_top
 from dovetail.processing.tools import Tools, tool_options
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 
 Message = Mapping[str, Any]
 

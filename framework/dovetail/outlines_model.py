@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.messages import TokenDelta
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 
 if TYPE_CHECKING:
     from dovetail.llm_types import Reply, SamplingParams

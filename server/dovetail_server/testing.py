@@ -43,7 +43,7 @@ class ScriptedServer:
         """
         from dovetail.processing.processor import Processor
         from dovetail.testing.scripted import ScriptedEngine
-        from dovetail.text.tokenizer import Tokenizer
+        from dovetail.text.tokenizer.tokenizer import Tokenizer
         from dovetail_server import preflight
         from dovetail_server.app import create_app
         from dovetail_server.hooks import ApiHooks

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # the pairs beside this file
 
 from output_pairs import CALLS, Pair, combinations, mismatches, starts, vocabulary
 
-from dovetail.text.detokenizer import Detokenizer
-from dovetail.text.machine import Machine
-from dovetail.text.output import make_parser
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.output import make_parser
+from dovetail.text.tokenizer.detokenizer import Detokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_US = 2.0
 """Most that a token may cost, in microseconds."""

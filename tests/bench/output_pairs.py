@@ -22,12 +22,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.derive import CALLED, THOUGHTS, derive, rendered
-from dovetail.text.output import fold, make_parser
-from dovetail.text.stream import NoTemplate
-from dovetail.text.templates import FOLDER
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.chat.templates import FOLDER
+from dovetail.text.detection.derive import CALLED, THOUGHTS, derive, rendered
+from dovetail.text.parsing.output import fold, make_parser
+from dovetail.text.parsing.stream import NoTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of the parsers' own tests
 

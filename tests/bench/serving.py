@@ -35,7 +35,7 @@ from serving_client import Stream, cpu_s, read_all, rss_mib
 from serving_engine import script
 
 from dovetail.demo import MODEL_DIR
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 PATH = "/v1/chat/completions"
 READY_S = 120

@@ -26,7 +26,7 @@ from dovetail.messages import (
 )
 from dovetail.plugins import PluginPlan
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog; 42 élèves comptent 1, 2, 3 and then some more.\n"
 

@@ -39,9 +39,9 @@ from transformers import AutoTokenizer
 
 from dovetail.contracts.reasoning import ParserRequest
 from dovetail.demo import MODEL_DIR
-from dovetail.text.output import FormatParser, fold
-from dovetail.text.stream import NoTemplate
-from dovetail.text.tokenizer import Tokenizer as DovetailTokenizer
+from dovetail.text.parsing.output import FormatParser, fold
+from dovetail.text.parsing.stream import NoTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer as DovetailTokenizer
 from dovetail_parsers.reasoning.qwen3 import Qwen3
 from dovetail_parsers.tools.hermes import Hermes
 

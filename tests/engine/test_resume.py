@@ -14,7 +14,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.messages import Admitted, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 NUM = 24
 FULL = bool(os.environ.get("DOVETAIL_FULL"))

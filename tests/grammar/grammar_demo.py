@@ -14,8 +14,8 @@ from dovetail.demo import MODEL_DIR
 from dovetail.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass

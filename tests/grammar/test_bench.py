@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.demo import MODEL_DIR
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bench.grammar_folder import make_folder, synthetic
 from dovetail_server.cli import bench
 

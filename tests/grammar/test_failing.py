@@ -116,7 +116,7 @@ def run(core: EngineCore, *steps: GrammarStep, company: int = 2) -> list[TokenDe
 
 
 def text_of(core: EngineCore, deltas: Sequence[TokenDelta]) -> str:
-    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.text.tokenizer.tokenizer import Tokenizer
 
     return Tokenizer.load(MODEL_DIR).decode([i for delta in deltas for i in delta.ids], skip_special_tokens=True)
 

@@ -27,8 +27,8 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.vocabularies import byte_fallback, byte_level
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.output import Folded, make_parser, parse_full
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import Folded, make_parser, parse_full
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
 from dovetail_parsers.inkling import InklingParser

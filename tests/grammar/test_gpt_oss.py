@@ -12,7 +12,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.testing.vocabularies import write_tokenizer
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.harmony import MARKS
 from dovetail_server.bench.grammar_folder import CONFIG
 

@@ -22,8 +22,8 @@ from dovetail.grammar.limits import check_spec
 from dovetail.grammar.vocabulary import make_vocabulary
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.vocabularies import byte_level
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
 
 TOOLS = [

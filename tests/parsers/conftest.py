@@ -7,8 +7,8 @@ import tokenizers
 from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, pre_tokenizers
 
-from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.tokenizer_files import TokenizerFiles
+from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 HARMONY = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
 DEEPSEEK = [

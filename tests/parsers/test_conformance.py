@@ -15,10 +15,10 @@ import pytest
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.machine import Machine
-from dovetail.text.output import fold, make_parser
-from dovetail.text.stream import NoTemplate
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.output import fold, make_parser
+from dovetail.text.parsing.stream import NoTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.plugins import Registry
-from dovetail.text.templates import builtin_templates
+from dovetail.text.chat.templates import builtin_templates
 
 PAGE = (Path(__file__).parents[2] / "docs" / "output.md").read_text(encoding="utf-8")
 

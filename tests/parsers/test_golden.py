@@ -15,8 +15,8 @@ import pytest
 from dovetail.contracts.reasoning import ContentDelta, ReasoningDelta
 from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
 from dovetail.messages import Finish
-from dovetail.text.stream import OutputStream
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.stream import OutputStream
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 

@@ -19,8 +19,8 @@ from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpe
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.structural import check
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dovetail.contracts.reasoning import Event, FormatSpec
 from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
-from dovetail.text.output import FormatParser, fold
-from dovetail.text.stream import NoTemplate
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import FormatParser, fold
+from dovetail.text.parsing.stream import NoTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.reasoning.deepseek_r1 import DeepSeekR1
 from dovetail_parsers.reasoning.qwen3 import Qwen3
 from dovetail_parsers.tools.hermes import Hermes

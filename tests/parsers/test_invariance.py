@@ -53,7 +53,7 @@ def test_the_pairs_hold_what_they_should() -> None:
 
 def test_a_mismatch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that forgets what it held back between chunks is caught."""
-    from dovetail.text.machine import Machine
+    from dovetail.text.parsing.machine import Machine
 
     feed = Machine.feed
 

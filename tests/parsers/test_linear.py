@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.testing.operations import operations
-from dovetail.text.output import make_parser
+from dovetail.text.parsing.output import make_parser
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 

@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolFormat
-from dovetail.text.output import fold, make_parser
-from dovetail.text.pythonic_calls import PythonicCalls
+from dovetail.text.parsing.output import fold, make_parser
+from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
 
 PROPERTIES = {
     "city": {"type": "string"},

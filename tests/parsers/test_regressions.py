@@ -15,10 +15,10 @@ import pytest
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
 from dovetail.contracts.tools import ToolArgs, ToolStart
 from dovetail.messages import Finish
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.output import FormatParser, fold, make_parser
-from dovetail.text.stream import NoTemplate, OutputStream
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.parsing.output import FormatParser, fold, make_parser
+from dovetail.text.parsing.stream import NoTemplate, OutputStream
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""

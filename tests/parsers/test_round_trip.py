@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.templates import FOLDER, builtin_templates
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.chat.templates import FOLDER, builtin_templates
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""

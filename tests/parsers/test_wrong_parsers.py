@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.templates import FOLDER
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.chat.templates import FOLDER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # the replies beside the benchmark
 

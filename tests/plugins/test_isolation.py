@@ -18,7 +18,7 @@ from dovetail.plugins.guard import PluginTimeout, time_limit
 from dovetail.testing.site import FakeSite
 
 PARSER = """
-import dovetail.text.output, dovetail.plugins.kinds, dovetail.errors
+import dovetail.text.parsing.output, dovetail.plugins.kinds, dovetail.errors
 from dovetail.contracts import FormatSpec, ReasoningParser
 {before}
 class Parser(ReasoningParser):
@@ -42,17 +42,17 @@ def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
 @pytest.mark.parametrize(
     ("patch", "restore", "changed"),
     [
-        ("dovetail.text.output.fold = print", "fold", "dovetail.text.output.fold"),
-        ("dovetail.text.output.extra = 5", "extra", "dovetail.text.output.extra"),
+        ("dovetail.text.parsing.output.fold = print", "fold", "dovetail.text.parsing.output.fold"),
+        ("dovetail.text.parsing.output.extra = 5", "extra", "dovetail.text.parsing.output.extra"),
         (
-            "dovetail.text.output.FormatParser.feed = lambda *a: []",
+            "dovetail.text.parsing.output.FormatParser.feed = lambda *a: []",
             "FormatParser.feed",
-            "dovetail.text.output.FormatParser.feed",
+            "dovetail.text.parsing.output.FormatParser.feed",
         ),
         (
-            "dovetail.text.output.FormatParser.__init__ = lambda *a: None",
+            "dovetail.text.parsing.output.FormatParser.__init__ = lambda *a: None",
             "FormatParser.__init__",
-            "dovetail.text.output.FormatParser.__init__",
+            "dovetail.text.parsing.output.FormatParser.__init__",
         ),
         ("dovetail.plugins.kinds.KINDS['acme'] = 1", "KINDS", "dovetail.plugins.kinds.KINDS"),
     ],
@@ -66,7 +66,7 @@ def test_what_a_plugin_changed_is_named(
     changed: str,
 ) -> None:
     """A replaced function, a new attribute, a patched method and an edited table are logged with the plugin."""
-    from dovetail.text import output
+    from dovetail.text.parsing import output
 
     owner = output.FormatParser if "." in restore else output
     attr = restore.rpartition(".")[2]

@@ -19,7 +19,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.plan import as_planned
 from dovetail.processing.processor import Processor, ProcessorSetup
-from dovetail.text.chat import ChatTemplate
+from dovetail.text.chat.template import ChatTemplate
 from dovetail_server import preflight
 from dovetail_server.app import create_app
 from dovetail_server.hooks import ApiHooks

@@ -12,7 +12,7 @@ from harness import Harness
 
 from dovetail.contracts.reasoning import Event
 from dovetail.messages import TokenDelta
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"

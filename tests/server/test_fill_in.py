@@ -10,7 +10,7 @@ from exchanges import error_of, events
 from harness import Harness
 from server_tiny import write_model
 
-from dovetail.text.fill_in import FORMS, Infill
+from dovetail.text.tokenizer.fill_in import FORMS, Infill
 
 URL = "/v1/completions"
 QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|file_sep|>"]

@@ -12,7 +12,7 @@ from server_tiny import write_model
 
 from dovetail.errors import RequestError
 from dovetail.processing.processor import MAX_SAMPLE, MORE_TOKENS, SAMPLED, SAMPLES, Processor
-from dovetail.text.cuts import cuts_of
+from dovetail.text.tokenizer.cuts import cuts_of
 
 CONTEXT = 4096
 

@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.plugins import Registry
 from dovetail.testing import FakeSite
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 HOOKS = """
 import sys

@@ -7,8 +7,8 @@ import tokenizers
 from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.tokenizer_files import TokenizerFiles
+from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 # Reproducible, and without deadlines: tests make claims about results, not about this machine's load.
 settings.register_profile("dovetail", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dovetail.errors import ConfigError, ModelError, RequestError
-from dovetail.text.chat import ChatTemplate, RenderedChat
-from dovetail.text.formats import bound_reasoning, thinking_behind
-from dovetail.text.templates import builtin_templates
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate, RenderedChat
+from dovetail.text.chat.templates import builtin_templates
+from dovetail.text.detection.formats import bound_reasoning, thinking_behind
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""

@@ -12,9 +12,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from dovetail.demo import MODEL_DIR
-from dovetail.text import cuts
-from dovetail.text.cuts import cuts_of, pieces, shared
-from dovetail.text.tokenizer import WHOLE, Tokenizer
+from dovetail.text.tokenizer import cuts
+from dovetail.text.tokenizer.cuts import cuts_of, pieces, shared
+from dovetail.text.tokenizer.tokenizer import WHOLE, Tokenizer
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

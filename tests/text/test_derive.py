@@ -16,8 +16,9 @@ from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.grammar.structural import check
 from dovetail.plugins.registry import Registry
 from dovetail.testing.parsers import BytesTokenizer
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.derive import (
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.chat.templates import FOLDER
+from dovetail.text.detection.derive import (
     ANSWERED_AND_CALLED,
     CALLED,
     THOUGHTS,
@@ -28,11 +29,10 @@ from dovetail.text.derive import (
     reads_all,
     tools_of,
 )
-from dovetail.text.detect import detect, resolve_parsers
-from dovetail.text.formats import bound_reasoning, bound_tools
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.stream import NoTemplate
-from dovetail.text.templates import FOLDER
+from dovetail.text.detection.detect import detect, resolve_parsers
+from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.parsing.stream import NoTemplate
 
 entry_points = cache(metadata.entry_points)
 """All metadata is read for it, and most tests ask."""

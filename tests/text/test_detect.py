@@ -11,8 +11,8 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
-from dovetail.text.detect import detect, resolve_parsers
-from dovetail.text.templates import FOLDER
+from dovetail.text.chat.templates import FOLDER
+from dovetail.text.detection.detect import detect, resolve_parsers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of templates
 

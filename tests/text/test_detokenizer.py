@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.text.detokenizer import Detokenizer
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.detokenizer import Detokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(params=["byte_level", "byte_fallback"])

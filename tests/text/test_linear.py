@@ -8,8 +8,8 @@ from dovetail.contracts.reasoning import FormatSpec, Markers
 from dovetail.contracts.tools import ToolFormat
 from dovetail.testing.operations import operations
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.matcher import StopMatcher
-from dovetail.text.output import FormatParser
+from dovetail.text.parsing.matcher import StopMatcher
+from dovetail.text.parsing.output import FormatParser
 
 FULL = FormatSpec(
     reasoning=Markers("<think>", "</think>", ended_by_tools=True),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, ToolEnd, ToolFormat, ToolStart
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.output import FormatParser, fold, parse_full
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import FormatParser, fold, parse_full
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 REASONING = FormatSpec(reasoning=Markers("<think>", "</think>"))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from dovetail.testing.operations import operations
-from dovetail.text import regions
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.derive import derive
-from dovetail.text.output import make_parser
-from dovetail.text.reply import fold
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.detection.derive import derive
+from dovetail.text.parsing import regions
+from dovetail.text.parsing.output import make_parser
+from dovetail.text.parsing.reply import fold
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"

@@ -13,11 +13,11 @@ from dovetail.contracts.reasoning import ParserRequest
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.registry import Registry
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.derive import derive
-from dovetail.text.detect import detect
-from dovetail.text.formats import bound_reasoning, bound_tools
-from dovetail.text.output import make_parser, parse_full
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.detection.derive import derive
+from dovetail.text.detection.detect import detect
+from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.output import make_parser, parse_full
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"

@@ -23,8 +23,8 @@ from dovetail.contracts.reasoning import (
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolFormat, ToolParser, ToolStart
 from dovetail.messages import Finish, TokenDelta
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.stream import OutputStream
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.stream import OutputStream
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>'
 
@@ -250,7 +250,7 @@ def test_text_offsets_say_where_each_token_starts(byte_level: Tokenizer) -> None
 def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     """The reply still arrives, whole, and the log says once what was wrong."""
     from dovetail.contracts.reasoning import FormatSpec, ReasoningParser
-    from dovetail.text.output import FormatParser
+    from dovetail.text.parsing.output import FormatParser
 
     class Failing(FormatParser):
         def feed(self, token_ids: Any, text: str | None = None) -> Any:

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from dovetail.errors import ModelError, RequestError
-from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.tokenizer_files import TokenizerFiles
+from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_text_round_trips(byte_level: Tokenizer, byte_fallback: Tokenizer, text:
 def test_loading_imports_neither_torch_nor_transformers(folder: Path) -> None:
     """A folder with tokenizer.json is read, and a chat rendered, by the tokenizers library and Jinja alone."""
     code = (
-        "import sys; from pathlib import Path; from dovetail.text.tokenizer import Tokenizer;"
-        "import dovetail.text.stream, dovetail.text.chat;"
+        "import sys; from pathlib import Path; from dovetail.text.tokenizer.tokenizer import Tokenizer;"
+        "import dovetail.text.parsing.stream, dovetail.text.chat.template;"
         "t = Tokenizer.load(Path(sys.argv[1]));"
-        "dovetail.text.chat.ChatTemplate.load(t).render([{'role': 'user', 'content': 'x'}]);"
+        "dovetail.text.chat.template.ChatTemplate.load(t).render([{'role': 'user', 'content': 'x'}]);"
         "bad = {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(', '.join(bad) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)

@@ -140,7 +140,7 @@ class FormatSpec:
         dropped: Markers that mean nothing outside of thinking and calls, such as those around a message.
         initial: The state for text that comes without a prompt to read it from.
         machine: For a format that markers around parts cannot describe (harmony): makes the machine that reads it,
-            called as `dovetail.text.output.FormatParser` is. None: the machine of the markers above.
+            called as `dovetail.text.parsing.output.FormatParser` is. None: the machine of the markers above.
         messages: Beside `machine`: what the engine must know of the format for grammars and thinking budgets. None:
             requests with either are refused.
     """

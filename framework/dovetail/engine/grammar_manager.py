@@ -21,7 +21,7 @@ from dovetail.grammar.words import WordRules
 from dovetail.messages import Finish, GrammarStep, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from dovetail.grammar.route import Enforcement, GrammarReport, Route, Router, To
 from dovetail.grammar.tool_route import ToolRouter, join
 from dovetail.grammar.validate import FinalValidator
 from dovetail.plugins import LoadedPlugins
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

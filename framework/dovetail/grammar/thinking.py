@@ -8,8 +8,8 @@ from typing import cast
 from dovetail.contracts.reasoning import FormatSpec, Markers, Messages, State
 from dovetail.errors import RequestError
 from dovetail.messages import MarkedThinking, Marker, MessageThinking, Thinking
-from dovetail.text.output import make_parser
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import make_parser
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from dovetail.grammar.schema import escape
 from dovetail.grammar.unique.tags import Watched
 from dovetail.grammar.weaken import schemas_with_places
 from dovetail.grammar.wire import step_of
-from dovetail.text.reply_grammar import answer_message, arguments_schema, chosen, other_messages
-from dovetail.text.schema_types import STRING, types_of
+from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
+from dovetail.text.tool_calls.schema_types import STRING, types_of
 
 Tool = Mapping[str, Any]
 _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$defs"))

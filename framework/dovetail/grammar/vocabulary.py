@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 class PackedVocabulary(msgspec.Struct, frozen=True, array_like=True):

@@ -73,7 +73,7 @@ class Kind(NamedTuple):
 
 
 _IN_ENGINE = ("engine", "worker")
-_PARSING = ("dovetail.text.output", "dovetail.text.json_calls")
+_PARSING = ("dovetail.text.parsing.output", "dovetail.text.json_calls")
 _KIT = "dovetail.testing.conformance"
 
 KINDS: dict[str, Kind] = {
@@ -199,7 +199,7 @@ KINDS: dict[str, Kind] = {
             label="--plugin",
             kit=f"{_KIT}.hooks:HooksConformance",
             about="The plugin {name} for Dovetail",
-            watched=("dovetail.text.output",),
+            watched=("dovetail.text.parsing.output",),
         ),
     )
 }

@@ -14,7 +14,7 @@ from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.messages import GrammarStep, Thinking
 from dovetail.processing.processor import Processor
 from dovetail.processing.tools import ToolOptions
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from dovetail.processing.sampling import (
     stop_rules,
 )
 from dovetail.processing.tools import ToolOptions, Tools
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 
 TAIL_TOKENS = 64
 """Of a prompt that comes as tokens: enough to see whether thinking has begun."""

@@ -131,7 +131,7 @@ def with_parsers(settings: S, registry: Registry, manager: HookManager, facts: M
     given = (settings.reasoning_parser, settings.tool_call_parser)
     if AUTO not in given:
         return settings
-    from dovetail.text.detect import resolve_parsers
+    from dovetail.text.detection.detect import resolve_parsers
 
     found = resolve_parsers(
         registry,

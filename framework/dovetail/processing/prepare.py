@@ -68,7 +68,7 @@ def check_model(settings: PluginSettings) -> str:
     if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
         raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
     if settings.chat_template is not None:
-        from dovetail.text.templates import template_path
+        from dovetail.text.chat.templates import template_path
 
         template_path(settings.chat_template)
     return name

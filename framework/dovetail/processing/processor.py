@@ -20,9 +20,9 @@ from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import Limits
 from dovetail.processing.tasks import Tasks
 from dovetail.processing.text_settings import TextSettings
-from dovetail.text.chat import ChatTemplate, template_switches
-from dovetail.text.formats import bound_reasoning, bound_tools, thinking_behind
-from dovetail.text.tokenizer import Tokenizer, check_text
+from dovetail.text.chat.template import ChatTemplate, template_switches
+from dovetail.text.detection.formats import bound_reasoning, bound_tools, thinking_behind
+from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
 PARSERS = ("reasoning_parser", "tool_parser")
 BYTES_PER_TOKEN = 32

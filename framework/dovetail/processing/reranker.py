@@ -16,8 +16,8 @@ import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail.runtime.hf_config import read_config, read_json
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 WORDS = ("no", "yes")

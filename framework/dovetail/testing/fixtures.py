@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from dovetail.testing.site import FakeSite
-    from dovetail.text.tokenizer import Tokenizer
+    from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 def pytest_configure(config: pytest.Config) -> None:

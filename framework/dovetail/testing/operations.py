@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from dovetail.text.matcher import Matcher
+from dovetail.text.parsing.matcher import Matcher
 
 
 def operations(work: Callable[[], Any]) -> int:

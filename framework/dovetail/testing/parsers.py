@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.contracts.reasoning import Event, ParserRequest, ReasoningParser
-from dovetail.text.output import Folded, FormatParser, fold
+from dovetail.text.parsing.output import Folded, FormatParser, fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.tokenizer_files import TokenizerFiles
+from dovetail.text.tokenizer.files import TokenizerFiles
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _CORPUS = [

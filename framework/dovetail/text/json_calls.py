@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.headed_calls import MAX_CUT_HEAD
-from dovetail.text.json_text import JsonText
-from dovetail.text.schema_types import PYTHON_WORDS
+from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD
+from dovetail.text.tool_calls.json_text import JsonText
+from dovetail.text.tool_calls.schema_types import PYTHON_WORDS
 
 _BETWEEN = re.compile(r"[\s,;\[\]}]*")
 _BEFORE_FIRST = re.compile(r"[\s\[]*")

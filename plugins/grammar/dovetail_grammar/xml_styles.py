@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape as escape_xml
 
 from dovetail.grammar import schema
 from dovetail.grammar.schema import ANNOTATIONS, TYPES, escape
-from dovetail.text.schema_types import types_of
+from dovetail.text.tool_calls.schema_types import types_of
 
 Node = dict[str, Any]
 SPACE: Node = {"type": "regex", "pattern": r"[ \t\r\n]{0,20}"}

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from dovetail.contracts.reasoning import TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody
-from dovetail.text.headed_calls import Head, HeadedCalls
-from dovetail.text.layout import Phase
+from dovetail.text.parsing.layout import Phase
+from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 MARKS: Mapping[str, Mark] = {">>>": Mark.START, "\n": Mark.BODY}

@@ -31,8 +31,8 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.reasoning import Messages
 from dovetail.contracts.tools import NewCall, ToolBody
-from dovetail.text.layout import Phase
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.parsing.layout import Phase
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 
 from dovetail.contracts.reasoning import Messages
-from dovetail.text.layout import Phase
+from dovetail.text.parsing.layout import Phase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _NAME = re.compile(r"\s*[\w.:/\-]+\s*")

@@ -19,10 +19,10 @@ from typing import ClassVar, NamedTuple
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.layout import Layout, Phase, make_layout
-from dovetail.text.machine import Machine, new_call_id
-from dovetail.text.plain import Plain
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.layout import Layout, Phase, make_layout
+from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.plain import Plain
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_HEADER = 512
 """Characters of the longest header; longer text is content."""

@@ -32,9 +32,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.contracts.reasoning import Messages
-from dovetail.text.layout import Phase
-from dovetail.text.plain import Plain
-from dovetail.text.tagged_calls import Tags
+from dovetail.text.parsing.layout import Phase
+from dovetail.text.parsing.plain import Plain
+from dovetail.text.tool_calls.tagged_calls import Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import dovetail
 from dovetail.grammar.vocabulary import make_vocabulary
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bench import report
 from dovetail_server.bench.grammar_first import FirstTokenBench
 from dovetail_server.bench.grammar_folder import make_folder

@@ -7,7 +7,7 @@ import array
 import msgspec
 
 from dovetail.processing.processor import ProcessorStart
-from dovetail.text.cuts import shared
+from dovetail.text.tokenizer.cuts import shared
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 ID = "i"

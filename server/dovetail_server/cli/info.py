@@ -51,10 +51,10 @@ def info(
     from dovetail.runtime.hf_config import read_config
     from dovetail.runtime.hub import with_folders
     from dovetail.settings import EngineSettings
-    from dovetail.text.chat import ChatTemplate
-    from dovetail.text.derive import derive, describe
-    from dovetail.text.detect import detect
-    from dovetail.text.tokenizer_files import TokenizerFiles
+    from dovetail.text.chat.template import ChatTemplate
+    from dovetail.text.detection.derive import derive, describe
+    from dovetail.text.detection.detect import detect
+    from dovetail.text.tokenizer.files import TokenizerFiles
 
     if model is None:
         from dovetail.demo import MODEL_DIR
@@ -148,8 +148,8 @@ def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, st
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
     from dovetail.testing.parsers import BytesTokenizer
-    from dovetail.text.formats import bound_reasoning
-    from dovetail.text.output import make_parser
+    from dovetail.text.detection.formats import bound_reasoning
+    from dovetail.text.parsing.output import make_parser
 
     if not template.source or reasoning_parser is None:
         return {}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dovetail.contracts.reasoning import Event, ReasoningDelta
 from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
-from dovetail.text.output import ToolCall
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.output import ToolCall
+from dovetail.text.parsing.stream import OutputStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.processing.sampling import check_token_ids
-from dovetail.text.fill_in import Infill
+from dovetail.text.tokenizer.fill_in import Infill
 from dovetail_server import errors
 from dovetail_server.openai.completions import CompletionRequest
 from dovetail_server.serving.prompts import Prompt

@@ -23,7 +23,7 @@ from dovetail.grammar.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.origin import ORIGIN
 from dovetail_server.pace import Pace

@@ -13,9 +13,9 @@ from dovetail.errors import PluginError, RequestError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.text.formats import bound_reasoning, bound_tools
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.tokenizer import check_text
+from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.tokenizer.tokenizer import check_text
 from dovetail_server import errors
 from dovetail_server.native.parsing import (
     ParsedCall,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, Submit
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import same_field

@@ -12,7 +12,7 @@ import msgspec
 from dovetail.errors import RequestError
 from dovetail.messages import SamplingParams, Submit, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
-from dovetail.text.stream import OutputStream
+from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.native.score import ScoreRequest, Scores

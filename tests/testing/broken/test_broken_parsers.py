@@ -20,8 +20,8 @@ from dovetail.contracts.reasoning import (
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent, ToolFormat, ToolParser, ToolStart
 from dovetail.testing import Sample, check_class, conformance_class
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.output import FormatParser
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.output import FormatParser
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 SPEC = FormatSpec(reasoning=Markers("<r>", "</r>", after_start="", before_end="", after_end=""))
 SAMPLES = [Sample("<r>think</r>answer", reasoning="think", content="answer")]

@@ -23,9 +23,9 @@ from dovetail.testing.conformance.parsing import Reply, Way
 from dovetail.testing.conformance.tool_events import check_events
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.samples import Sample
-from dovetail.text.chat import ChatTemplate
-from dovetail.text.output import make_parser
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.parsing.output import make_parser
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [
     {

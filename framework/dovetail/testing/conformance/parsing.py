@@ -13,7 +13,7 @@ from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Output
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolStart
 from dovetail.testing.checks import fail, raised, shown
 from dovetail.testing.vocabularies import byte_fallback, byte_level
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MakeParser = Callable[[Tokenizer | None], OutputParser]
 Chunks = Sequence[Any]

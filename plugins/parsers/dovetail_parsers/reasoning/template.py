@@ -1,8 +1,8 @@
 """`template`: whatever the model's chat template writes around thinking.
 
-The format is not written down here: it is read off the template, see `dovetail.text.derive`. `auto` takes this parser
-where no other one reads back what the template writes. A model without a template, or with one that shows no thinking,
-has none.
+The format is not written down here: it is read off the template, see `dovetail.text.detection.derive`. `auto` takes
+this parser where no other one reads back what the template writes. A model without a template, or with one that shows
+no thinking, has none.
 
 Defined by the model's own `chat_template`.
 """
@@ -16,7 +16,7 @@ from dovetail.contracts.reasoning import (
     TemplateView,
     TokenizerView,
 )
-from dovetail.text.derive import derive
+from dovetail.text.detection.derive import derive
 
 
 class Template(ReasoningParser):

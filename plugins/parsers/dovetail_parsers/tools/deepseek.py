@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.headed_calls import Head, HeadedCalls
+from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 
 SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")

@@ -20,7 +20,7 @@ from typing import Any
 
 from dovetail.contracts.tools import NewCall, ToolBody
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import TagSection
 

@@ -27,7 +27,7 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolFormat, ToolParser
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.reply_grammar import json_calls_grammar
+from dovetail.text.tool_calls.reply_grammar import json_calls_grammar
 
 
 class Hermes(ToolParser):

@@ -18,9 +18,9 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.tools import NewCall, ToolBody
-from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.per_call import PerCall
 from dovetail_parsers.tools.sections import Section

@@ -21,9 +21,9 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolEvent, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.headed_calls import Head, HeadedCalls
 from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 
 _HEAD = re.compile(r"\s*([\w.:/\-]+?)(?:\[CALL_ID\]([\w\-]*))?\s*")
 

@@ -20,10 +20,10 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
-from dovetail.text.reply_grammar import answer_message, other_messages
-from dovetail.text.tagged_calls import TaggedCalls
-from dovetail.text.without import Without
+from dovetail.text.parsing.without import Without
+from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls
 from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent
-from dovetail.text.matcher import matcher
+from dovetail.text.parsing.matcher import matcher
 
 
 class PerCall(ToolBody):

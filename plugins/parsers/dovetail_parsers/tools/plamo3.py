@@ -19,8 +19,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.tools import NewCall, ToolBody
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of
-from dovetail.text.headed_calls import Head, HeadedCalls
+from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.tools.sections import Section
 
 

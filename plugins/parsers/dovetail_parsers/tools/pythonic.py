@@ -19,8 +19,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, keyword_arguments, name_of
-from dovetail.text.pythonic_calls import PythonicCalls
+from dovetail.text.tool_calls.call_grammar import calls_grammar, keyword_arguments, name_of
+from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
 
 TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
 """An answer that is no list."""

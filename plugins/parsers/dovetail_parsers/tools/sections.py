@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.tagged_calls import TaggedCalls, Tags
-from dovetail.text.without import Without
+from dovetail.text.parsing.without import Without
+from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 
 
 class Section(ToolParser):

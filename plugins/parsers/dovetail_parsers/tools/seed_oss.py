@@ -22,8 +22,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
-from dovetail.text.call_grammar import calls_grammar, name_of, tagged_arguments
-from dovetail.text.tagged_calls import TaggedCalls, Tags
+from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 
 TAGS = Tags(
     call=("<function=", ">"),

@@ -1,7 +1,8 @@
 """`template`: calls as the model's chat template writes them.
 
-The format is not written down here: it is read off the template, see `dovetail.text.derive`. `auto` takes this parser
-where no other one reads back what the template writes. Without a template that shows calls, none are looked for.
+The format is not written down here: it is read off the template, see `dovetail.text.detection.derive`. `auto` takes
+this parser where no other one reads back what the template writes. Without a template that shows calls, none are looked
+for.
 
 Defined by the model's own `chat_template`.
 """
@@ -15,7 +16,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.reasoning import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.derive import Derived, derive
+from dovetail.text.detection.derive import Derived, derive
 
 
 class Template(ToolParser):

@@ -13,7 +13,7 @@ from functools import lru_cache
 import regex
 
 from dovetail.errors import RequestError
-from dovetail.text.matcher import StopMatcher
+from dovetail.text.parsing.matcher import StopMatcher
 
 MAX_LEN = 512
 """Characters of an expression."""

@@ -25,13 +25,13 @@ from typing import Any
 
 from dovetail.contracts.reasoning import FormatSpec, Markers, TemplateView
 from dovetail.errors import RequestError
-from dovetail.text.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
-from dovetail.text.chat import ChatTemplate, RenderedChat, common_len
-from dovetail.text.moment import one_moment
-from dovetail.text.output import make_parser, parse_full
-from dovetail.text.regions import Regions
-from dovetail.text.reply import Folded
-from dovetail.text.response_template import declared
+from dovetail.text.chat.moment import one_moment
+from dovetail.text.chat.template import ChatTemplate, RenderedChat, common_len
+from dovetail.text.detection.call_shape import FIRST, NAMES, SECOND, CallShape, read_shape
+from dovetail.text.detection.response_template import declared
+from dovetail.text.parsing.output import make_parser, parse_full
+from dovetail.text.parsing.regions import Regions
+from dovetail.text.parsing.reply import Folded
 
 logger = logging.getLogger("dovetail.text")
 

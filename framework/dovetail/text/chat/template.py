@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 
 from dovetail.errors import ModelError, RequestError
-from dovetail.text.chat_messages import ArgumentsFormat, ContentFormat, template_messages
-from dovetail.text.moment import begin_render, one_moment
-from dovetail.text.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
-from dovetail.text.templates import read_template
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
+from dovetail.text.chat.moment import begin_render, one_moment
+from dovetail.text.chat.sandbox import MAX_SECONDS, ChatEnvironment, TemplateLimitError
+from dovetail.text.chat.templates import read_template
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 BeginThinking = Callable[[str, Mapping[str, Any]], str | None]
 """Takes what the template appended to a prompt, and `chat_template_kwargs`; returns what goes behind it so that

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 
 from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, State
 from dovetail.contracts.tools import ToolStart
-from dovetail.text.detokenizer import Detokenizer
-from dovetail.text.layout import Layout, Phase, View
-from dovetail.text.plain import Plain, plain_tokens
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.layout import Layout, Phase, View
+from dovetail.text.parsing.plain import Plain, plain_tokens
+from dovetail.text.tokenizer.detokenizer import Detokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 _SPACE = re.compile(r"\s+")
 

@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.headed_calls import MAX_CUT_HEAD, MAX_HEAD, is_half_a_head
-from dovetail.text.matcher import matcher
-from dovetail.text.schema_types import (
+from dovetail.text.parsing.matcher import matcher
+from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD, MAX_HEAD, is_half_a_head
+from dovetail.text.tool_calls.schema_types import (
     PYTHON_WORDS,
     cut_text,
     properties_of,

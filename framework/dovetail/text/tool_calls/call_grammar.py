@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.text.reply_grammar import arguments_schema, chosen
-from dovetail.text.schema_types import STRING, types_of
-from dovetail.text.tagged_calls import Tags
+from dovetail.text.tool_calls.reply_grammar import arguments_schema, chosen
+from dovetail.text.tool_calls.schema_types import STRING, types_of
+from dovetail.text.tool_calls.tagged_calls import Tags
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]

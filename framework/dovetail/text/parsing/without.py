@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent, ToolStart
-from dovetail.text.matcher import matcher
+from dovetail.text.parsing.matcher import matcher
 
 MAX_NOISE = 512
 """Characters that are held until it is known whether a call follows."""

@@ -26,11 +26,11 @@ import regex
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, NewCall, ToolBody, ToolEvent, ToolFormat, ToolStart
-from dovetail.text.detokenizer import Detokenizer
-from dovetail.text.layout import Phase, make_layout
-from dovetail.text.machine import Machine, new_call_id
-from dovetail.text.stop_regex import Credit, TooSlowError
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.layout import Phase, make_layout
+from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.stop_regex import Credit, TooSlowError
+from dovetail.text.tokenizer.detokenizer import Detokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("dovetail.text")
 MAX_HELD = 1024

@@ -13,10 +13,10 @@ from typing import Any
 import tokenizers
 
 from dovetail.errors import RequestError
-from dovetail.text.cuts import PIECE, cuts_of, pieces, shared
-from dovetail.text.fill_in import Infill
-from dovetail.text.tokenizer_files import TokenizerFiles, load_backend
-from dovetail.text.vocabulary import VocabularyBytes
+from dovetail.text.tokenizer.cuts import PIECE, cuts_of, pieces, shared
+from dovetail.text.tokenizer.files import TokenizerFiles, load_backend
+from dovetail.text.tokenizer.fill_in import Infill
+from dovetail.text.tokenizer.vocabulary import VocabularyBytes
 
 WHOLE = 2 * PIECE
 """Characters of a text that is tokenized as a whole, whatever the tokenizer."""
@@ -79,7 +79,7 @@ class Tokenizer:
         fill_in: How the model is asked for what stands between two texts; None: it was not trained for it.
         pieces: Text of a token by id, None where its bytes are not whole characters. For hot loops.
         bytes_table: Bytes of a token by id. For hot loops.
-        plain: Tables of `dovetail.text.plain`, by what they are for.
+        plain: Tables of `dovetail.text.parsing.plain`, by what they are for.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles | None = None) -> None:

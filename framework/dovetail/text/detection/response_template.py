@@ -27,10 +27,10 @@ import regex
 
 from dovetail.contracts.reasoning import Markers
 from dovetail.contracts.tools import NewCall, ToolBody
-from dovetail.text.call_shape import CallShape, Tools
+from dovetail.text.detection.call_shape import CallShape, Tools
 from dovetail.text.json_calls import JsonCalls
-from dovetail.text.region_calls import Content, Form, HeldCall, ParsedCalls
-from dovetail.text.regions import Edge, MakeBody, Part, Region, Regions
+from dovetail.text.parsing.regions import Edge, MakeBody, Part, Region, Regions
+from dovetail.text.tool_calls.region_calls import Content, Form, HeldCall, ParsedCalls
 
 logger = logging.getLogger("dovetail.text")
 MAX_COMPLAINTS = 100

@@ -34,7 +34,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
 
-from dovetail.text.moment import choice, strftime_now
+from dovetail.text.chat.moment import choice, strftime_now
 
 MAX_CHARS = 1 << 24
 """Most characters of one render, and of any text or structure built on the way."""

@@ -34,11 +34,21 @@ from dovetail.plugins.loader import describe, import_planned
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
-from dovetail.text.chat import ChatTemplate, common_len
-from dovetail.text.derive import CALLED, QUESTION, SWITCHES, THOUGHTS, TWICE, Derived, derive, reads_all, tools_of
-from dovetail.text.formats import fit_reasoning, fit_tools
-from dovetail.text.stream import NoTemplate
-from dovetail.text.tokenizer_files import TokenizerFiles
+from dovetail.text.chat.template import ChatTemplate, common_len
+from dovetail.text.detection.derive import (
+    CALLED,
+    QUESTION,
+    SWITCHES,
+    THOUGHTS,
+    TWICE,
+    Derived,
+    derive,
+    reads_all,
+    tools_of,
+)
+from dovetail.text.detection.formats import fit_reasoning, fit_tools
+from dovetail.text.parsing.stream import NoTemplate
+from dovetail.text.tokenizer.files import TokenizerFiles
 
 logger = logging.getLogger("dovetail.text")
 ENOUGH = 0.5

@@ -23,11 +23,11 @@ from typing import cast
 
 from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
-from dovetail.text.layout import Phase, Role, compile_layout
-from dovetail.text.machine import Machine, new_call_id
-from dovetail.text.plain import Plain
-from dovetail.text.reply import Folded, ToolCall, fold
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.layout import Phase, Role, compile_layout
+from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.plain import Plain
+from dovetail.text.parsing.reply import Folded, ToolCall, fold
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_NOISE = 512
 """Characters of noise in a section that are held until it is known whether a call follows."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from dovetail.text.python_literals import literal_json
+from dovetail.text.tool_calls.python_literals import literal_json
 
 STRING = frozenset(["string"])
 CONTAINERS = frozenset(["array", "object"])

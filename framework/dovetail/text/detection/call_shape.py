@@ -21,7 +21,9 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat
-from dovetail.text.call_grammar import (
+from dovetail.text.chat.template import common_len
+from dovetail.text.json_calls import JsonCalls
+from dovetail.text.tool_calls.call_grammar import (
     Node,
     Tool,
     calls_grammar,
@@ -30,11 +32,9 @@ from dovetail.text.call_grammar import (
     name_of,
     tagged_arguments,
 )
-from dovetail.text.chat import common_len
-from dovetail.text.headed_calls import Head, HeadedCalls
-from dovetail.text.json_calls import JsonCalls
-from dovetail.text.pythonic_calls import PythonicCalls
-from dovetail.text.tagged_calls import TaggedCalls, Tags, plain_key
+from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
+from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
+from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags, plain_key
 
 NAMES = ("dovetail_alpha", "dovetail_beta")
 KEYS = ("dovetail_key_one", "dovetail_key_two", "dovetail_key_three")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from dovetail.errors import RequestError
-from dovetail.text.tokenizer import check_text
+from dovetail.text.tokenizer.tokenizer import check_text
 
 ArgumentsFormat = Literal["object", "string"]
 """Whether a template reads the arguments of a call as an object or as JSON text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 class Detokenizer:

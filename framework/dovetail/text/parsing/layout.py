@@ -29,7 +29,7 @@ from functools import lru_cache
 from itertools import count
 
 from dovetail.contracts.reasoning import FormatSpec, Markers
-from dovetail.text.matcher import Matcher, matcher
+from dovetail.text.parsing.matcher import Matcher, matcher
 
 _SIGN = re.compile(r"[^\w\s]|_")
 """What a special token inside a marker begins or ends with."""

@@ -25,9 +25,17 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.headed_calls import MAX_HEAD, is_half_a_head
-from dovetail.text.matcher import Matcher, matcher
-from dovetail.text.schema_types import STRING, cut_text, properties_of, quoted, schemas_by_tool, types_of, value_text
+from dovetail.text.parsing.matcher import Matcher, matcher
+from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
+from dovetail.text.tool_calls.schema_types import (
+    STRING,
+    cut_text,
+    properties_of,
+    quoted,
+    schemas_by_tool,
+    types_of,
+    value_text,
+)
 
 _NAME = re.compile(r"[\w.:/\-]+")
 _SPACE = re.compile(r"\s*")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.text.json_text import JsonText
-from dovetail.text.matcher import matcher
+from dovetail.text.parsing.matcher import matcher
+from dovetail.text.tool_calls.json_text import JsonText
 
 MAX_HEAD = 512
 """Characters of the longest head; longer text is no call."""

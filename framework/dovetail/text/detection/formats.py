@@ -20,9 +20,9 @@ from dovetail.contracts.reasoning import (
     TokenizerView,
 )
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.chat import BeginThinking
-from dovetail.text.derive import Derived, derive
-from dovetail.text.output import make_parser
+from dovetail.text.chat.template import BeginThinking
+from dovetail.text.detection.derive import Derived, derive
+from dovetail.text.parsing.output import make_parser
 
 
 class FittedReasoning(ReasoningParser):

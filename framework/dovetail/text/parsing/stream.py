@@ -20,10 +20,10 @@ from dovetail.contracts.reasoning import (
 )
 from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
 from dovetail.messages import Finish, TokenDelta
-from dovetail.text.machine import Machine
-from dovetail.text.output import ToolCall, make_parser
-from dovetail.text.stop_regex import make_stops
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.output import ToolCall, make_parser
+from dovetail.text.parsing.stop_regex import make_stops
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("dovetail.text")
 MAX_FAILURES = 100

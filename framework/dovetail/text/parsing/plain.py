@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.text.layout import View
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.text.parsing.layout import View
+from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_TABLES = 256
 """Tables that are kept for a tokenizer."""

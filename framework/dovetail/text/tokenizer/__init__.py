@@ -1,0 +1,1 @@
+"""Tokens and text: the tokenizer with its vocabulary, and text out of tokens as they come."""

@@ -1,0 +1,1 @@
+"""Calls of tools in their formats: reading them, and the grammar that describes them."""
