@@ -39,7 +39,7 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
     """Return the product of `(nibbles - zero) * scale`; None where torch has none. It keeps a packed copy.
 
     Args:
-        nibbles: `[N, K]` uint8.
+        nibbles: `[N, K]` int32.
         scale: `[N, K / group]`.
         zero: `[N, K / group]` uint8; None: 8 everywhere.
         dtype: The model's.
@@ -55,7 +55,7 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
         offset = (8 - zero.float()) * scale.float()  # torch adds an offset where formats take off a zero point
         offsets = offset.to(dtype).repeat_interleave(width // group, dim=-1)
     both = F.pad(torch.stack((scales.T, offsets.T), -1), (0, 0, 0, -num_out % ROWS)).contiguous()
-    padded = F.pad(nibbles, (0, 0, 0, -num_out % ROWS)).to(torch.int32)
+    padded = F.pad(nibbles, (0, 0, 0, -num_out % ROWS))
     packed = torch._convert_weight_to_int4pack_for_cpu(padded, 1)
 
     def product(x: Tensor) -> Tensor:

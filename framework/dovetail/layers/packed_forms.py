@@ -17,7 +17,7 @@ N outputs, K inputs, E experts: the tensors of experts have `[E]` before these a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight inputs each nibble of an `Int4` word holds, from the lowest."""
+CHUNK = 30_000
+"""Numbers that are computed at a time: below the 32,768 from which torch has threads wait for each other."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What a nibble of 4-bit floating point stands for."""
 MX_GROUP = 32
@@ -65,8 +67,9 @@ class Scaled(Form):
         return {"weight": (self.dtype, 1), "weight_scale": (torch.float32, self.group or in_features)}
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        weight, scale = tensors["weight"].float(), tensors["weight_scale"]
-        return spread(weight, scale, self.group or weight.shape[-1]).to(dtype)
+        weight, scale = tensors["weight"], tensors["weight_scale"]
+        group = self.group or weight.shape[-1]
+        return by_rows(lambda rows: spread(weight[rows].float(), scale[rows], group), weight, weight.shape[-1], dtype)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         grouped = in_groups(weight.float(), self.group or weight.shape[-1])
@@ -99,12 +102,18 @@ class Int4(Form):
         return {"weight_packed": (torch.int32, 8), "weight_scale": (self.scale_dtype, group), **zero}
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        nibbles = nibbles_of(tensors["weight_packed"]).float()
-        return affine(nibbles, tensors["weight_scale"], tensors.get("weight_zero"), self.group).to(dtype)
+        words, scale, zero = tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero")
+
+        def make(rows: slice) -> Tensor:
+            zeros = None if zero is None else zero[rows]
+            return affine(nibbles_of(words[rows]).float(), scale[rows], zeros, self.group)
+
+        return by_rows(make, words, 8 * words.shape[-1], dtype)
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         grouped = in_groups(weight.float(), self.group or weight.shape[-1])
-        most = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))[..., 0]
+        high, low = grouped.amax(-1), grouped.amin(-1)
+        most = torch.where(high > -low, high, low)
         scale = (most / -8).to(self.scale_dtype)  # the largest number becomes -8, of which there is one more
         nibbles = (grouped / nonzero(scale.float())[..., None]).round().clamp(-8, 7) + 8
         found = {"weight_packed": words_of(nibbles.to(torch.uint8).flatten(-2)), "weight_scale": scale}
@@ -120,8 +129,10 @@ class Mxfp4(Form):
         return {"weight_packed": (torch.uint8, 2), "weight_scale": (torch.uint8, MX_GROUP)}
 
     def dequantise(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        scale = exponents(tensors["weight_scale"])
-        return spread(e2m1(tensors["weight_packed"]), scale, MX_GROUP).to(dtype)
+        packed, scale = tensors["weight_packed"], exponents(tensors["weight_scale"])
+        return by_rows(
+            lambda rows: spread(e2m1(packed[rows]), scale[rows], MX_GROUP), packed, 2 * packed.shape[-1], dtype
+        )
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         grouped = in_groups(weight.float(), MX_GROUP)
@@ -147,7 +158,29 @@ def spread(numbers: Tensor, scale: Tensor, group: int) -> Tensor:
     """Multiply numbers `[…, N, K]` by the scale `[…, N, ceil(K / group)]` of their group."""
     if scale.shape[-1] == 1:
         return numbers * scale
+    if numbers.shape[-1] % group == 0:
+        return (in_groups(numbers, group) * scale[..., None]).view(numbers.shape)
     return numbers * scale.repeat_interleave(group, dim=-1)[..., : numbers.shape[-1]]
+
+
+def by_rows(make: Callable[[slice], Tensor], like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return what `make` gives for rows of a matrix, rounded to `dtype`: a few at a time stay in the processor's cache.
+
+    Args:
+        make: Makes float32 rows.
+        like: Numbers, or bytes, of the matrix; those of experts are made at once.
+        width: K.
+        dtype: Of the result.
+    """
+    step = max(1, CHUNK // max(1, width))
+    if like.dim() != 2 or like.device.type != "cpu" or like.shape[0] <= step:
+        return make(slice(None)).to(dtype)
+    first = make(slice(step)).to(dtype)
+    out = first.new_empty(like.shape[0], width)
+    out[:step] = first
+    for start in range(step, like.shape[0], step):
+        out[start : start + step] = make(slice(start, start + step))
+    return out
 
 
 def affine(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None) -> Tensor:
@@ -167,12 +200,18 @@ def words_of(nibbles: Tensor) -> Tensor:
     return words
 
 
-def nibbles_of(words: Tensor) -> Tensor:
-    """Return the nibbles uint8 `[…, K]` of words int32 `[…, K / 8]`."""
-    eight = [torch.empty(0)] * 8
+def nibbles_of(words: Tensor, order: Sequence[int] = ORDER) -> Tensor:
+    """Return the nibbles int32 `[…, K]` of words int32 `[…, K / 8]`; place i holds number `order[i]` of eight."""
+    shifts = torch.tensor([4 * order.index(index) for index in range(8)], dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 15).flatten(-2)
+
+
+def reordered(words: Tensor) -> Tensor:
+    """Return words in `ORDER` of words that hold the first of eight in the lowest bits."""
+    found = torch.zeros_like(words)
     for place, index in enumerate(ORDER):
-        eight[index] = ((words >> (4 * place)) & 15).to(torch.uint8)
-    return torch.stack(eight, -1).flatten(-2)
+        found |= ((words >> (4 * index)) & 15) << (4 * place)
+    return found
 
 
 def e2m1(packed: Tensor) -> Tensor:

@@ -208,7 +208,8 @@ def pack_quantized(module: Module, bits: set[int], target: Target) -> Iterator[C
         said = tensors.get(".weight_shape")
         if said is not None and said.tolist() != [num_out, num_in]:
             raise ModelError(f"{module.weight}: .weight_shape says {said.tolist()}, and it is {[num_out, num_in]}")
-        values = unpacked(tensors[".weight_packed"], width, 1)[:, :num_in]
+        words = tensors[".weight_packed"]
+        values = words if width == 4 and num_in % 8 == 0 else unpacked(words, width, 1)[:, :num_in]
         if has_zero:
             zeros = unpacked(tensors[".weight_zero_point"], width, 0)[:num_out]
         else:

@@ -107,6 +107,7 @@ def read(name: str, layout: Layout, less: int, tensors: Mapping[str, Tensor]) ->
             groups = None
         elif layout.is_ordered:
             raise ModelError(f"{name}: .g_idx has an order of its own, and quantization_config says desc_act false")
-    values = unpacked(tensors[".qweight"], layout.bits, 0)
+    words = tensors[".qweight"]
+    values = words.T.contiguous() if layout.bits == 4 else unpacked(words, layout.bits, 0).T
     zeros = (unpacked(tensors[".qzeros"], layout.bits, 1) + less) & ((1 << layout.bits) - 1)
-    return Integers(values.T, tensors[".scales"].T, zeros.T, layout.group, groups)
+    return Integers(values, tensors[".scales"].T, zeros.T, layout.group, groups)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.errors import ModelError
-from dovetail.layers.packed_forms import affine, stays_packed, words_of
+from dovetail.layers.packed_forms import affine, by_rows, reordered, stays_packed, words_of
 from dovetail_backends.quantization.modules import Module, written_out
 
 
@@ -21,7 +21,7 @@ class Integers(NamedTuple):
     """A matrix in integers: the number is `(values - zeros) * scale`, with the scale and zero of an input's group.
 
     Attributes:
-        values: `[N, K]` uint8.
+        values: `[N, K]` uint8, or their words int32 `[N, K / 8]`, the first of eight in the lowest bits.
         scale: `[N, G]`.
         zeros: `[N, G]` uint8.
         group: Inputs of a group; the last one may have fewer.
@@ -37,9 +37,16 @@ class Integers(NamedTuple):
     def written_out(self) -> Tensor:
         """Return the matrix in float32."""
         if self.groups is None:
-            return affine(self.values.float(), self.scale, self.zeros, self.group)
+            width = self.values.shape[1] * (1 if self.values.dtype == torch.uint8 else 8)
+            make = lambda rows: affine(self.numbers(rows), self.scale[rows], self.zeros[rows], self.group)  # noqa: E731
+            return by_rows(make, self.values, width, torch.float32)
         index = self.groups.long()
-        return (self.values.float() - self.zeros.float()[:, index]) * self.scale.float()[:, index]
+        return (self.numbers(slice(None)) - self.zeros.float()[:, index]) * self.scale.float()[:, index]
+
+    def numbers(self, rows: slice) -> Tensor:
+        """Return rows of the values in float32."""
+        values = self.values[rows]
+        return (values if values.dtype == torch.uint8 else unpacked(values, 4, 1)).float()
 
 
 class Layout(NamedTuple):
@@ -111,7 +118,7 @@ def _tensors(made: Integers, layout: Layout) -> Iterator[Tensor]:
         yield (made.values.to(torch.int16) - 128).to(torch.int8)
         yield made.scale.float().contiguous()
         return
-    yield words_of(made.values)
+    yield words_of(made.values) if made.values.dtype == torch.uint8 else reordered(made.values)
     yield made.scale.contiguous()
     if not layout.is_symmetric:
         yield made.zeros.contiguous()
@@ -120,9 +127,9 @@ def _tensors(made: Integers, layout: Layout) -> Iterator[Tensor]:
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Return the uint8 numbers of words int32, the lowest bits first or in `order`, side by side along `dim`."""
     num, mask = 32 // bits, (1 << bits) - 1
-    places = order or tuple(range(num))
-    parts = [((words >> (bits * place)) & mask).to(torch.uint8) for place in places]
-    return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
+    shifts = torch.tensor([bits * place for place in order or range(num)], dtype=torch.int32, device=words.device)
+    apart = words.unsqueeze(dim + 1) >> (shifts if dim == words.dim() - 1 else shifts[:, None])
+    return (apart & mask).to(torch.uint8).flatten(dim, dim + 1)
 
 
 def in_order(groups: Tensor, size: int) -> bool:
