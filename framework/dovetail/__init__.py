@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.llm import LLM
-    from dovetail.llm_types import Embedding, Reply, SamplingParams
+    from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score
 
 __version__ = "0.1.0"
-__all__ = ["Embedding", "LLM", "Reply", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Classification", "Embedding", "Ranked", "Reply", "SamplingParams", "Score", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the offline API on first use: `import dovetail` alone must stay light."""
-    if name in {"Embedding", "LLM", "Reply", "SamplingParams"}:
+    if name in set(__all__) - {"__version__"}:
         from dovetail import llm
 
         return getattr(llm, name)

@@ -33,13 +33,25 @@ from dovetail.grammar.blame import explained
 from dovetail.grammar.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_requests import Job, OfflineRequests
-from dovetail.llm_types import Embedding, Reply, SamplingParams
+from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.classes import classes_of
 from dovetail.processing.constraints import outcome_of
 from dovetail.processing.offline import read_settings
+from dovetail.processing.pairs import (
+    Answer,
+    asked_for,
+    check_numbers,
+    classified,
+    most_tokens,
+    places_of,
+    pooled_of,
+    ranked,
+    read_pairs,
+    scores_of,
+)
 from dovetail.processing.prepare import prepare
 from dovetail.processing.processor import Processor
 
@@ -204,18 +216,142 @@ class LLM(OutlinesModel):
         pool = self._processor.embedder.pool
         ids = prompt_ids(prompts, lambda text: self._encode(self._processor.rules.applied(text)))
         many = [self._requests.pooled(index, one, pool).submit for index, one in enumerate(ids)]
+        return [
+            Embedding(
+                embedding=self._processor.embedder.finish(pooled_of(delta), dimensions, normalize=normalize).tolist(),
+                prompt_token_ids=tuple(submit.prompt_ids),
+                cached_tokens=delta.cached_tokens,
+            )
+            for submit, delta in zip(many, self._last(many, "Embedding", use_tqdm=use_tqdm), strict=True)
+        ]
 
-        async def one(submit: messages.Submit) -> Embedding:
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[Score]:
+        """Tell how well texts go together, as `/v1/score` does.
+
+        Args:
+            data_1: A text that is compared with each of `data_2`, or as many as these, each with its own.
+            data_2: One or many.
+            truncate_prompt_tokens: Keep so many tokens of a prompt; -1: as many as the model takes.
+            use_activation: False: numbers as the model gives them.
+            use_tqdm: Show a progress bar.
+
+        Raises:
+            RequestError: A text is too long, lists do not match, or the model compares none.
+        """
+        return self._compared((data_1, data_2), ("data_1", "data_2"), truncate_prompt_tokens, use_activation, use_tqdm)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruct: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Ranked]:
+        """Order documents by how well they go with a query, the best first, as `/v1/rerank` does.
+
+        Args:
+            query: What they are compared with.
+            documents: Texts.
+            top_n: Return the best so many.
+            instruct: What is asked of a document, for models that are told.
+            truncate_prompt_tokens: As for `score`.
+            use_tqdm: Show a progress bar.
+
+        Raises:
+            RequestError: As for `score`.
+        """
+        names = ("query", "documents")
+        found = self._compared((query, documents), names, truncate_prompt_tokens, True, use_tqdm, instruct)
+        return [
+            Ranked(index=at, relevance_score=found[at].score, document=documents[at])
+            for at in ranked([one.score for one in found], top_n)
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[Classification]:
+        """Score the model's labels for each prompt, as `/v1/classify` does.
+
+        Args:
+            prompts: Text, token ids, or mappings with `prompt` or `prompt_token_ids`, one or many.
+            use_activation: False: numbers as the model gives them.
+            use_tqdm: Show a progress bar.
+
+        Raises:
+            RequestError: A prompt is empty or longer than the context, or the model scores no labels.
+        """
+        text = self._processor
+        text.tasks.check("classify")
+        ids = prompt_ids(prompts, lambda one: text.encode_text(one, "prompt"))
+        many = [self._requests.pooled(index, one, self.info.pool).submit for index, one in enumerate(ids)]
+        made = []
+        for submit, delta in zip(many, self._last(many, "Classifying", use_tqdm=use_tqdm), strict=True):
+            label, probs = classified(text.reranker, Answer(pooled_of(delta)), is_plain=not use_activation)
+            tokens = tuple(submit.prompt_ids)
+            made.append(
+                Classification(label=label, probs=probs, prompt_token_ids=tokens, cached_tokens=delta.cached_tokens)
+            )
+        return made
+
+    def _compared(
+        self,
+        given: tuple[str | Sequence[str], str | Sequence[str]],
+        names: tuple[str, str],
+        truncate: int | None,
+        use_activation: bool,
+        use_tqdm: bool,
+        instruct: str | None = None,
+    ) -> list[Score]:
+        """Score pairs of texts."""
+        text = self._processor
+        text.tasks.check("score")
+        firsts, seconds = ([one] if isinstance(one, str) else list(one) for one in given)
+        check_numbers(firsts, seconds, names)
+        made = read_pairs(text, firsts, seconds, names, most=most_tokens(truncate, text), instruction=instruct)
+        pool, params = asked_for(text, self.info)
+        many = [self._requests.compared(index, one, pool, params).submit for index, one in enumerate(made)]
+        deltas = self._last(many, "Scoring", use_tqdm=use_tqdm)
+        answers = [Answer(delta.pooled, (delta.logprobs or (None,))[-1]) for delta in deltas]
+        scores = scores_of(text, answers, num_first=len(firsts), is_plain=not use_activation)
+        return [
+            Score(
+                score=score,
+                prompt_token_ids=tuple(i for at in places for i in made[at].ids),
+                cached_tokens=sum(deltas[at].cached_tokens for at in places),
+            )
+            for score, places in zip(scores, places_of(text, len(firsts), len(seconds)), strict=True)
+        ]
+
+    def _last(self, submits: Sequence[messages.Submit], what: str, *, use_tqdm: bool) -> list[messages.TokenDelta]:
+        """Run requests of one step each.
+
+        Raises:
+            RequestError: The engine gave one up.
+        """
+
+        async def one(submit: messages.Submit) -> messages.TokenDelta:
             async with aclosing(self._client.submit(submit)) as stream:
                 delta = [delta async for delta in stream][-1]
-            if delta.pooled is None:
-                raise RequestError((delta.finish and delta.finish.message) or "the engine gave no hidden state")
-            vector = self._processor.embedder.finish(delta.pooled, dimensions, normalize=normalize)
-            return Embedding(
-                embedding=vector.tolist(), prompt_token_ids=tuple(submit.prompt_ids), cached_tokens=delta.cached_tokens
-            )
+            if delta.finish is not None and delta.finish.reason == "abort":
+                raise RequestError(delta.finish.message or "the engine gave the request up")
+            return delta
 
-        return self._call(_together([one(submit) for submit in many], "Embedding", use_tqdm=use_tqdm))
+        return self._call(_together([one(submit) for submit in submits], what, use_tqdm=use_tqdm))
 
     def chat(
         self,

@@ -18,6 +18,7 @@ from dovetail.llm_types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.constraints import grammar_of
 from dovetail.processing.input import Conversation, Prepared, Wanted, chat_prompt, prepare_chat, prepare_text
+from dovetail.processing.pairs import POOLING, TextIds
 from dovetail.processing.processor import Processor
 from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import check_token_ids, fit_output, named_ids, num_top
@@ -118,8 +119,11 @@ class OfflineRequests:
             self.check_ids(ids)
             if len(ids) > limits.context_len:
                 raise wrong(f"it has {len(ids)} tokens; possible are 1 to {limits.context_len}", "prompt")
-        params = messages.SamplingParams(max_tokens=1, seed=0)
-        submit = messages.Submit(rid=self._rid(), prompt_ids=ids, params=params, pool=pool)
+        return self.compared(index, TextIds(ids), pool, POOLING)
+
+    def compared(self, index: int, text: TextIds, pool: messages.Pool | None, params: messages.SamplingParams) -> Job:
+        """Make the job of a prompt that `read_pairs` has made and checked."""
+        submit = messages.Submit(rid=self._rid(), prompt_ids=text.ids, params=params, pool=pool, second=text.second)
         return Job(index, submit, OutputStream(self._processor.tokenizer))
 
     def check_ids(self, ids: Sequence[int]) -> None:

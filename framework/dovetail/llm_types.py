@@ -123,6 +123,49 @@ class Embedding:
     cached_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What `LLM.score` gives for a pair of texts. `outputs` is itself: vLLM's scripts read `outputs.score`."""
+
+    score: float
+    prompt_token_ids: Sequence[int]
+    cached_tokens: int
+
+    @property
+    def outputs(self) -> Score:
+        """Itself."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """What `LLM.rerank` gives for a document; `index` is its place among those that were given."""
+
+    index: int
+    relevance_score: float
+    document: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """What `LLM.classify` gives for a prompt. `outputs` is itself: vLLM's scripts read `outputs.probs`."""
+
+    label: str
+    probs: Sequence[float]
+    prompt_token_ids: Sequence[int]
+    cached_tokens: int
+
+    @property
+    def outputs(self) -> Classification:
+        """Itself."""
+        return self
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+
 def _check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
     if value is None and name in OPTIONAL:
         return

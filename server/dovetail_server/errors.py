@@ -19,7 +19,7 @@ from starlette.responses import Response
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.grammar.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
-from dovetail.processing.refusals import TOO_LONG
+from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.openai.errors import ErrorBody, ErrorDetail
@@ -108,15 +108,6 @@ def model_not_found(name: str, served: list[str]) -> RequestError:
     """The `model` field names something else."""
     text = f"the model {name!r} does not exist here; served: {', '.join(served)}"
     return RequestError(text, param="model", code="model_not_found", status=404)
-
-
-def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
-    """A text to be embedded does not fit the context."""
-    text = (
-        f"{param} has {num_tokens} tokens, which is longer than the model's context length: this model's maximum "
-        f"context length is {context_len} tokens; shorten it, or send truncate_prompt_tokens: -1"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
 
 
 def reply(status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:

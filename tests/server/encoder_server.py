@@ -11,6 +11,7 @@ from typing import Any
 import requests
 import torch
 import transformers
+from server_tiny import write_model
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import Lowercase
@@ -54,6 +55,21 @@ def write_encoder(folder: Path, kind: str = "bert", task: str = "", **changes: A
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     names |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return model.requires_grad_(False)
+
+
+def write_reranker(folder: Path, task: str = "", **said: Any) -> Any:
+    """A random Qwen3-Reranker, its tokenizer one of bytes with a token for each answer."""
+    write_model(folder, more=("no", "yes"))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
+    config = transformers.Qwen3Config(**sizes, initializer_range=0.3, **({"num_labels": 1} if task else {}))
+    auto = getattr(transformers, f"AutoModelFor{task or 'CausalLM'}")
+    model = auto.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
     return model.requires_grad_(False)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoder_server import EncoderServer, write_encoder
-from server_tiny import write_model
+from encoder_server import EncoderServer, write_encoder, write_reranker
 
 from dovetail.errors import ConfigError
 from dovetail.processing.reranker import QWEN3, Reranker
@@ -219,21 +218,6 @@ def test_labels_are_scaled_as_the_folder_says(said: Any, scaled: Any, tmp_path: 
                 assert (found["label"], found["num_classes"]) == (("dog", "cat", "owl")[int(want.argmax())], 3)
         refused = server.post("/v1/rerank", {"query": "a", "documents": ["a"]}).json()["error"]
         assert refused["code"] == "unsupported_task"  # three labels are no score
-
-
-def write_reranker(folder: Path, task: str = "", **said: Any) -> Any:
-    """A random Qwen3-Reranker, its tokenizer one of bytes with a token for each answer."""
-    write_model(folder, more=("no", "yes"))
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}
-    config = transformers.Qwen3Config(**sizes, initializer_range=0.3, **({"num_labels": 1} if task else {}))
-    auto = getattr(transformers, f"AutoModelFor{task or 'CausalLM'}")
-    model = auto.from_config(config, attn_implementation="eager").float().eval()
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | said))
-    return model.requires_grad_(False)
 
 
 def asked(query: str, document: str, instruction: str) -> str:

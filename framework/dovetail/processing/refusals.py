@@ -25,6 +25,15 @@ def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> Reques
     return RequestError(text, param=param, code=TOO_LONG)
 
 
+def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """A text to be embedded does not fit the context."""
+    text = (
+        f"{param} has {num_tokens} tokens, which is longer than the model's context length: this model's maximum "
+        f"context length is {context_len} tokens; shorten it, or send truncate_prompt_tokens: -1"
+    )
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
 def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
     """Prompt and requested output together exceed the context."""
     text = (

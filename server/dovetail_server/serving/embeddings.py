@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.processing.pairs import most_tokens
 from dovetail_server.openai.embeddings import Embedding, EmbeddingRequest, Embeddings, EmbeddingUsage
 from dovetail_server.serving.generation import Choice, Generation
-from dovetail_server.serving.pooled import generation_of, most_tokens, read_texts, run
+from dovetail_server.serving.pooled import generation_of, read_texts, run
 from dovetail_server.serving.prompts import Prompts
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
 from dovetail.messages import Pool, SamplingParams, Submit
+from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import same_field
 from dovetail_server.openai.embeddings import PooledFields
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
 
-PARAMS = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
-"""What the engine's message must have; nothing is drawn."""
-
 
 def generation_of(
     state: ServingContext,
@@ -31,7 +28,7 @@ def generation_of(
     prefix: str,
     *,
     pool: Pool | None,
-    params: SamplingParams = PARAMS,
+    params: SamplingParams = POOLING,
     what: str = "input",
 ) -> Generation:
     """Make the engine's requests of some prompts, one each.
@@ -83,26 +80,6 @@ async def run(generation: Generation) -> None:
                 check_not_aborted(step.choice)
 
 
-def check_lengths(prompts: Sequence[Prompt], text: Processor, what: str) -> None:
-    """Refuse prompts that are longer than the context; nothing follows them, so they may fill it.
-
-    Raises:
-        RequestError: Naming the first.
-    """
-    for at, prompt in enumerate(prompts):
-        if len(prompt.ids) > text.limits.context_len:
-            param = what if len(prompts) == 1 else f"{what}[{at}]"
-            raise errors.input_too_long(len(prompt.ids), text.limits.context_len, param)
-
-
-def most_tokens(wanted: int | None, text: Processor) -> int | None:
-    """Return how many tokens `truncate_prompt_tokens` leaves a prompt; None: it is not cut."""
-    if not wanted:
-        return None
-    context = text.limits.context_len
-    return context if wanted < 0 else min(wanted, context)
-
-
 def read_texts(
     given: Any,
     text: Processor,
@@ -139,5 +116,5 @@ def read_texts(
             raise RequestError(why, param="prompt_name", code="invalid_value")
         ids = read_one(item, text, param, special=special).ids
         prompts.append(Prompt(ids if most is None else ids[:most] if side == "right" else ids[-most:]))
-    check_lengths(prompts, text, "input")
+    check_lengths([prompt.ids for prompt in prompts], text, "input")
     return prompts

@@ -1,7 +1,7 @@
 """`/v1/rerank`, `/v1/score` of two texts and `/v1/classify`: how well texts go together, and labels of one.
 
 A cross encoder reads both texts at once and gives a score; an embedding model's vectors are multiplied; a model that
-answers in words is asked for "yes" or "no", and its next token's probabilities are compared (`processing/tasks.py`).
+answers in words is asked for "yes" or "no", and its next token's probabilities are compared (`processing/pairs.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.messages import SamplingParams, TokenLogprob
-from dovetail.processing.reranker import sigmoid
-from dovetail_server import errors
+from dovetail.messages import TokenLogprob
+from dovetail.processing.pairs import (
+    POOLING,
+    Answer,
+    asked_for,
+    beginning,
+    check_numbers,
+    classified,
+    most_tokens,
+    ranked,
+    read_pairs,
+    scores_of,
+)
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.embeddings import EmbeddingUsage, PooledFields
 from dovetail_server.openai.rerank import (
@@ -33,7 +43,7 @@ from dovetail_server.openai.rerank import (
     RerankRequest,
 )
 from dovetail_server.serving.generation import Choice, Generation
-from dovetail_server.serving.pooled import PARAMS, check_lengths, generation_of, most_tokens, read_texts
+from dovetail_server.serving.pooled import generation_of, read_texts
 from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.score import last_rows
 
@@ -73,7 +83,7 @@ def read_rerank(text: Processor, request: RerankRequest) -> Prompts:
     documents = [one.text if isinstance(one, Document) else one for one in request.documents]
     kept = documents
     if (most := request.max_tokens_per_doc) is not None:
-        kept = [_shortened(document, most, f"documents[{at}]", text) for at, document in enumerate(documents)]
+        kept = [beginning(document, most, f"documents[{at}]", text) for at, document in enumerate(documents)]
     made = _read(text, request, ([request.query], kept), ("query", "documents"), request.instruct)
     if request.return_documents is False:
         return Prompts(prompts=made)
@@ -95,9 +105,7 @@ def read_score(text: Processor, request: ScoreRequest) -> Prompts:
             why = f"{name} is missing: give text_1 and text_2, or query, items and label_token_ids"
             raise RequestError(why, param=name, code="missing_required_parameter")
     firsts, seconds = ([given] if isinstance(given, str) else list(given or ()) for given in both)
-    if len(firsts) not in (1, len(seconds)):
-        why = f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}; give one, or as many"
-        raise RequestError(why, param="text_1", code="invalid_value")
+    check_numbers(firsts, seconds, ("text_1", "text_2"))
     made = _read(text, request, (firsts, seconds), ("text_1", "text_2"), None)
     return Prompts(prompts=made, is_batch=len(firsts) > 1)
 
@@ -109,54 +117,10 @@ def _read(
     names: tuple[str, str],
     instruction: str | None,
 ) -> list[Prompt]:
-    """Make a prompt of each pair, or where vectors are compared of each text: the first ones, then the second ones."""
-    firsts, seconds = texts
+    """Make the prompts of pairs, as they are compared."""
     most = most_tokens(request.truncate_prompt_tokens, text)
-    if text.tasks.way == "cosine":
-        made = []
-        for some, name in zip(texts, names, strict=True):
-            found = [Prompt(text.encode_text(one, _at(name, i, some), most=most)) for i, one in enumerate(some)]
-            check_lengths(found, text, name)
-            made += found
-        return made
-    pairs = zip(firsts * len(seconds) if len(firsts) == 1 else firsts, seconds, strict=True)
-    made = [_pair(text, pair, (names[0], _at(names[1], i, seconds)), most, instruction) for i, pair in enumerate(pairs)]
-    check_lengths(made, text, names[1])
-    return made
-
-
-def _at(name: str, at: int, some: Sequence[str]) -> str:
-    return name if len(some) == 1 and name != "documents" else f"{name}[{at}]"
-
-
-def _pair(
-    text: Processor, pair: tuple[str, str], params: tuple[str, str], most: int | None, instruction: str | None
-) -> Prompt:
-    """Make one prompt of two texts; where it is cut, in words only the second text is."""
-    first, second = (text.clipped(one, param, most) for one, param in zip(pair, params, strict=True))
-    if not text.reranker.in_words:
-        joined, place = text.tokenizer.encode_within(first, second, most=most)
-        return Prompt(joined, "", place)
-    ids = _asked(text, first, second, params[1], instruction)
-    if most is not None and len(ids) > most:
-        room = most - len(_asked(text, first, "", params[1], instruction))
-        if room < 1:
-            why = f"{params[0]} leaves no room for {params[1]} in {most} tokens"
-            raise RequestError(why, param="truncate_prompt_tokens", code="invalid_value")
-        ids = _asked(text, first, _shortened(second, room, params[1], text), params[1], instruction)[:most]
-    if text.tasks.way == "yes_no" and len(ids) >= text.limits.context_len:
-        raise errors.prompt_too_long(len(ids), text.limits.context_len, params[1])
-    return Prompt(ids)
-
-
-def _asked(text: Processor, first: str, second: str, param: str, instruction: str | None) -> list[int]:
-    asked = text.reranker.asked(first, second, instruction, text.template)
-    return text.encode(asked, param, add_special_tokens=False)
-
-
-def _shortened(one: str, most: int, param: str, text: Processor) -> str:
-    """Return the beginning of a text, of so many tokens."""
-    return text.tokenizer.beginning(text.clipped(one, param, most), most)
+    made = read_pairs(text, *texts, names, most=most, instruction=instruction)
+    return [Prompt(one.ids, "", one.second) for one in made]
 
 
 def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
@@ -194,26 +158,9 @@ def prepare(
     else:
         text.tasks.check("score")
         made, prefix, what = made or read_score(text, request), "score", "text_2"
-    way = "labels" if isinstance(request, ClassifyRequest) else text.tasks.way
-    if way == "cosine":
-        text.embedder.check(None, state.info.hidden_size)
-    pool = {"cosine": text.embedder.pool, "labels": state.info.pool}.get(way or "")
-    params = PARAMS if pool is not None else _question(text)
+    pool, params = (state.info.pool, POOLING) if what == "input" else asked_for(text, state.info)
     generation = generation_of(state, request, made.prompts, prefix, pool=pool, params=params, what=what)
     return Job(request=request, model=model, generation=generation, made=made)
-
-
-def _question(text: Processor) -> SamplingParams:
-    """Ask for the log probabilities of both answers.
-
-    Raises:
-        RequestError: One of them is several tokens.
-    """
-    answers = (text.reranker.no, text.reranker.yes)
-    if min(answers) < 0:
-        why = "the model's tokenizer has no single tokens for yes and no, so it cannot be asked"
-        raise RequestError(why, param="model", code="unsupported_model")
-    return SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=answers)
 
 
 async def reply(job: Job) -> bytes:
@@ -239,7 +186,6 @@ def _written(job: Job, rows: dict[int, TokenLogprob]) -> bytes:
 def _ranked(job: Job, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
     """Order documents by their scores, equal ones as they were sent."""
     shown = job.made.prompts[len(job.made.prompts) - len(scores) :]
-    order = sorted(range(len(scores)), key=lambda at: -scores[at])[: request.top_n or None]
     hides = request.return_documents is False
     return [
         Ranked(
@@ -247,53 +193,20 @@ def _ranked(job: Job, request: RerankRequest, scores: Sequence[float]) -> list[R
             relevance_score=scores[at],
             document=msgspec.UNSET if hides else RankedDocument(text=shown[at].text),
         )
-        for at in order
+        for at in ranked(scores, request.top_n)
     ]
 
 
 def _class(job: Job, choice: Choice) -> Classified:
     """Name the best of an input's labels."""
-    reranker = job.generation.state.text.reranker
-    numbers = _numbers(choice)
-    probs = numbers if job.request.use_activation is False else reranker.scaled(numbers)
-    best = max(range(len(probs)), key=probs.__getitem__)
-    return Classified(index=choice.index, label=reranker.labels[best], probs=probs, num_classes=len(probs))
+    reranker, is_plain = job.generation.state.text.reranker, job.request.use_activation is False
+    label, probs = classified(reranker, Answer(choice.pooled), is_plain=is_plain)
+    return Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
 
 
 def _scores(job: Job, rows: dict[int, TokenLogprob]) -> list[float]:
     """Return the score of each pair, in order."""
     text, choices = job.generation.state.text, job.generation.choices
-    is_plain = job.request.use_activation is False
-    if text.tasks.way == "cosine":
-        return _cosines(job)
-    if text.tasks.way == "labels":
-        found = [_numbers(choice) for choice in choices]
-        return [numbers[0] if is_plain else text.reranker.scaled(numbers)[0] for numbers in found]
-    odds = [_odds(rows[choice.index]) for choice in choices]
-    return odds if is_plain else [sigmoid(number) for number in odds]
-
-
-def _odds(row: TokenLogprob) -> float:
-    """How much likelier yes is than no, as a logarithm."""
-    no, yes = (item.logprob for item in row.named)
-    return 0.0 if no == yes else max(-1e9, min(1e9, yes - no))
-
-
-def _numbers(choice: Choice) -> list[float]:
-    """What a classifier gave."""
-    import numpy as np
-
-    found: list[float] = np.frombuffer(choice.pooled or b"", dtype=np.float32).astype(float).tolist()
-    return found
-
-
-def _cosines(job: Job) -> list[float]:
-    """Compare vectors: one first text with all second ones, or each with its own."""
-    import numpy as np
-
-    embedder = job.generation.state.text.embedder
-    wide = [embedder.finish(c.pooled or b"", normalize=False).astype(np.float64) for c in job.generation.choices]
-    vectors = [vector / (float(np.sqrt(vector @ vector)) or 1.0) for vector in wide]
-    num_first = len(vectors) // 2 if job.made.is_batch else 1
-    firsts = vectors[:num_first] if job.made.is_batch else vectors[:1] * (len(vectors) - 1)
-    return [float(first @ second) for first, second in zip(firsts, vectors[num_first:], strict=True)]
+    answers = [Answer(choice.pooled, rows.get(choice.index)) for choice in choices]
+    num_first = len(answers) // 2 if job.made.is_batch else 1
+    return scores_of(text, answers, num_first=num_first, is_plain=job.request.use_activation is False)
