@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+
 from dovetail.engine.core import EngineCore
 from dovetail.engine.standstill import EARLY
+from dovetail.errors import DovetailError
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 
 def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float | None = None) -> EngineCore:
@@ -22,7 +29,25 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     Raises:
         ConfigError: The settings, the model or a plugin is at fault.
     """
+    _preload_grammars(plugins)
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s
         return EngineCore(settings, plugins, GroupExecutor(settings, plugins, limit_s=limit_s))
     return EngineCore(settings, plugins, LocalExecutor(settings, plugins))
+
+
+def _preload_grammars(plugins: LoadedPlugins) -> None:
+    """Have grammar backends import what they need while the model loads: afterwards, requests would wait for it."""
+    backends = []
+    with contextlib.suppress(DovetailError):  # the engine says so when it makes them
+        backends = [backend for _, backend in plugins.candidates("grammar_backend")]
+
+    def preload() -> None:
+        for backend in backends:
+            try:
+                backend.preload()
+            except Exception as error:
+                logger.debug("grammar backend %s is not preloaded: %s", backend.__name__, error)
+
+    if backends:
+        threading.Thread(target=preload, name="grammar preload", daemon=True).start()

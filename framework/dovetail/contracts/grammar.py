@@ -224,6 +224,13 @@ class GrammarBackend(Configurable, ABC):
         A process that only asks `supports` gives a vocabulary without tokens.
         """
 
+    @classmethod
+    def preload(cls) -> None:
+        """Import what grammars will need; called in a thread of its own while the model loads. Nothing, by default.
+
+        What is imported under way holds up whoever is being served. It may raise; whoever asks for a grammar is told.
+        """
+
     @abstractmethod
     def supports(self, spec: GrammarSpec) -> Support:
         """Say how faithfully `spec` would be enforced: a cheap walk over the source, no compilation, no exception.

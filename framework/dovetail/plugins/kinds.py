@@ -136,6 +136,7 @@ KINDS: dict[str, Kind] = {
             label="--grammar-backend",
             kit=f"{_KIT}.grammar:GrammarBackendConformance",
             about="The grammar backend {name} for Dovetail",
+            minor=1,
             setting="grammar_backend",
             hook="dovetail_grammar_backends",
         ),

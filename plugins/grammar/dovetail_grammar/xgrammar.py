@@ -93,6 +93,11 @@ class XgrammarBackend(GrammarBackend):
             library, library.CompiledGrammar.deserialize_json(blob.decode(), info), self._vocabulary.size
         )
 
+    @classmethod
+    def preload(cls) -> None:
+        """Import the library, which takes a second."""
+        import_library()
+
     def _shared(self) -> tuple[Any, Any]:
         with self._lock:
             if self._library is None:
