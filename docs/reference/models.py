@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
 from dovetail.contracts.model import ModelConfig
-from dovetail.runtime.weight_size import dense_numel
+from dovetail.runtime.checkpoint.weight_size import dense_numel
 
 HEAD = """\
 # Models in figures

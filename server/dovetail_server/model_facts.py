@@ -21,7 +21,7 @@ def config_of(folder: Path, architecture: str, impl: str = "auto") -> ModelConfi
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned, model_plugin
-    from dovetail.runtime.config_keys import translate
+    from dovetail.runtime.checkpoint.config_keys import translate
     from dovetail.runtime.hf_config import CONFIG_KEYS, dense_config, read_config
 
     hf, registry = read_config(folder), Registry.scan()

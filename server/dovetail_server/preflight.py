@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.runtime.hub import with_folders
+from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail_server.settings import ServeSettings
 
 DEMO_NAME = "dovetail-demo"

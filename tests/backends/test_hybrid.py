@@ -16,8 +16,8 @@ from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan
-from dovetail.runtime import backends
-from dovetail.runtime.hybrid import common_caps, hybrid
+from dovetail.runtime.attention import backends
+from dovetail.runtime.attention.hybrid import common_caps, hybrid
 from dovetail.runtime.runner import ModelRunner
 from dovetail.settings import EngineSettings
 from dovetail.testing.conformance.attention import DECODE, MIXED, PREFILL, AttentionBackendConformance

@@ -16,8 +16,8 @@ from dovetail.contracts.model import LayerSpec, ModelConfig
 from dovetail.contracts.needs import Needs, needs_of, unmet, unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
+from dovetail.runtime.attention.hybrid import common_caps
 from dovetail.runtime.hf_config import dense_config
-from dovetail.runtime.hybrid import common_caps
 from dovetail.testing.conformance.attention import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
 from dovetail.testing.conformance.attention_graph import padded_prefill, rerun
 from dovetail.testing.conformance.attention_qkv import verify_qkv
@@ -247,7 +247,7 @@ def test_an_unmet_need_ends_the_start_before_a_weight_is_read(
     monkeypatch.setattr(Llama, "config_from_hf", lambda hf: changed(plain(hf), **change))
     monkeypatch.setattr(TorchNativeBackend, "caps", Boastful.caps)
     monkeypatch.setattr(TorchNativeBackend, "why_not", Boastful.why_not)
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=message):
         generate(folder, [[1]], SamplingParams(max_tokens=1))
 

@@ -22,7 +22,7 @@ from dovetail.engine.step_builder import StepBuilder
 from dovetail.grammar.bitmask import fill_masks
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import ExecutorInfo, Prepared
-from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.sampling.masks import MaskBuffer
 
 NUM_ROWS, NUM_TIMES, NUM_WORDS = 256, 500, (151_936 + 31) // 32
 INFO = ExecutorInfo(

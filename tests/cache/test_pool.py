@@ -8,7 +8,7 @@ import torch
 from dovetail.cache.pool import KVCache, PagedKVPool
 from dovetail.contracts.cache import CacheTensor, Window, cache_groups
 from dovetail.contracts.model import LayerSpec, dense_layers
-from dovetail.runtime.memory import group_token_bytes
+from dovetail.runtime.memory.plan import group_token_bytes
 
 CPU = torch.device("cpu")
 PAGES, PAGE = 5, 4

@@ -10,7 +10,7 @@ from dovetail.contracts.attention import StateSave
 from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window, cache_groups
 from dovetail.contracts.model import LayerSpec
 from dovetail.engine.states import StateGrid
-from dovetail.runtime.memory import group_token_bytes
+from dovetail.runtime.memory.plan import group_token_bytes
 
 CPU = torch.device("cpu")
 STATE = (CacheTensor("conv", (2, 3)), CacheTensor("memory", (4,), "float32"))

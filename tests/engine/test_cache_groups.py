@@ -161,6 +161,6 @@ def test_layers_may_share_a_cache(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_ends_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, before weights are read."""
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=r"--max-total-tokens \d+ takes .* lower it"):
         make_engine(folder, max_total_tokens=1 << 40)

@@ -59,7 +59,7 @@ def test_a_backend_without_latent_rows_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In one line that names both, before a weight is read."""
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     file = tmp_path / "plain_attention.py"
     file.write_text(
         "from dataclasses import replace\n\nfrom dovetail_backends.torch_native import TorchNativeBackend\n\n\n"

@@ -168,7 +168,7 @@ def test_a_declaration_that_does_not_fit_ends_the_start(
     tokens: int | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, before weights are read: states of all rows, and two copies at least."""
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "conv_L_cache": 1 << 28}))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")

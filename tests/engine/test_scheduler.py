@@ -18,7 +18,7 @@ from dovetail.engine.low_priority import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULS
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
-from dovetail.runtime.memory import floor_pages, seen_pages
+from dovetail.runtime.memory.plan import floor_pages, seen_pages
 from dovetail.testing.engine import make_policy
 
 POLICIES = ("fcfs", "lof", "lpm", "priority")

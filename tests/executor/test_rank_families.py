@@ -11,7 +11,7 @@ import pytest
 from rank_engines import beside, make_core, said
 
 from dovetail.errors import ConfigError
-from dovetail.runtime.memory import check_settings
+from dovetail.runtime.memory.plan import check_settings
 from dovetail.settings import EngineSettings
 
 FAMILIES = beside("families", "models/families.py")
@@ -61,7 +61,7 @@ def test_whole_experts(kind: str, tmp_path: Path) -> None:
 
 def refused(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
     """What an engine says instead of reading weights: one line."""
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError) as caught:
         make_core(folder, architecture, **settings)
     assert "\n" not in str(caught.value)

@@ -144,7 +144,7 @@ OTHERS = {
 @pytest.mark.parametrize("code", OTHERS)
 def test_a_rank_of_other_code_is_refused(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of Dovetail, of a plugin, or another set of plugins: in one line, before weights are read."""
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError) as caught, engine(folder, monkeypatch, code):
         pass
     assert OTHERS[code] in str(caught.value)

@@ -37,7 +37,7 @@ from dovetail.executor.rank_messages import next_command
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.memory import check_devices, check_equal, check_settings
+from dovetail.runtime.memory.plan import check_devices, check_equal, check_settings
 from dovetail.runtime.ranks import GlooCommunicator
 from dovetail.settings import EngineSettings
 from dovetail.testing.models import make_model
@@ -194,7 +194,7 @@ def test_what_cannot_be_divided_is_refused(
     def never(*args: Any) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("dovetail.runtime.weights.load_weights", never)
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", never)
     with pytest.raises(ConfigError) as caught:
         make_core(folder, "LlamaForCausalLM", tensor_parallel_size=size)
     assert str(caught.value).startswith(message)

@@ -15,7 +15,7 @@ import transformers
 
 from dovetail import LLM, SamplingParams, messages
 from dovetail.messages.seeds import row_key
-from dovetail.runtime.random import exponentials
+from dovetail.runtime.sampling.random import exponentials
 from dovetail.testing.engine import collect, generate, make_client, tokens
 from dovetail.testing.models import make_model
 

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import DecodeGraph, Ints
-from dovetail.runtime.graphs import Captured, DecodeGraphs
+from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case, verify
 from dovetail.testing.engine import generate, tokens

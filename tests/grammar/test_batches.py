@@ -13,7 +13,7 @@ import pytest
 from grammar_demo import Demo, Result, json_step
 
 from dovetail.messages import GrammarStep, SamplingParams, Submit
-from dovetail.runtime.penalties import TokenCounts
+from dovetail.runtime.device.penalties import TokenCounts
 
 PATTERN = "[a-f]{4,12}-[0-9]{2}"
 ENUM = {"type": "array", "items": {"enum": ["red", "green", 1, None]}, "minItems": 2, "maxItems": 5}

@@ -17,15 +17,15 @@ from dovetail.grammar.bits import full_row, has_bit, ids_of, new_row, set_bit
 from dovetail.grammar.constraint import Constraint, TokenSets
 from dovetail.grammar.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
-from dovetail.runtime.mask_ops import apply_mask_cpu, apply_mask_reference
-from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.sampling.mask_ops import apply_mask_cpu, apply_mask_reference
+from dovetail.runtime.sampling.masks import MaskBuffer
 
 SIZES = [1, 31, 32, 33, 63, 100, 2000, 4097]
 
 KERNEL = """
 import torch
-from dovetail.runtime.mask_ops import apply_mask_reference
-from dovetail.runtime.mask_triton import apply_mask_triton
+from dovetail.runtime.sampling.mask_ops import apply_mask_reference
+from dovetail.runtime.sampling.mask_triton import apply_mask_triton
 torch.manual_seed(0)
 for size in (1, 33, 100, 4097, 9000):
     logits = torch.randn(5, size)
@@ -77,7 +77,7 @@ def test_the_triton_kernel_equals_the_reference() -> None:
 @pytest.mark.gpu
 def test_the_triton_kernel_on_a_device() -> None:
     """As above, on CUDA, with a vocabulary of real size and many rows."""
-    from dovetail.runtime.mask_triton import apply_mask_triton
+    from dovetail.runtime.sampling.mask_triton import apply_mask_triton
 
     logits = torch.randn(64, 151_937, device="cuda")
     mask = torch.randint(-(2**31), 2**31, (64, 4749), dtype=torch.int64, device="cuda").to(torch.int32)

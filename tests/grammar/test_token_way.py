@@ -20,7 +20,7 @@ import dovetail_server
 WAY = (
     "executor/local.py",
     "runtime/stepper.py",
-    "runtime/sampler.py",
+    "runtime/sampling/sampler.py",
     "engine/replies.py",
     "client/inprocess.py",
     "engine/streams.py",

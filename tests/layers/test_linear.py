@@ -24,8 +24,8 @@ from dovetail.layers.linear import can_prepack
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
 from dovetail.layers.transformer import GatedMLP
+from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import dense_config, read_config
-from dovetail.runtime.weights import load_weights
 from dovetail.testing.conformance.model_runtime import ReferenceAttention, TinyEngine
 from dovetail.testing.models import make_model
 from dovetail_models.llama import Llama

@@ -18,10 +18,10 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Quantization
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.runtime.config_keys import translate
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.quantization import Place, converted, factory_of
+from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
-from dovetail.runtime.quantization import Place, converted, factory_of
-from dovetail.runtime.weights import load_weights
 
 TARGET = Target("float32", "cpu")
 

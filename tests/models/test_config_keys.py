@@ -13,7 +13,7 @@ import transformers
 from dovetail.contracts.model import ModelConfig
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
-from dovetail.runtime.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
+from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.gpt_oss import GptOss

@@ -19,7 +19,7 @@ from dovetail.contracts.model import Pool
 from dovetail.contracts.needs import unmet, unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit, TokenDelta
-from dovetail.runtime.memory_table import rows_of
+from dovetail.runtime.memory.table import rows_of
 from dovetail.testing.engine import make_core, serve
 
 PARAMS = SamplingParams(max_tokens=1)

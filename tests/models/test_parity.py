@@ -17,7 +17,7 @@ from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
 from dovetail.plugins import Registry
-from dovetail.runtime.weight_size import weight_size
+from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.testing.engine import make_core
 
 FULL = bool(os.environ.get("DOVETAIL_FULL"))

@@ -22,10 +22,10 @@ from dovetail.errors import ConfigError
 from dovetail.layers.packed import PackedLinear
 from dovetail.layers.plain import PLAIN
 from dovetail.messages import SamplingParams, Submit
-from dovetail.runtime.checkpoint import open_checkpoint
-from dovetail.runtime.quantization import convert, factory_of, matrices_of
-from dovetail.runtime.weight_size import weight_size
-from dovetail.runtime.weights import load_weights
+from dovetail.runtime.checkpoint.files import open_checkpoint
+from dovetail.runtime.checkpoint.quantization import convert, factory_of, matrices_of
+from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dovetail.errors import ModelError
 from dovetail.layers.packed import PackedLinear
+from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
-from dovetail.runtime.weight_size import weight_size
 from dovetail.testing.conformance.model_runtime import TinyEngine
 
 PROMPTS = [[5, 7, 11, 13, 17, 19, 23, 29], [3, 4]]

@@ -14,9 +14,9 @@ from dovetail.contracts.model import WeightRule
 from dovetail.contracts.quantization import Stored, Target
 from dovetail.layers.packed import PackedLinear
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.checkpoint import open_checkpoint
-from dovetail.runtime.quantization import convert, stored_tensors
-from dovetail.runtime.weights import load_weights
+from dovetail.runtime.checkpoint.files import open_checkpoint
+from dovetail.runtime.checkpoint.quantization import convert, stored_tensors
+from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.testing.conformance.quantization import CPU, BuildContext, Holder
 
 GOLDEN = load_file(Path(__file__).parent / "golden/quantised.safetensors")

@@ -16,7 +16,7 @@ from dovetail.contracts.layers import BuildContext, Parallel, Part
 from dovetail.contracts.model import WeightRule
 from dovetail.errors import ConfigError, PluginError
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.weights import is_finite, load_weights
+from dovetail.runtime.checkpoint.weights import is_finite, load_weights
 from dovetail.testing.conformance.model_runtime import TinyEngine
 from dovetail.testing.models import make_model
 from dovetail_models.llama import Llama
@@ -267,7 +267,7 @@ def test_a_truncated_file_is_named_before_anything_is_read(folder: Path, monkeyp
     """The last of several files ends too early."""
     path = sorted(folder.glob("model-*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-10])
-    monkeypatch.setattr("dovetail.runtime.weights._place", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr("dovetail.runtime.checkpoint.weights._place", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(ConfigError, match=rf"{path.name}: broken safetensors file"):
         load(folder)
 

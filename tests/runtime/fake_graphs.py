@@ -23,14 +23,17 @@ from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import PrefillGraph
 from dovetail.plugins import load
-from dovetail.runtime import adjust_triton, draw_graphs, draw_triton, graphs, prefill_graphs, step_triton
-from dovetail.runtime.draw_graphs import SampleTables
-from dovetail.runtime.draw_params import DrawParams
-from dovetail.runtime.graphs import DecodeGraphs
-from dovetail.runtime.grouped import make_attention
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.penalties import TokenCounts
-from dovetail.runtime.prefill_graphs import PrefillGraphs
+from dovetail.runtime.attention.grouped import make_attention
+from dovetail.runtime.device.draw_params import DrawParams
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.graphs import decode as graphs
+from dovetail.runtime.graphs import prefill as prefill_graphs
+from dovetail.runtime.graphs import step_triton
+from dovetail.runtime.graphs.decode import DecodeGraphs
+from dovetail.runtime.graphs.prefill import PrefillGraphs
+from dovetail.runtime.sampling import adjust_triton, draw_graphs, draw_triton
+from dovetail.runtime.sampling.draw_graphs import SampleTables
+from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.testing.engine import make_plans
 

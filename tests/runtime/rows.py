@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
-from dovetail.runtime import sampler
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.row_params import SampleRow
-from dovetail.runtime.sampler import FloatScratch, Masked, SampleBatch, Sampled
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.row_params import SampleRow
+from dovetail.runtime.sampling import sampler
+from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled
 
 
 @dataclass(eq=False)

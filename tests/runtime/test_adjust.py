@@ -15,15 +15,15 @@ from fake_graphs import use_triton
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
-from dovetail.runtime import sampler
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw_graphs import SampleTables, draw_adjusted
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.penalties import TokenCounts
-from dovetail.runtime.ranked import Ranked
-from dovetail.runtime.row_fields import MAX_BIAS
-from dovetail.runtime.row_params import MAX_TOP
-from dovetail.runtime.sampler import Masked, SampleBatch
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.row_fields import MAX_BIAS
+from dovetail.runtime.device.row_params import MAX_TOP
+from dovetail.runtime.sampling import sampler
+from dovetail.runtime.sampling.draw_graphs import SampleTables, draw_adjusted
+from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.sampling.ranked import Ranked
+from dovetail.runtime.sampling.sampler import Masked, SampleBatch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPARE = 1

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
-from dovetail.runtime import draw, draw_triton
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw_params import DrawParams
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.draw_params import DrawParams
+from dovetail.runtime.sampling import draw, draw_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

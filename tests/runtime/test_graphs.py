@@ -13,13 +13,13 @@ from fake_graphs import FakePool, use_triton
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit, DecodeGraph
-from dovetail.runtime import draw_graphs
-from dovetail.runtime import graphs as graphs_module
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw_graphs import SampleTables
-from dovetail.runtime.graphs import FIRST, DecodeGraphs
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.penalties import TokenCounts
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.graphs import decode as graphs_module
+from dovetail.runtime.graphs.decode import FIRST, DecodeGraphs
+from dovetail.runtime.sampling import draw_graphs
+from dovetail.runtime.sampling.draw_graphs import SampleTables
+from dovetail.runtime.sampling.masks import MaskBuffer
 
 CPU = torch.device("cpu")
 

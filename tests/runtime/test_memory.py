@@ -19,8 +19,11 @@ from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_l
 from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime import device_memory, graphs, host_memory
-from dovetail.runtime.memory import (
+from dovetail.runtime import device_memory
+from dovetail.runtime.checkpoint.weight_size import dense_numel, headers, weight_size
+from dovetail.runtime.graphs import decode as graphs
+from dovetail.runtime.memory import host as host_memory
+from dovetail.runtime.memory.plan import (
     BUCKET_SUM,
     GRAPH_ROWS,
     NUM_DECODE_GRAPHS,
@@ -30,9 +33,8 @@ from dovetail.runtime.memory import (
     floor_pages,
     plan_memory,
 )
-from dovetail.runtime.memory_table import rows_of
+from dovetail.runtime.memory.table import rows_of
 from dovetail.runtime.runner import ModelRunner
-from dovetail.runtime.weight_size import dense_numel, headers, weight_size
 from dovetail.settings import EngineSettings
 from dovetail.testing.engine import generate
 from dovetail.testing.models import make_model

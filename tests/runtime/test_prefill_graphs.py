@@ -21,11 +21,11 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import PrefillGraph, no_ints
 from dovetail.plugins import load
-from dovetail.runtime import prefill_graphs
-from dovetail.runtime.batch import NO_TOKENS, tokens_of
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.prefill_graphs import PrefillGraphs, pack
-from dovetail.runtime.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, sizes
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.graphs import prefill as prefill_graphs
+from dovetail.runtime.graphs.batch import NO_TOKENS, tokens_of
+from dovetail.runtime.graphs.prefill import PrefillGraphs, pack
+from dovetail.runtime.memory.prefill_sizes import MAX_CHUNKS, SINGLE, TOGETHER, sizes
 from dovetail.testing.engine import make_plans
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend

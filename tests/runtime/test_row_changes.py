@@ -13,8 +13,8 @@ import torch
 from dovetail.messages import SamplingParams
 from dovetail.messages.seeds import signed64
 from dovetail.messages.step import Admit, Ints, StepInput, no_ints
-from dovetail.runtime import device_state, row_changes, row_changes_triton
-from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.device import device_state, row_changes, row_changes_triton
+from dovetail.runtime.device.device_state import DeviceState
 
 CPU = torch.device("cpu")
 NUM_ROWS, WIDTH, GROUPS = 300, 9, 2

@@ -13,10 +13,10 @@ from rows import Row, batch_of, sample
 
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import Admit
-from dovetail.runtime import draw
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.sampler import FloatScratch, Masked, adjust
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.sampling import draw
+from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.sampling.sampler import FloatScratch, Masked, adjust
 
 V = 50
 

@@ -17,7 +17,7 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.plugins import load
-from dovetail.runtime.graphs import Captured, DecodeGraphs
+from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend

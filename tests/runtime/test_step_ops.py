@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from dovetail.runtime import step_ops, step_triton
-from dovetail.runtime.device_state import DeviceState
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.graphs import step_ops, step_triton
 
 CPU = torch.device("cpu")
 

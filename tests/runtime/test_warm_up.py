@@ -23,11 +23,13 @@ from dovetail.layers.ops import fused, skinny
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import DecodeGraph, StepInput
 from dovetail.plugins import load
-from dovetail.runtime import draw, draw_triton, step_triton, warm_up
-from dovetail.runtime.capture_queue import CaptureQueue
+from dovetail.runtime import warm_up
 from dovetail.runtime.device_memory import DeviceMemory
-from dovetail.runtime.graphs import DecodeGraphs
-from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.graphs import step_triton
+from dovetail.runtime.graphs.capture_queue import CaptureQueue
+from dovetail.runtime.graphs.decode import DecodeGraphs
+from dovetail.runtime.sampling import draw, draw_triton
+from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.step import Launched
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core, make_plans
@@ -288,7 +290,7 @@ def test_any_other_failure_is_passed_on(
 def test_masks_are_warmed_up_like_a_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call as for one constrained row; the buffer is as before."""
     calls: list[tuple[torch.Tensor, ...]] = []
-    monkeypatch.setattr("dovetail.runtime.masks.apply_mask", lambda *tensors: calls.append(tensors))
+    monkeypatch.setattr("dovetail.runtime.sampling.masks.apply_mask", lambda *tensors: calls.append(tensors))
     masks = MaskBuffer(7, torch.device("cpu"))
     masks.warm_up(199)
     [(logits, words, rows)] = calls

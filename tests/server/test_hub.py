@@ -18,7 +18,7 @@ from server_tiny import write_model
 
 from dovetail.errors import ModelError
 from dovetail.processing.prepare import check_model
-from dovetail.runtime import hub
+from dovetail.runtime.checkpoint import hub
 from dovetail_server import preflight
 from dovetail_server.settings import ServeSettings
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.messages import SamplingParams, Submit
-from dovetail.runtime.quantize import FORMATS
+from dovetail.runtime.checkpoint.quantize import FORMATS
 from dovetail.testing.engine import collect, make_client
 from dovetail.testing.models import make_model
 from dovetail_server.cli import main as dovetail

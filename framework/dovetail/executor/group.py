@@ -44,8 +44,8 @@ from dovetail.messages.executor import ProfileError, StepError
 from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, Prepared, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
-from dovetail.runtime.backends import find_device
-from dovetail.runtime.memory import DeviceBytes, MemoryPlan, check_equal
+from dovetail.runtime.attention.backends import find_device
+from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, check_equal
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
 from dovetail.runtime.runner import START_S
 from dovetail.settings import EngineSettings

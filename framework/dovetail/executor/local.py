@@ -24,7 +24,7 @@ from dovetail.messages.step import (
     StepOutput,
 )
 from dovetail.plugins import LoadedPlugins
-from dovetail.runtime.memory import chunk_size
+from dovetail.runtime.memory.plan import chunk_size
 from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.runner import ModelRunner

@@ -42,8 +42,8 @@ from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import LoadedPlugins, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.runtime.backends import find_device
-from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+from dovetail.runtime.attention.backends import find_device
+from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Communicator, Rank, communicator, parallel_of
 from dovetail.settings import EngineSettings
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dovetail.messages import ProfileSpec
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate
 from dovetail.plugins import PluginPlan
-from dovetail.runtime.memory import MemoryPlan
+from dovetail.runtime.memory.plan import MemoryPlan
 
 
 class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -88,7 +88,7 @@ KINDS: dict[str, Kind] = {
             kit=f"{_KIT}.model:ModelConformance",
             about="The model architecture {name} for Dovetail",
             hook="dovetail_models",
-            watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.weights"),
+            watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.checkpoint.weights"),
             minor=2,
         ),
         Kind(
@@ -101,7 +101,7 @@ KINDS: dict[str, Kind] = {
             about="The attention backend {name} for Dovetail",
             setting="attention_backend",
             hook="dovetail_attention_backends",
-            watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.batch"),
+            watched=("dovetail.cache.pool", "dovetail.layers.attention", "dovetail.runtime.graphs.batch"),
             minor=1,
         ),
         Kind(
@@ -151,7 +151,7 @@ KINDS: dict[str, Kind] = {
             setting="quantization",
             fact="quantization",
             hook="dovetail_quantizations",
-            watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.weights"),
+            watched=("dovetail.layers.plain", "dovetail.layers.linear", "dovetail.runtime.checkpoint.weights"),
             minor=1,
         ),
         Kind(
@@ -190,7 +190,7 @@ KINDS: dict[str, Kind] = {
             setting="logits_processors",
             many=True,
             hook="dovetail_logits_processors",
-            watched=("dovetail.runtime.sampler", "dovetail.runtime.processors"),
+            watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.processors"),
         ),
         Kind(
             name="hooks",

@@ -14,9 +14,9 @@ from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins
+from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.hf_config import architecture, checkpoint_files, read_config
-from dovetail.runtime.hub import with_folders
-from dovetail.runtime.memory import check_settings as check_memory_settings
+from dovetail.runtime.memory.plan import check_settings as check_memory_settings
 
 S = TypeVar("S", bound=PluginSettings)
 

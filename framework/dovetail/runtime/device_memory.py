@@ -12,12 +12,12 @@ import torch
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ConfigError
-from dovetail.runtime.checkpoint import Checkpoint
-from dovetail.runtime.host_memory import host_bytes
-from dovetail.runtime.memory import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
-from dovetail.runtime.memory_table import print_table
+from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.runtime.memory.host import host_bytes
+from dovetail.runtime.memory.plan import NUM_SPARE, DeviceBytes, MemoryPlan, gib, plan_memory
+from dovetail.runtime.memory.table import print_table
 from dovetail.runtime.ranks import ALONE, Rank
-from dovetail.runtime.weight_size import weight_size
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dovetail.contracts.layers import FusedSums, Parallel
-from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings
 
 

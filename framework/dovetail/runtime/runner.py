@@ -21,27 +21,27 @@ from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
-from dovetail.runtime import prefill_sizes
-from dovetail.runtime.backends import choose_backends, find_device
-from dovetail.runtime.capture_queue import CaptureQueue
-from dovetail.runtime.checkpoint import Checkpoint
-from dovetail.runtime.config_keys import translate
+from dovetail.runtime.attention.backends import choose_backends, find_device
+from dovetail.runtime.attention.grouped import make_attention
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.files import Checkpoint
+from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, factory_of
+from dovetail.runtime.checkpoint.weights import fill_dummy, load_checkpoint
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device_memory import DeviceMemory
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.draw_graphs import SampleTables
-from dovetail.runtime.graphs import BUCKETS, DecodeGraphs, GraphPool
-from dovetail.runtime.grouped import make_attention
+from dovetail.runtime.graphs.capture_queue import CaptureQueue
+from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs, GraphPool
+from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.hf_config import CONFIG_KEYS, eos_token_ids, read_config
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.memory import MemoryPlan, context_len
-from dovetail.runtime.penalties import TokenCounts
-from dovetail.runtime.prefill_graphs import PrefillGraphs
-from dovetail.runtime.processors import Processors
-from dovetail.runtime.quantization import Place, choose_quantization, converted, factory_of
+from dovetail.runtime.memory import prefill_sizes
+from dovetail.runtime.memory.plan import MemoryPlan, context_len
 from dovetail.runtime.ranks import ALONE, Rank
+from dovetail.runtime.sampling.draw_graphs import SampleTables
+from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.stepper import StepGraphs, Stepper
 from dovetail.runtime.warm_up import EagerWarmUp, StepLimits
-from dovetail.runtime.weights import fill_dummy, load_checkpoint
 from dovetail.settings import EngineSettings
 
 if TYPE_CHECKING:

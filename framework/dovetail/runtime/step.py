@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dovetail.messages import TokenLogprob
 from dovetail.messages.step import Floats, StepInput, StepOutput
-from dovetail.runtime.batch import place_in_row
-from dovetail.runtime.graphs import Captured
-from dovetail.runtime.ranked import Ranked
-from dovetail.runtime.row_params import SampleRow
-from dovetail.runtime.sampler import Sampled
-from dovetail.runtime.upload import to_host
+from dovetail.runtime.device.row_params import SampleRow
+from dovetail.runtime.device.upload import to_host
+from dovetail.runtime.graphs.batch import place_in_row
+from dovetail.runtime.graphs.decode import Captured
+from dovetail.runtime.sampling.ranked import Ranked
+from dovetail.runtime.sampling.sampler import Sampled
 from dovetail.runtime.verify import Drafts
 
 BROKEN = -1

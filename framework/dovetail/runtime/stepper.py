@@ -18,20 +18,20 @@ from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
-from dovetail.runtime.batch import prepare, tokens_of
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.graphs import Captured, DecodeGraphs
-from dovetail.runtime.masks import MaskBuffer
-from dovetail.runtime.penalties import TokenCounts
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.row_params import MAX_TOP, RowFacts
+from dovetail.runtime.device.upload import to_device, upload
+from dovetail.runtime.graphs.batch import prepare, tokens_of
+from dovetail.runtime.graphs.decode import Captured, DecodeGraphs
+from dovetail.runtime.graphs.prefill import PrefillGraphs
+from dovetail.runtime.graphs.step_ops import check_tokens
 from dovetail.runtime.pooling import Pooler
-from dovetail.runtime.prefill_graphs import PrefillGraphs
-from dovetail.runtime.processors import Processors
-from dovetail.runtime.ranked import Ranked, rank_logprobs
-from dovetail.runtime.row_params import MAX_TOP, RowFacts
-from dovetail.runtime.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
+from dovetail.runtime.sampling.masks import MaskBuffer
+from dovetail.runtime.sampling.processors import Processors
+from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
+from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
 from dovetail.runtime.step import Launched, Part
-from dovetail.runtime.step_ops import check_tokens
-from dovetail.runtime.upload import to_device, upload
 from dovetail.runtime.verify import Drafts
 
 LOGIT_ROWS = 256

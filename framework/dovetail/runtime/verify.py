@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dovetail.messages.step import StepInput
-from dovetail.runtime.batch import place_in_row
-from dovetail.runtime.upload import to_device
+from dovetail.runtime.device.upload import to_device
+from dovetail.runtime.graphs.batch import place_in_row
 
 NO_DRAFT = -2
 """In place of a draft behind a row's last place: nothing that can be drawn."""

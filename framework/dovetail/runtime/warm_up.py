@@ -26,8 +26,8 @@ import torch
 from dovetail.cache.pool import KVCache
 from dovetail.messages import SamplingParams
 from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
-from dovetail.runtime.device_state import DeviceState
-from dovetail.runtime.memory import NUM_SPARE
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.memory.plan import NUM_SPARE
 from dovetail.runtime.step import Launched
 from dovetail.runtime.stepper import Stepper
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from dovetail.contracts.model import ModelConfig, RopeConfig, WeightRule
 from dovetail.errors import ModelError
+from dovetail.runtime.checkpoint.weight_size import dense_numel
 from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.weight_size import dense_numel
 from dovetail_models.encoder import EncoderPlugin, encoder_config
 
 BODY = r"(?:bert\.|roberta\.|mpnet\.)?"

@@ -13,7 +13,7 @@ from dovetail.contracts.model import ModelConfig, RoutedExperts, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts
 from dovetail.layers.routing import Routing
-from dovetail.runtime.weight_size import dense_numel
+from dovetail.runtime.checkpoint.weight_size import dense_numel
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 MLP = LAYER + r"(?:mlp|block_sparse_moe)"

@@ -15,8 +15,8 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig, WeightRule
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.transformer import MLP
+from dovetail.runtime.checkpoint.weight_size import dense_numel
 from dovetail.runtime.hf_config import dense_config, with_missing
-from dovetail.runtime.weight_size import dense_numel
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
 
 PLAIN_MLP = (

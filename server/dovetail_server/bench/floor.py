@@ -13,9 +13,9 @@ from typing import Any
 from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
 from dovetail.contracts.model import ModelConfig, RoutedExperts
 from dovetail.errors import ConfigError
+from dovetail.runtime.checkpoint.weight_size import dense_numel, headers
 from dovetail.runtime.hf_config import architecture, read_config
-from dovetail.runtime.memory import ITEM_BYTES, group_token_bytes
-from dovetail.runtime.weight_size import dense_numel, headers
+from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
 from dovetail_server.model_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))

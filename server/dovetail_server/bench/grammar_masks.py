@@ -22,7 +22,7 @@ from dovetail.grammar.constraint import Constraint, TokenSets
 from dovetail.grammar.route import Router
 from dovetail.grammar.service import GrammarService, Ticket
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.masks import MaskBuffer
+from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail_server.bench.grammar_raw import RawLibrary
 from dovetail_server.bench.grammar_schemas import schemas
 

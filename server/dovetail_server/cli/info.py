@@ -48,8 +48,8 @@ def info(
         ConfigError: The folder, the tokenizer's files or the template cannot be read.
     """
     from dovetail.plugins import Registry
+    from dovetail.runtime.checkpoint.hub import with_folders
     from dovetail.runtime.hf_config import read_config
-    from dovetail.runtime.hub import with_folders
     from dovetail.settings import EngineSettings
     from dovetail.text.chat.template import ChatTemplate
     from dovetail.text.detection.derive import derive, describe
@@ -102,9 +102,9 @@ def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]
     from dovetail.errors import ModelError
     from dovetail.plugins import Registry
     from dovetail.plugins.plan import model_plugin
+    from dovetail.runtime.checkpoint.weight_size import dense_numel
     from dovetail.runtime.hf_config import architecture
-    from dovetail.runtime.memory import ITEM_BYTES, group_token_bytes
-    from dovetail.runtime.weight_size import dense_numel
+    from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
     from dovetail_server.model_facts import config_of
 
     try:

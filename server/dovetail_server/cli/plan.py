@@ -13,8 +13,8 @@ from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
     from dovetail.contracts.model import ModelConfig
-    from dovetail.runtime.checkpoint import Checkpoint
-    from dovetail.runtime.memory import DeviceBytes, MemoryPlan
+    from dovetail.runtime.checkpoint.files import Checkpoint
+    from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     if wish.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
-        from dovetail.runtime.memory_table import print_table
+        from dovetail.runtime.memory.table import print_table
 
         print_table(found, to_stderr=False)
         for note in found.notes:
@@ -96,8 +96,8 @@ def plan(wish: Wish) -> MemoryPlan:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
     from dovetail.processing.prepare import check_model
-    from dovetail.runtime.memory import plan_memory
-    from dovetail.runtime.weight_size import weight_size
+    from dovetail.runtime.checkpoint.weight_size import weight_size
+    from dovetail.runtime.memory.plan import plan_memory
     from dovetail_server import preflight
     from dovetail_server.cli.options import load_settings, parse_flags
 
@@ -135,7 +135,7 @@ def quantised(
         return None
     from dovetail.contracts.quantization import Target
     from dovetail.plugins import Registry, load, make_plan
-    from dovetail.runtime.quantization import Place, choose_quantization, converted
+    from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted
 
     plugins = load(
         make_plan(
@@ -159,8 +159,8 @@ def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
     Raises:
         ConfigError: The size cannot be read, or the device is not there.
     """
-    from dovetail.runtime.host_memory import host_bytes
-    from dovetail.runtime.memory import CUDA_CONTEXT_BYTES, DeviceBytes, gib
+    from dovetail.runtime.memory.host import host_bytes
+    from dovetail.runtime.memory.plan import CUDA_CONTEXT_BYTES, DeviceBytes, gib
 
     name = settings.device
     if memory is not None:
@@ -172,7 +172,7 @@ def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:
         return DeviceBytes(kind=kind, name=f"a {'host' if kind == 'cpu' else 'GPU'}", total=total, free=total - taken)
     if name == "cpu" or (name == "auto" and not NVIDIA_DRIVER.exists()):
         return host_bytes()
-    from dovetail.runtime.backends import find_device
+    from dovetail.runtime.attention.backends import find_device
     from dovetail.runtime.device_memory import device_bytes
 
     return device_bytes(find_device(settings))

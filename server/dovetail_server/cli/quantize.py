@@ -67,9 +67,9 @@ def write(wish: argparse.Namespace) -> int:
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned, model_plugin
-    from dovetail.runtime.config_keys import translate
+    from dovetail.runtime.checkpoint.config_keys import translate
+    from dovetail.runtime.checkpoint.quantize import quantize
     from dovetail.runtime.hf_config import architecture, quant_method, read_config
-    from dovetail.runtime.quantize import quantize
 
     hf = read_config(wish.model)
     if method := quant_method(hf):

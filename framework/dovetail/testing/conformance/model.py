@@ -17,10 +17,10 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.config_keys import translate
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.weight_match import RuleFinder
+from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import read_config
-from dovetail.runtime.weight_match import RuleFinder
-from dovetail.runtime.weights import model_layers
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance.base import Conformance
 from dovetail.testing.conformance.model_diagnosis import explain, outputs_of, reference_model

@@ -29,10 +29,10 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import Classifier, ModelConfig, ModelPlugin, Pool
 from dovetail.contracts.needs import unserved
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.config_keys import translate
-from dovetail.runtime.grouped import attended_groups
+from dovetail.runtime.attention.grouped import attended_groups
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.weights import load_checkpoint
 from dovetail.runtime.hf_config import read_config
-from dovetail.runtime.weights import load_checkpoint
 from dovetail.testing.checks import check
 from dovetail.testing.conformance.attention_reference import attend
 from dovetail.testing.conformance.host_sync import HostSyncs

@@ -23,9 +23,9 @@ from dovetail.contracts.quantization import Quantization, Stored, Target
 from dovetail.errors import ModelError
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.plain import PLAIN
-from dovetail.runtime.checkpoint import Checkpoint, open_checkpoint
-from dovetail.runtime.quantization import convert, stored_tensors
-from dovetail.runtime.weights import fill_dummy, load_weights
+from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.quantization import convert, stored_tensors
+from dovetail.runtime.checkpoint.weights import fill_dummy, load_weights
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.base import Conformance
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Form, Int4, Scaled
-from dovetail.runtime.checkpoint import NAMES
+from dovetail.runtime.checkpoint.files import NAMES
 from dovetail_backends.quantization.modules import PLAIN
 
 GROUPS = (128, 64, 32)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from dovetail.contracts.layers import BuildContext
 from dovetail.errors import ModelError
+from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
+from dovetail.runtime.checkpoint.weights import is_finite
 from dovetail.runtime.hf_config import some
-from dovetail.runtime.weight_size import TensorHeader, checkpoint_headers
-from dovetail.runtime.weights import is_finite
 
 
 def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:

@@ -1,0 +1,1 @@
+"""Which attention backend serves which layers and steps."""

@@ -1,0 +1,191 @@
+"""Which plugin makes a model's matrices: the plain ones, or those of the quantisation that its checkpoint names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear
+from dovetail.contracts.model import ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
+from dovetail.errors import ModelError, PluginError
+from dovetail.layers.plain import PLAIN
+from dovetail.plugins import LoadedPlugins
+from dovetail.plugins.loader import describe
+from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.weight_size import TensorHeader
+from dovetail.runtime.hf_config import quantization_config
+
+logger = logging.getLogger(__name__)
+KIND = "quantization"
+
+
+def choose_quantization(plugins: LoadedPlugins, hf: Mapping[str, Any]) -> tuple[str, type[Quantization]] | None:
+    """Return name and class of the plan's quantisation that reads this checkpoint; None where the plan has none.
+
+    Raises:
+        PluginError: The one asked for cannot, or no candidate of `auto` can; every reason is given.
+    """
+    config, reasons = quantization_config(hf), []
+    for planned, cls in plugins.candidates(KIND):
+        reason = cls.why_not(config)
+        if reason is None:
+            logger.info("Quantization: %s reads the checkpoint.", planned.name)
+            return planned.name, cls
+        reasons.append(f"{describe(planned)}: {reason}")
+        if planned.requested:
+            break
+    if reasons:
+        raise PluginError(f"--quantization: this checkpoint cannot be read: {'; '.join(reasons)}")
+    return None
+
+
+def converted(
+    chosen: type[Quantization] | None, hf: Mapping[str, Any], plugin: type[ModelPlugin], config: ModelConfig, at: Place
+) -> Checkpoint:
+    """Return the checkpoint of a folder as the quantisation has it read.
+
+    Args:
+        chosen: The quantisation, or None.
+        hf: The parsed `config.json`.
+        plugin: The model's.
+        config: Its facts.
+        at: The folder, and what it is read for.
+
+    Raises:
+        ModelError: The checkpoint cannot be read, or lacks tensors that belong to others.
+    """
+    plain, rules = open_checkpoint(at.folder), plugin.weight_map(config)
+    if chosen is not None and not rules and not quantization_config(hf):
+        raise ModelError(
+            f"--quantization: {config.architecture} is read by another library, which does not quantise it while it "
+            "loads; leave it out, or give a quantised checkpoint"
+        )
+    if chosen is None or not rules:  # without rules the model reads its checkpoint itself
+        return plain
+    return convert(plain, chosen, quantization_config(hf), rules, matrices_of(plugin, config), at.target)
+
+
+def convert(
+    plain: Checkpoint,
+    chosen: type[Quantization],
+    config: Mapping[str, Any],
+    rules: Sequence[WeightRule],
+    matrices: Mapping[str, int],
+    target: Target,
+) -> Checkpoint:
+    """Return a checkpoint as a quantisation has it read.
+
+    Args:
+        plain: As it stands.
+        chosen: The quantisation.
+        config: Its `quantization_config`.
+        rules: The model's.
+        matrices: Inputs of the matrices that the model asks for, by path.
+        target: What it is read for.
+    """
+    tensors = file_tensors(plain, rules, matrices)
+    return Checkpoint(plain.folder, plain.headers, chosen.conversions(config, tensors, target))
+
+
+def file_tensors(plain: Checkpoint, rules: Sequence[WeightRule], matrices: Mapping[str, int]) -> dict[str, FileTensor]:
+    """Return a checkpoint's tensors by name, with the matrix of the model that each belongs to."""
+    patterns, tensors = _compiled(rules), {}
+    for header in plain.headers:
+        path = next((path for path, _ in _places(header, patterns) if path in matrices), "")
+        tensors[header.name] = FileTensor(header.name, header.dtype, header.shape, path, matrices.get(path, 0))
+    return tensors
+
+
+class Place(NamedTuple):
+    """A folder, and what its weights are read for."""
+
+    folder: Path
+    target: Target
+
+
+def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, int]:
+    """Return the inputs of all matrices that a model asks for, by path; it is built without memory to find out."""
+    asked = Asked()
+    plugin.build(config, BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=asked))
+    return asked.inputs
+
+
+class Asked:
+    """Makes plain matrices and remembers where and how wide they are."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, int] = {}
+
+    def linear(self, ctx: BuildContext, name: str, in_features: int, *sizes: Any, **options: Any) -> Linear:
+        """See `BuildContext.linear`."""
+        self.inputs[name] = in_features
+        return PLAIN.linear(ctx, name, in_features, *sizes, **options)
+
+    def experts(
+        self, ctx: BuildContext, name: str, num: int, top_k: int, hidden: int, inner: int, **options: Any
+    ) -> Experts:
+        """See `BuildContext.experts`."""
+        self.inputs |= {f"{name}.gate_up": hidden, f"{name}.down": inner}
+        return PLAIN.experts(ctx, name, num, top_k, hidden, inner, **options)
+
+
+def factory_of(
+    chosen: type[Quantization] | None,
+    hf: Mapping[str, Any],
+    rules: Sequence[WeightRule],
+    headers: Sequence[TensorHeader] | None,
+) -> LayerFactory:
+    """Return what makes the model's matrices.
+
+    Args:
+        chosen: The quantisation, or None.
+        hf: The parsed `config.json`.
+        rules: The model's.
+        headers: Of the tensors that are loaded; None: there are none.
+    """
+    if chosen is None:
+        return PLAIN
+    tensors = {} if headers is None else stored_tensors(rules, headers)
+    return chosen(quantization_config(hf), Stored(tensors, is_known=headers is not None)).factory(PLAIN)
+
+
+def stored_tensors(rules: Sequence[WeightRule], headers: Sequence[TensorHeader]) -> dict[str, tuple[StoredTensor, ...]]:
+    """Return the tensors of each layer by its path, as the rules map modules; those that no rule knows are left out."""
+    patterns = _compiled(rules)
+    found: dict[str, list[StoredTensor]] = {}
+    for header in headers:
+        for path, tensor in _places(header, patterns):
+            found.setdefault(path, []).append(tensor)
+    return {path: tuple(tensors) for path, tensors in found.items()}
+
+
+def _compiled(rules: Sequence[WeightRule]) -> list[tuple[re.Pattern[str], WeightRule]]:
+    return [(re.compile(rule.module_pattern), rule) for rule in rules]
+
+
+def _places(
+    header: TensorHeader, patterns: Sequence[tuple[re.Pattern[str], WeightRule]]
+) -> list[tuple[str, StoredTensor]]:
+    """Where a tensor belongs: the longest name of a module before it that a rule knows.
+
+    Behind a module's name comes a dot, or where one tensor holds all experts, an underscore (`gate_up_proj_scale`).
+    """
+    name = header.name
+    ends = [index for index, char in enumerate(name) if char == "." or (char == "_" and "." not in name[index:])]
+    for cut in (len(name), *reversed(ends)):
+        for pattern, rule in patterns:
+            match = pattern.fullmatch(name[:cut])
+            if match is None:
+                continue
+            if not rule.target:
+                return []
+            parts = (rule.part,) if isinstance(rule.part, str) else rule.part or ()
+            part = "+".join(match.expand(each) for each in parts)
+            return [(match.expand(rule.target), StoredTensor(name[cut:], part, header.dtype, header.shape))]
+    return []

@@ -1,0 +1,208 @@
+"""Writes a checkpoint in 8 or 4 bits, as compressed-tensors has it: transformers, vLLM and SGLang read it too.
+
+Every matrix of the model is quantised by itself and without samples of text: fp8 and int8 with a scale for each row,
+int4 with one for a group of inputs. Norms, embeddings, routers and the output head stay as they are. One shard at a
+time is in memory. N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from dovetail.contracts.model import ModelConfig, ModelPlugin
+from dovetail.contracts.quantization import FileTensor
+from dovetail.errors import ModelError
+from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of
+from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.quantization import file_tensors, matrices_of
+from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
+from dovetail.runtime.checkpoint.weights import is_finite
+from dovetail.runtime.hf_config import INDEX, some
+
+FORMATS = {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-quantized"}
+"""What compressed-tensors calls each method."""
+GROUPS = (128, 64, 32)
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf")
+"""Files that are not copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: matrices quantised, and those that are not; bytes before and after."""
+
+    num: int
+    plain: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+
+def quantize(
+    source: Path, out: Path, method: str, plugin: type[ModelPlugin], config: ModelConfig, hf: Mapping[str, Any]
+) -> Written:
+    """Write the checkpoint of `source` to the new folder `out`; nothing is left there if it fails.
+
+    Args:
+        source: A folder with a plain checkpoint.
+        out: Must not exist, or be empty.
+        method: A key of `FORMATS`.
+        plugin: The model's.
+        config: Its facts.
+        hf: Its parsed `config.json`.
+
+    Raises:
+        ModelError: The folder cannot be written to, or the checkpoint holds nothing to quantise or numbers that are not
+            finite.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ModelError(f"{out}: is there already, and not an empty folder; give another one")
+    plain, rules = open_checkpoint(source), plugin.weight_map(config)
+    if not rules:
+        raise ModelError(
+            f"{config.architecture} is read by another library; only models with a plugin can be quantised"
+        )
+    tensors = file_tensors(plain, rules, matrices_of(plugin, config))
+    packer = Packer.of(method, tensors)
+    part = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    try:
+        part.mkdir(parents=True)
+        before, after = _write(plain, packer, part)
+        for path in sorted(source.iterdir()):
+            if path.is_file() and not any(path.match(pattern) for pattern in WEIGHTS):
+                shutil.copy(path, part / path.name)
+        ignore = packer.ignored(tensors)
+        whole = {**hf, "quantization_config": packer.config(ignore)}
+        (part / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    except OSError as error:
+        raise ModelError(f"{out}: cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Written(len(packer.names), tuple(ignore), before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Packs some of a checkpoint's matrices.
+
+    Attributes:
+        method: A key of `FORMATS`.
+        group: Inputs that share a scale; None: a row's.
+        names: Tensors that are packed.
+    """
+
+    method: str
+    group: int | None
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, method: str, tensors: Mapping[str, FileTensor]) -> Packer:
+        """Choose what is packed, and the size of groups: the largest that divides the most matrices.
+
+        Raises:
+            ModelError: There is no matrix to pack.
+        """
+        found = {
+            name: tensor.shape[1]
+            for name, tensor in tensors.items()
+            if tensor.path and name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype in PLAIN_DTYPES
+        }
+        group = None
+        if method == "int4":
+            group = max(GROUPS, key=lambda size: (sum(width % size == 0 for width in found.values()), size))
+            found = {name: width for name, width in found.items() if width % group == 0}
+        if not found:
+            raise ModelError(f"--method {method}: the checkpoint has no matrix that can be quantised")
+        return cls(method, group, frozenset(found))
+
+    def pack(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of a matrix; scales have its dtype, and numbers are made for the rounded scale."""
+        if self.group is None:
+            form = Scaled(torch.int8 if self.method == "int8" else torch.float8_e4m3fn)
+            scale = form.quantise(weight)["weight_scale"].to(weight.dtype)
+            return {name: form.numbers(weight, scale), f"{name}_scale": scale}
+        made = Int4(self.group, weight.dtype).quantise(weight)
+        eight = in_groups(nibbles_of(made["weight_packed"]), 8)
+        words = torch.zeros_like(made["weight_packed"])
+        for place in range(8):
+            words |= eight[..., place].to(torch.int32) << (4 * place)
+        shape = torch.tensor(weight.shape)
+        return {f"{name}_packed": words, f"{name}_scale": made["weight_scale"], f"{name}_shape": shape}
+
+    def config(self, ignore: list[str]) -> dict[str, Any]:
+        """Return the `quantization_config`."""
+        weights: dict[str, Any] = {
+            "num_bits": 4 if self.method == "int4" else 8,
+            "type": "float" if self.method == "fp8" else "int",
+            "symmetric": True,
+            "strategy": "channel" if self.group is None else "group",
+            "group_size": self.group,
+            "dynamic": False,
+            "actorder": None,
+            "block_structure": None,
+            "observer": "minmax",
+            "observer_kwargs": {},
+        }
+        scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": FORMATS[self.method],
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": scheme},
+            "ignore": ignore,
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+        }
+
+    def ignored(self, tensors: Mapping[str, FileTensor]) -> list[str]:
+        """Return the modules with a matrix that is not packed; the output head, even if the file has none."""
+        plain = [name.removesuffix(".weight") for name, each in tensors.items() if len(each.shape) == 2]
+        packed = {name.removesuffix(".weight") for name in self.names}
+        return sorted({name for name in plain if name not in packed and "embed" not in name} | {"lm_head"})
+
+
+def _write(plain: Checkpoint, packer: Packer, out: Path) -> tuple[int, int]:
+    """Write file by file; returns the bytes of tensors before and after."""
+    files = list(dict.fromkeys(header.file for header in plain.headers))
+    where: dict[str, str] = {}
+    before, after = sum(header.num_bytes for header in plain.headers), 0
+    with plain, tqdm(total=before, desc="Quantizing", unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        for file in files:
+            made: dict[str, Tensor] = {}
+            for name, tensor in _tensors(plain, file, bar):
+                if name in packer.names:
+                    made |= {each: part.contiguous() for each, part in packer.pack(name, tensor).items()}
+                else:
+                    made[name] = tensor.contiguous()
+            save_file(made, out / file.name, metadata={"format": "pt"})
+            where |= dict.fromkeys(made, file.name)
+            after += sum(tensor.numel() * tensor.element_size() for tensor in made.values())
+    if len(files) > 1:
+        index = {"metadata": {"total_size": after}, "weight_map": dict(sorted(where.items()))}
+        (out / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    return before, after
+
+
+def _tensors(plain: Checkpoint, file: Path, bar: Any) -> Iterator[tuple[str, Tensor]]:
+    poisoned = []
+    for header in plain.headers:
+        if header.file == file:
+            tensor = plain.read(header.name)
+            if not is_finite(tensor):
+                poisoned.append(header.name)
+            yield header.name, tensor
+            bar.update(header.num_bytes)
+    if poisoned:
+        raise ModelError(f"{file}: weights that are not finite: {some(poisoned)}; download the checkpoint again")

@@ -1,0 +1,134 @@
+"""How much memory a model's weights will take, before they are loaded. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from dovetail.contracts.model import ModelConfig
+from dovetail.errors import ModelError
+from dovetail.runtime.hf_config import checkpoint_files, index_of, some
+from dovetail.runtime.memory.plan import ITEM_BYTES
+
+PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
+"""Types of weights that are converted to the engine's."""
+
+
+class TensorHeader(NamedTuple):
+    """What a checkpoint's file says of one tensor before it is read."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors calls it: `BF16`, `F8_E4M3`, `I64`, `BOOL`."""
+    is_made: bool = False
+    """It is not in the file: a conversion makes it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in the file."""
+        digits = "".join(takewhile(str.isdecimal, self.dtype.lstrip("BFIU")))
+        return prod(self.shape) * (int(digits) if digits else 8) // 8
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its numbers have a fraction."""
+        return self.dtype.startswith(("F", "BF"))
+
+
+class WeightSize(NamedTuple):
+    """Bytes in the engine's dtype; `repacked_bytes` of them are copies that are made after loading."""
+
+    num_bytes: int
+    repacked_bytes: int
+
+
+def weight_size(
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    device: str,
+    *,
+    dummy: bool = False,
+    headers: Sequence[TensorHeader] | None = None,
+) -> WeightSize:
+    """Size the weights: from the safetensors headers, or from the config where there are none to read.
+
+    Args:
+        folder: The model's.
+        config: Its facts.
+        dtype: Name of the engine's dtype.
+        device: `cpu` or `cuda`.
+        dummy: The engine fills the weights itself.
+        headers: Of what is loaded, where a quantisation converts the checkpoint; None: of its files.
+
+    Raises:
+        ModelError: The checkpoint cannot be read.
+    """
+    item = ITEM_BYTES[dtype]
+    # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
+    packed_head = config.tie_word_embeddings and config.generates and device == "cpu" and dtype == "bfloat16"
+    extra = config.vocab_size * config.hidden_size * item if packed_head else 0
+    if dummy:
+        return WeightSize(dense_numel(config) * item + extra, extra)
+    numel = packed = 0
+    for header in checkpoint_headers(folder) if headers is None else headers:
+        if config.tie_word_embeddings and header.name.startswith("lm_head."):
+            continue
+        if config.not_loaded and re.fullmatch(config.not_loaded, header.name):
+            continue
+        is_scale = header.is_made and header.name.endswith("scale")
+        if header.dtype in PLAIN_DTYPES and not is_scale:
+            numel += prod(header.shape)
+        else:
+            packed += header.num_bytes  # quantised: kept as it is stored
+    return WeightSize(numel * item + packed + extra, extra)
+
+
+def checkpoint_headers(folder: Path) -> list[TensorHeader]:
+    """Return the headers of all tensors of a checkpoint, file by file.
+
+    Raises:
+        ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
+    """
+    found = [header for file in checkpoint_files(folder) for header in headers(file)]
+    present = {(header.name, str(header.file.relative_to(folder))) for header in found}
+    lost = sorted(f"{name} ({file})" for name, file in index_of(folder).items() if (name, file) not in present)
+    if lost:
+        raise ModelError(f"{folder}: the index names tensors that their files lack: {some(lost)}; download them again")
+    return found
+
+
+def headers(file: Path) -> list[TensorHeader]:
+    """Return names, shapes and sizes of the tensors in a safetensors file; reads its header only.
+
+    Raises:
+        ModelError: It is not a safetensors file, or it is cut short.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+            return [
+                TensorHeader(name, file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            ]
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
+
+
+def dense_numel(config: ModelConfig) -> int:
+    """Count the parameters as the plugin says, else as a dense decoder's with a gated MLP, without biases."""
+    if config.num_params is not None:
+        return config.num_params
+    hidden = config.hidden_size
+    keys = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.qk_dim for spec in config.layers)
+    values = sum((spec.num_qo_heads + spec.num_kv_heads) * spec.v_dim for spec in config.layers)
+    layer = 3 * hidden * config.intermediate_size + 2 * hidden
+    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return hidden * (keys + values) + config.num_layers * layer + tables + hidden

@@ -1,0 +1,128 @@
+"""Fills a model from safetensors: first it is found where each tensor goes, then they are read one by one.
+
+For each tensor: match by name and shape, steps and this rank's slice (both are views, so that only what is used is read
+from disk), place, and when all are there, repack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from dovetail.contracts.model import SelfLoading, WeightRule
+from dovetail.errors import ModelError, PluginError
+from dovetail.layers.base import Layer
+from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
+from dovetail.runtime.checkpoint.weight_match import Move, match_weights
+from dovetail.runtime.hf_config import some
+
+
+def load_checkpoint(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoint | Path) -> None:
+    """Fill a model from a checkpoint, or from a folder's: by the rules, unless it reads the folder itself.
+
+    Raises:
+        ModelError: As `load_weights`.
+    """
+    if isinstance(model, SelfLoading):
+        model.load_checkpoint(source.folder if isinstance(source, Checkpoint) else source)
+    else:
+        load_weights(model, rules, source)
+
+
+def load_weights(model: nn.Module, rules: Sequence[WeightRule], source: Checkpoint | Path) -> None:
+    """Load every tensor of a checkpoint, or of a folder's, into `model` and finalise its layers.
+
+    Raises:
+        ModelError: No safetensors, a broken file, or weights that are missing, surplus, misshapen, there twice or not
+            finite; all are named with their files.
+    """
+    layers, checkpoint = model_layers(model), source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    moves = match_weights(layers, rules, checkpoint.headers, checkpoint.folder)
+    device = next((param.device for param in model.parameters()), None)
+    poisoned: list[str] = []
+    with (
+        checkpoint,
+        tqdm(
+            total=sum(move.header.num_bytes for move in moves),
+            desc="Loading weights",
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+        ) as bar,
+    ):
+        for move in moves:
+            tensor = checkpoint.read(move.header.name, device)
+            if not _place(layers[move.path], move, tensor):
+                poisoned.append(f"{move.header.name} ({move.header.file.name})")
+            bar.update(move.header.num_bytes)
+    if poisoned:
+        raise ModelError(
+            f"{checkpoint.folder}: weights that are not finite: {some(poisoned)}; download the checkpoint again"
+        )
+    finalize(model)
+
+
+def model_layers(model: nn.Module) -> dict[str, Layer]:
+    """Return the layers of a model by path.
+
+    Raises:
+        PluginError: One was asked for under another name than it is kept under.
+    """
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, Layer)}
+    for path, layer in layers.items():
+        if layer.path not in (None, path):
+            raise PluginError(
+                f"the model's layer {path!r} was asked for as {layer.path!r}: give submodules `ctx.at(…)` with their "
+                "place, and matrices the attribute's name"
+            )
+    return layers
+
+
+def _place(layer: Layer, move: Move, tensor: Tensor) -> bool:
+    """Put a tensor into its slots; whether what was written is finite."""
+    finite = True
+    for slot, piece in move.pieces(tensor):
+        written = layer.place(slot, piece)
+        finite &= written is None or is_finite(written)
+    return finite
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a floating-point tensor has neither NaN nor infinities; narrower formats than 16 bits are not looked at.
+
+    A sum is the cheapest look; where it is not finite, it may have overflowed, and each number is looked at.
+    """
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        return True
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
+
+
+def fill_dummy(model: nn.Module, seed: int = 0) -> None:
+    """Fill with small random numbers and finalise: for benchmarks without a checkpoint."""
+    model_layers(model)
+    params = list(model.parameters())
+    device = params[0].device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    for param in tqdm(params, desc="Filling dummy weights", unit="tensor", leave=False):
+        if not param.is_floating_point():
+            low = max(torch.iinfo(param.dtype).min, -128)
+            param.random_(low, low + 256, generator=generator)  # bytes may hold several numbers
+        elif param.dim() == 1:
+            param.fill_(1.0)
+        elif param.element_size() == 1:  # torch draws no numbers of 8 bits
+            wide = torch.empty(param.shape, device=device).normal_(0.0, 0.02, generator=generator)
+            param.copy_(wide)
+        else:
+            param.normal_(0.0, 0.02, generator=generator)
+    finalize(model)
+
+
+def finalize(model: nn.Module) -> None:
+    """Let every layer repack its weights."""
+    for module in list(model.modules()):
+        if isinstance(module, Layer):
+            module.finalize()

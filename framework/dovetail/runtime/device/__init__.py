@@ -1,0 +1,1 @@
+"""What lies on the device between steps: tables, rows and their parameters, and how changes get there."""

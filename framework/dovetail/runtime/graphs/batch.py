@@ -1,0 +1,129 @@
+"""Turns a step's arrays into device tensors: one host array per field, one copy each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch, StateSave
+from dovetail.messages.step import StepInput
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.upload import to_device
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Tokens:
+    """The new tokens of some rows of a step, on the host. B rows, T tokens.
+
+    Attributes:
+        ids: Those that the host knows: of rows that do not decode.
+        positions: `[T]` their places.
+        slots: `[T]` where their keys and values go.
+        lens: `[B]` KV lengths once these are written.
+        starts: `[B + 1]` first token of each row; the end of the last.
+    """
+
+    ids: npt.NDArray[np.integer]
+    positions: Longs
+    slots: Longs
+    lens: Longs
+    starts: Longs
+
+
+_NONE: Longs = np.empty(0, dtype=np.int64)
+NO_TOKENS = Tokens(_NONE, _NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64))
+
+
+def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 0) -> Tokens:
+    """Find the places of the new tokens of rows `first …` of a step, by what the host knows of the device rows."""
+    rows, num_new = step.rows[first:], step.num_new[first:]
+    begin: Longs = np.where(step.start[first:] < 0, state.lens[rows], step.start[first:])
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(num_new, out=starts[1:])
+    positions = np.arange(starts[-1]) + np.repeat(begin - starts[:-1], num_new)
+    pages = state.pages[0, np.repeat(rows, num_new), positions // page_size].astype(np.int64)
+    lens: Longs = begin + num_new
+    return Tokens(step.ids, positions, pages * page_size + positions % page_size, lens, starts)
+
+
+@dataclass(slots=True, eq=False)
+class Prepared:
+    """A step ready to run: its input tokens `ids` `[T]` int64, and what model and attention backend see."""
+
+    ids: Tensor
+    batch: ForwardBatch
+
+
+def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int) -> Prepared:
+    """Build a step's tensors on the state's device, and note on the host how long its rows get."""
+    device, n = state.device, step.num_decode
+    tokens = tokens_of(step, state, page_size)
+    # Without drafts: how many of those count is known when the step is read.
+    state.lens[step.rows] = tokens.lens if step.num_drafts is None else tokens.lens - step.num_drafts
+    rows = _to(step.rows, device)
+    batch = ForwardBatch(
+        num_decode=n,
+        positions=_to(tokens.positions, device),
+        kv_slots=_to(tokens.slots, device),
+        rows=rows,
+        page_table=state.page_table,
+        seq_lens=_to(tokens.lens, device),
+        q_starts=to_device(torch.from_numpy(tokens.starts.astype(np.int32)), device),
+        seq_lens_cpu=tokens.lens.tolist(),
+        q_lens_cpu=step.num_new.tolist(),
+        attention=attention,
+        last_tokens=_to(_last_tokens(step, tokens.starts), device),
+        states=state.states,
+        saves=_saves(step),
+        segments=_segments(step, state, tokens),
+    )
+    return Prepared(_input_ids(step, state, rows[:n]), batch)
+
+
+def _last_tokens(step: StepInput, starts: Longs) -> Longs:
+    """`[P]` the tokens behind which one is drawn: each sampled row's last, and those before it up to its drafts."""
+    rows = step.places
+    if step.num_drafts is None:
+        return starts[1 : len(rows) + 1] - 1
+    return starts[rows + 1] - 1 - (step.num_drafts[rows] - place_in_row(rows))
+
+
+def place_in_row(rows: Longs) -> Longs:
+    """Return how many places of its own row stand before each place; rows `[P]` are ascending."""
+    return np.arange(len(rows)) - np.searchsorted(rows, rows)
+
+
+def _saves(step: StepInput) -> tuple[StateSave, ...]:
+    """Say of which of the step's requests states are copied."""
+    if not step.saves.size:
+        return ()
+    place = {row: i for i, row in enumerate(step.rows.tolist())}
+    return tuple(StateSave(group, place[row], length, copy) for group, row, length, copy in step.saves.T.tolist())
+
+
+def _segments(step: StepInput, state: DeviceState, tokens: Tokens) -> Tensor | None:
+    """Say of each token whether it is of the second of two texts; None where no row has two."""
+    seconds = state.seconds[step.rows]
+    if not seconds.any():
+        return None
+    seconds = np.repeat(seconds, step.num_new)
+    return _to(((seconds > 0) & (tokens.positions >= seconds)).astype(np.int64), state.device)
+
+
+def _input_ids(step: StepInput, state: DeviceState, decode_rows: Tensor) -> Tensor:
+    """Decode rows read what the sampler wrote on the device; prompts come from the host."""
+    decode = state.next_ids[decode_rows] if decode_rows.shape[0] else None
+    if not step.ids.size:
+        return decode if decode is not None else torch.empty(0, dtype=torch.int64, device=state.device)
+    ids = _to(step.ids, state.device)
+    return ids if decode is None else torch.cat((decode, ids))
+
+
+def _to(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+    return to_device(torch.from_numpy(array.astype(np.int64)), device)

@@ -1,0 +1,254 @@
+"""Decode steps as CUDA graphs: the whole step, from the device row's next token to the greedy choice, in one launch.
+
+A graph reads and writes only device state and its own static buffers. What differs from step to step is which rows
+take part, and that is one small copy, skipped when nothing changed. A batch is padded to the next bucket with the spare
+row, whose slots are negative, so that it writes no keys and values.
+
+Where the backend reads common prefixes once, some buckets have a second graph that does, for batches where it pays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
+from dovetail.contracts.model import CausalLM
+from dovetail.messages.step import DecodeGraph, Ints
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.row_fields import NOTHING
+from dovetail.runtime.device.upload import pinned
+from dovetail.runtime.graphs.step_ops import begin, finish
+from dovetail.runtime.sampling.draw_graphs import (
+    AdjustedDraw,
+    Lines,
+    PlainDraw,
+    SampleTables,
+    draw_adjusted,
+    draw_plainly,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+"""Batch sizes that are captured; larger batches run eagerly."""
+SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
+"""Those that are captured once more, for rows that share prefixes."""
+FIRST = (1, 8)
+"""Buckets that the engine is not ready without; larger ones stand in for smaller ones that are not captured yet."""
+
+
+class GraphPool:
+    """Captures steps into graphs that share one memory pool; they must be replayed one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._handle: Any = None
+
+    def capture(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """Run a step twice on a side stream (compiles kernels, fills caches), then record it.
+
+        Returns:
+            The graph, and what the recorded step returned: static tensors that each replay overwrites.
+        """
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._handle):
+            result = step()
+        self._handle = graph.pool()
+        return graph, result
+
+
+@dataclass(slots=True, eq=False)
+class Captured:
+    """One bucket's graph and its static tensors: `rows` `[B]` in; `logits` `[B, V]`, `ids` and `broken` `[B]` out."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    logits: Tensor
+    ids: Tensor
+    broken: Tensor
+    current: Ints | None = None
+    draw: PlainDraw | None = None
+    adjusted: AdjustedDraw | None = None
+
+
+class DecodeGraphs:
+    """Captures decode steps by bucket and replays them.
+
+    Attributes:
+        keys: Those that may be captured, in the order in which `run_next` does.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        state: DeviceState,
+        page_size: int,
+        max_requests: int,
+        pool: GraphPool,
+        tables: SampleTables,
+    ) -> None:
+        """Nothing is captured yet."""
+        self._tables = tables
+        self._model, self._attention, self._state, self._page_size = model, attention, state, page_size
+        self._buckets = [b for b in BUCKETS if b <= max_requests] or [1]
+        sharing = [b for b in SHARING_BUCKETS if b <= self._buckets[-1]] if attention.prefix_group > 1 else []
+        self.keys = [DecodeGraph(b) for b in self._buckets] + [DecodeGraph(b, shares=True) for b in sharing]
+        self._captured: dict[DecodeGraph, Captured] = {}
+        self._pool = pool
+
+    @property
+    def max_batch(self) -> int:
+        """The largest batch that a graph serves."""
+        return self._buckets[-1]
+
+    def capture_first(self) -> None:
+        """Capture what the first requests need, with a progress bar."""
+        for bucket in tqdm([b for b in FIRST if b in self._buckets], desc="Capturing decode graphs", unit="graph"):
+            self._capture(DecodeGraph(bucket))
+
+    @property
+    def num_left(self) -> int:
+        """Graphs that are not captured yet."""
+        return len(self.keys) - len(self._captured)
+
+    @property
+    def captured(self) -> list[DecodeGraph]:
+        """Those that are there."""
+        return list(self._captured)
+
+    def rehearse(self) -> None:
+        """See `CaptureTask.rehearse`."""
+        for key in self.keys:
+            rows, starts, last = self._inputs(key.rows)
+            logits, ids, _ = self._step(rows, starts, last, key.shares)
+            draw_plainly(logits, ids, rows, self._state)
+            lines = torch.full_like(starts[:-1], NOTHING)
+            draw_adjusted(logits, rows, lines, self._state, self._tables)
+
+    def run_next(self) -> None:
+        """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
+        missing = [key for key in self.keys if key not in self._captured]
+        if missing:
+            self._capture(missing[0])
+
+    def capture(self, key: DecodeGraph) -> None:
+        """Capture one under load; where there is no memory for it, it is not tried again."""
+        try:
+            self._capture(key)
+        except torch.OutOfMemoryError as error:
+            self.keys.remove(key)
+            logger.warning("No memory for a decode graph of %d rows (%s)", key.rows, str(error).splitlines()[0])
+
+    def run(self, rows: Ints, key: DecodeGraph) -> Captured:
+        """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs.
+
+        Nothing is sent for an array whose rows are those of the last replay, least of all for that very array.
+        """
+        captured = self._captured[key]
+        if not _is_same(rows, captured.current):
+            padded = np.full(key.rows, self._state.spare_row, dtype=np.int64)
+            padded[: len(rows)] = rows
+            captured.rows.copy_(pinned(torch.from_numpy(padded), self._state.device), non_blocking=True)
+            captured.current = rows
+        captured.graph.replay()
+        return captured
+
+    def draw(self, done: Captured) -> Tensor:
+        """Sample the logits of a decode step that was just replayed, by temperature and filters.
+
+        Returns:
+            `[B]` int64; the tokens are the next inputs of their rows at once.
+        """
+        if done.draw is None:
+            raise ValueError("a bucket's draw is captured with its step")
+        done.draw.graph.replay()
+        return done.draw.ids
+
+    def draw_adjusted(self, done: Captured, lines: Lines | None) -> AdjustedDraw:
+        """Sample the logits of a decode step that was replayed, by all that its rows ask for.
+
+        Args:
+            done: The step.
+            lines: Which of the masks that were lent each row has, or below 0; None: none has any.
+
+        Returns:
+            What holds the tokens, which are the next inputs of their rows at once, and what is told of them.
+        """
+        if done.adjusted is None:
+            raise ValueError("a bucket's draws are captured with its step")
+        if lines is not None:
+            self._tables.masks.send(int((lines >= 0).sum()))
+        done.adjusted.set_lines(lines)
+        done.adjusted.graph.replay()
+        return done.adjusted
+
+    def _capture_draws(self, done: Captured) -> None:
+        state, num = self._state, done.rows.shape[0]
+        graph, ids = self._pool.capture(lambda: draw_plainly(done.logits, done.ids, done.rows, state))
+        done.draw = PlainDraw(graph, ids)
+        current = np.full(num, NOTHING, dtype=np.int32)
+        lines = torch.full((num,), NOTHING, dtype=torch.int32, device=state.device)
+        graph, (ids, told) = self._pool.capture(
+            lambda: draw_adjusted(done.logits, done.rows, lines, state, self._tables)
+        )
+        done.adjusted = AdjustedDraw(graph, lines, current, ids, told)
+
+    def _capture(self, key: DecodeGraph) -> Captured:
+        rows, starts, last = self._inputs(key.rows)
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(rows, starts, last, key.shares))
+        self._captured[key] = captured = Captured(graph, rows, logits, ids, broken)
+        ids.zero_()  # the graph has not run yet, and the draw reads which tokens are the best
+        self._capture_draws(captured)
+        return captured
+
+    def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, starts and last tokens of a step, all of it padding."""
+        device = self._state.device
+        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
+        starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
+        return rows, starts, starts[:-1].long()
+
+    def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """One decode step on device state alone."""
+        inputs = begin(rows, self._state, self._page_size)
+        batch = ForwardBatch(
+            num_decode=rows.shape[0],
+            positions=inputs.positions,
+            kv_slots=inputs.slots,
+            rows=rows,
+            page_table=self._state.page_table,
+            seq_lens=inputs.lens,
+            q_starts=starts,
+            seq_lens_cpu=[],
+            q_lens_cpu=[],
+            attention=self._attention,
+            last_tokens=last,
+            shares_prefixes=shares,
+            states=self._state.states,
+        )
+        self._attention.plan(batch, Phase.CAPTURE)
+        self._attention.plan_in_graph(batch)
+        logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
+        ids, broken = finish(logits, rows, inputs.lens, self._state)
+        return logits, ids, broken
+
+
+def _is_same(rows: Ints, last: Ints | None) -> bool:
+    return rows is last or (last is not None and np.array_equal(rows, last))

@@ -1,0 +1,180 @@
+"""Prefills as CUDA graphs: the chunks of a step, padded to a number of tokens and chunks.
+
+An eager prefill is some three hundred launches from Python, which cost more than the computing of short prompts; a
+replay is one. Padding tokens have negative slots, so they write no keys and values, and stand after the live ones, so
+no live token attends to them. Padding chunks are empty and belong to the spare row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
+from dovetail.contracts.model import CausalLM
+from dovetail.messages.step import Ints, PrefillGraph, no_ints
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.upload import pinned
+from dovetail.runtime.graphs.batch import NO_TOKENS, Tokens
+from dovetail.runtime.graphs.decode import GraphPool
+from dovetail.runtime.graphs.step_ops import check_tokens, finish
+from dovetail.runtime.memory.prefill_sizes import FIRST
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class CapturedPrefill:
+    """The graph of a size of T tokens and C chunks.
+
+    `inputs` `[3 T + 4 C + 1]` int64 in, see `pack`. `rows` `[C]` are the device rows among them. `logits` `[C, V]`
+    and `ids` `[C]` out, of the last tokens, and `broken` `[C]`, of all tokens.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    rows: Tensor
+    logits: Tensor
+    ids: Tensor
+    broken: Tensor
+
+
+def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, spare_row: int) -> npt.NDArray[np.int64]:
+    """Write what a graph reads of the chunks of some device rows.
+
+    Returns:
+        `[3 T + 4 C + 1]`: ids, positions and slots by token; device rows, KV lengths and last tokens by chunk; and
+        where each chunk starts, the end of the last one included.
+    """
+    packed = np.zeros(3 * key.tokens + 4 * key.chunks + 1, dtype=np.int64)
+    ids, positions, slots = packed[: 3 * key.tokens].reshape(3, -1)
+    row, lens, last = packed[3 * key.tokens : -(key.chunks + 1)].reshape(3, -1)
+    starts = packed[-(key.chunks + 1) :]
+    slots[:], row[:] = -1, spare_row
+    num_tokens, num = len(tokens.positions), len(rows)
+    ids[:num_tokens], positions[:num_tokens], slots[:num_tokens] = tokens.ids, tokens.positions, tokens.slots
+    row[:num], lens[:num], last[:num], starts[:num] = rows, tokens.lens, tokens.starts[1:] - 1, tokens.starts[:-1]
+    starts[num:] = num_tokens
+    return packed
+
+
+class PrefillGraphs:
+    """Captures the prefill chunks of a step by size and replays them.
+
+    Attributes:
+        keys: Those that may be captured, in the order in which `run_next` does.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        state: DeviceState,
+        sizes: Sequence[PrefillGraph],
+        pool: GraphPool,
+    ) -> None:
+        """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them."""
+        self._model, self._attention, self._state = model, attention, state
+        self._pool = pool
+        self.keys = list(sizes)
+        self._captured: dict[PrefillGraph, CapturedPrefill] = {}
+        self._logits: Tensor | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that a graph computes."""
+        return max(size.tokens for size in self.keys)
+
+    def capture_first(self) -> None:
+        """Capture what the first requests need, with a progress bar."""
+        for size in tqdm([s for s in self.keys if s in FIRST], desc="Capturing prefill graphs", unit="graph"):
+            self._capture(size)
+
+    @property
+    def num_left(self) -> int:
+        """Graphs that are not captured yet."""
+        return len(self.keys) - len(self._captured)
+
+    @property
+    def captured(self) -> list[PrefillGraph]:
+        """Those that are there."""
+        return list(self._captured)
+
+    def rehearse(self) -> None:
+        """See `CaptureTask.rehearse`."""
+        for size in self.keys:
+            self._step(self._inputs(size), size)
+
+    def run_next(self) -> None:
+        """Capture a size that is missing, while the engine has nothing else to do."""
+        missing = [size for size in self.keys if size not in self._captured]
+        if missing:
+            self._capture(missing[0])
+
+    def capture(self, key: PrefillGraph) -> None:
+        """Capture one under load; where there is no memory for it, it is not tried again."""
+        try:
+            self._capture(key)
+        except torch.OutOfMemoryError as error:
+            self.keys.remove(key)
+            logger.warning("No memory for a prefill graph of %s (%s)", key, str(error).splitlines()[0])
+
+    def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> CapturedPrefill:
+        """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""
+        captured = self._captured[key]
+        packed = torch.from_numpy(pack(tokens, rows, key, self._state.spare_row))
+        captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
+        captured.graph.replay()
+        return captured
+
+    def _capture(self, size: PrefillGraph) -> None:
+        inputs = self._inputs(size)
+        graph, (logits, ids, broken) = self._pool.capture(lambda: self._step(inputs, size))
+        rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
+        self._captured[size] = CapturedPrefill(graph, inputs, rows, logits, ids, broken)
+
+    def _inputs(self, size: PrefillGraph) -> Tensor:
+        """What a graph reads, all of it padding."""
+        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.spare_row))
+        return packed.to(self._state.device)
+
+    def _step(self, inputs: Tensor, size: PrefillGraph) -> tuple[Tensor, Tensor, Tensor]:
+        """The chunks of one step, on the static inputs and device state alone."""
+        ids, positions, slots = inputs[: 3 * size.tokens].view(3, -1)
+        rows, lens, last = inputs[3 * size.tokens : -(size.chunks + 1)].view(3, -1)
+        starts = inputs[-(size.chunks + 1) :].to(torch.int32)
+        batch = ForwardBatch(
+            num_decode=0,
+            positions=positions,
+            kv_slots=slots,
+            rows=rows,
+            page_table=self._state.page_table,
+            seq_lens=lens,
+            q_starts=starts,
+            seq_lens_cpu=[],
+            q_lens_cpu=[size.tokens] * size.chunks,
+            attention=self._attention,
+            last_tokens=last,
+        )
+        self._attention.plan(batch, Phase.CAPTURE)
+        self._attention.plan_in_graph(batch)
+        hidden = self._model.forward(ids, batch)
+        logits = self._keep(self._model.lm_head(hidden.index_select(0, last)))
+        chosen, broken = finish(logits, rows, lens, self._state)
+        check_tokens(hidden, starts, broken)
+        return logits, chosen, broken
+
+    def _keep(self, logits: Tensor) -> Tensor:
+        """Put the logits of several chunks where those of all such graphs stand: each for itself would be too many."""
+        if logits.shape[0] == 1:
+            return logits
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        return self._logits.copy_(logits)

@@ -1,0 +1,580 @@
+"""How an engine divides the memory of its device: one function for the engine and for `dovetail plan`. No torch here.
+
+What is static is known: weights (safetensors headers) and the KV cache. What a step needs beside it is estimated:
+
+- *Activations*: T tokens of the widest half of a decoder layer (`layers/transformer.py`): input and residual `2 T H`,
+  and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
+  projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
+  plus one token per row.
+- *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
+  (`runtime/sampling/sampler.py`, `runtime/sampling/draw.py`: the logits, their adjusted copy, scores, the race, its
+  noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
+- *CUDA graphs*: what the largest captured step needs, once more, for graphs share a pool of their own; the logits that
+  each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph, which is a
+  guess: the table of a started engine says what was really taken.
+
+B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and Hk query and KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
+from dovetail.contracts.model import LayerSpec, ModelConfig
+from dovetail.contracts.needs import unserved
+from dovetail.errors import ConfigError, ModelError
+from dovetail.messages.step import PrefillGraph
+from dovetail.runtime.memory.prefill_sizes import sizes
+from dovetail.settings import EngineSettings
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+STATIC_FRACTION = 0.88
+"""Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""
+MAX_CPU_KV_BYTES = 4 << 30
+TYPICAL_LEN = 4096
+"""Tokens of the request by which groups are balanced."""
+COPIES_EACH = 2
+"""Copies of a recurrent state for a request of that length, …"""
+MIN_COPIES = 2
+"""… and those that there are at least: one that is gone on from, and one that is written."""
+NUM_SPARE = 3
+"""Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
+SAMPLER_COPIES = 6
+GRAPH_ROWS = 256
+"""Rows of the largest batch that is captured."""
+BUCKET_SUM = 7
+"""The rows of all captured batch sizes together, as a multiple of the largest."""
+NUM_DECODE_GRAPHS = 69
+"""16 batch sizes, 7 of them again for common prefixes, with two ways to sample each."""
+GRAPH_ALLOWANCE = 4 << 20
+CUDA_CONTEXT_BYTES = 512 << 20
+"""What a process takes of a CUDA device before anything is loaded; for plans without the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBytes:
+    """A device's memory in bytes. `free` is that before the weights; `left` that after them, None if not measured."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    total: int
+    free: int
+    left: int | None = None
+
+    def of_rank(self, num_ranks: int) -> DeviceBytes:
+        """Return what one of several ranks may use: on CPU they share one memory."""
+        if self.kind != "cpu" or num_ranks == 1:
+            return self
+        left = None if self.left is None else self.left // num_ranks
+        return dataclasses.replace(self, total=self.total // num_ranks, free=self.free // num_ranks, left=left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """Pages of one cache group, without its null page; of a recurrent group copies of states, without that of zeros.
+
+    `seen_pages` are those that a request sees at most while it decodes, None where that grows with its length.
+    `num_rows` are the device rows that have a state, 0 in groups with pages.
+    """
+
+    name: str
+    page_bytes: int
+    num_pages: int
+    seen_pages: int | None = None
+    num_rows: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size, the null page included, and the rows."""
+        return (self.num_pages + 1 + self.num_rows) * self.page_bytes
+
+    def pages_of(self, num_tokens: int, page_size: int) -> int:
+        """Return the pages that a decoding request of so many tokens has."""
+        pages = -(-num_tokens // page_size)
+        return pages if self.seen_pages is None else min(pages, self.seen_pages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How a device is divided. Sizes in bytes; the groups' layers see less and less.
+
+    `measured_bytes` is what buffers and graphs took until the engine was ready, None before that.
+    `notes` are sentences that the user should read; `weight_notes` say what a quantisation makes of the weights.
+    """
+
+    device: DeviceBytes
+    dtype: str
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    page_size: int
+    groups: tuple[GroupPlan, ...]
+    context_len: int
+    step_tokens: int
+    max_running_requests: int
+    notes: tuple[str, ...] = ()
+    measured_bytes: int | None = None
+    weight_notes: tuple[str, ...] = ()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV cache, null pages included."""
+        return sum(group.num_bytes for group in self.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of every group that has pages."""
+        return sum(group.page_bytes for group in self.groups if not group.num_rows)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first group; 0 where nothing is cached."""
+        return self.groups[0].num_pages if self.groups else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_pages * self.page_size
+
+    @property
+    def free_bytes(self) -> int:
+        """What nobody needs; below 0 if the estimates say that it is too little."""
+        left = self.device.free - self.weight_bytes if self.device.left is None else self.device.left
+        return left - self.kv_bytes - self.activation_bytes - self.graph_bytes
+
+    def num_requests(self, num_tokens: int) -> int:
+        """How many requests of so many tokens the KV cache holds at once; where there is none, how many run."""
+        if not self.groups:
+            return self.max_running_requests
+        paged = [group for group in self.groups if not group.num_rows]
+        return min(group.num_pages // group.pages_of(num_tokens, self.page_size) for group in paged)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, the derived ones included."""
+        derived = {
+            "kv_bytes": self.kv_bytes,
+            "page_bytes": self.page_bytes,
+            "num_pages": self.num_pages,
+            "num_tokens": self.num_tokens,
+            "free_bytes": self.free_bytes,
+            "num_full_requests": self.num_requests(self.context_len),
+        }
+        return {**dataclasses.asdict(self), **derived}
+
+
+EQUAL = 0.9
+"""The share of the most that any rank has free, which every rank must have."""
+
+
+def check_settings(settings: EngineSettings, device: str | None = None) -> None:
+    """Refuse memory settings that cannot be met on any device, or not on one of this kind.
+
+    Raises:
+        ConfigError: Naming the flags and what to give instead.
+    """
+    utilization, size, most = settings.gpu_memory_utilization, settings.page_size, settings.max_total_tokens
+    if utilization is not None and settings.mem_fraction_static is not None:
+        raise ConfigError(
+            "--mem-fraction-static and --gpu-memory-utilization both size the KV cache; give one of them: the first is "
+            "the share of free memory for weights and KV cache, the second the share of all memory for everything"
+        )
+    _check_experts(settings)
+    if settings.devices is not None and device == "cpu":
+        raise ConfigError(f"--devices {settings.device_list}: they are GPUs, and the device is cpu; leave it out")
+    if utilization is not None and device == "cpu":
+        raise ConfigError(
+            f"--gpu-memory-utilization {utilization:g}: the device is cpu; give --mem-fraction-static or "
+            "--max-total-tokens"
+        )
+    if most is not None and most < size:
+        raise ConfigError(
+            f"--max-total-tokens {most}: less than one page of {size} tokens; give at least {size}, or a smaller "
+            "--page-size"
+        )
+    if most is not None and settings.context_length is not None and settings.context_length > most // size * size:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: a KV cache of --max-total-tokens {most} holds requests of "
+            f"{most // size * size} tokens at most; raise --max-total-tokens or lower --context-length"
+        )
+
+
+def check_devices(settings: EngineSettings, num: int, visible: str | None) -> tuple[int, ...]:
+    """Return the GPU of each rank, of those that this process sees.
+
+    Args:
+        settings: `devices`, or the first ones if it has none.
+        num: How many there are.
+        visible: `CUDA_VISIBLE_DEVICES`, which chooses them.
+
+    Raises:
+        ConfigError: Too few are there, or given, or one is given twice.
+    """
+    ranks, given = settings.tensor_parallel_size, settings.devices
+    there = f"{num} GPU{'' if num == 1 else 's'} {'is' if num == 1 else 'are'} here"
+    there += "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    if given is None:
+        if ranks > num:
+            raise ConfigError(
+                f"--tensor-parallel-size {ranks}: {there}; give at most {num}, or --device cpu to compute without them"
+            )
+        return tuple(range(ranks))
+    said = f"--devices {settings.device_list}"
+    if len(given) != ranks:
+        raise ConfigError(f"{said}: {len(given)} for {ranks} ranks; give one for each of --tensor-parallel-size")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{said}: one is given twice; every rank needs its own")
+    if lost := [index for index in given if index >= num]:
+        raise ConfigError(f"{said}: there is no device {lost[0]}; {there}, counted from 0")
+    return given
+
+
+def check_equal(free: Sequence[tuple[str, int]]) -> None:
+    """Refuse ranks of which one has much less memory than another: pages are the same on all.
+
+    Args:
+        free: Device and free bytes of each rank, before its weights.
+
+    Raises:
+        ConfigError: Naming the two.
+    """
+    (least, low), (most, high) = min(free, key=lambda one: one[1]), max(free, key=lambda one: one[1])
+    if low < EQUAL * high:
+        raise ConfigError(
+            f"{least} has {gib(low)} free, and {most} {gib(high)}: ranks need the same; stop what else runs there, or "
+            "choose others with --devices"
+        )
+
+
+def _check_experts(settings: EngineSettings) -> None:
+    """Refuse experts that are handed out to other ranks than there are.
+
+    Raises:
+        ConfigError: Naming the flags and what to give instead.
+    """
+    ranks, size = settings.tensor_parallel_size, settings.expert_parallel_size
+    if size is not None and (size not in (1, ranks) or (size == 1 and settings.expert_parallel)):
+        said = "--expert-parallel" if size in (1, ranks) else f"--tensor-parallel-size {ranks}"
+        raise ConfigError(
+            f"--expert-parallel-size {size} with {said}: the ranks that have whole experts are those of "
+            f"--tensor-parallel-size; give {ranks}, or 1 for shares of every expert"
+        )
+    if settings.expert_shard == "expert" and ranks == 1:
+        raise ConfigError("--expert-parallel: one rank has all experts; give --tensor-parallel-size, or leave it out")
+
+
+def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:
+    """Return `--chunked-prefill-size`, or its default for a device type: most prompt tokens of a step, -1 for no bound.
+
+    Where nothing is cached prompts are not cut: a longer one is a step of its own.
+
+    On CPU the default shrinks as the model grows, so that a step takes about as long.
+
+    Raises:
+        ConfigError: 0 was given.
+    """
+    chunk = settings.chunked_prefill_size
+    if chunk is None:
+        return 8192 if device == "cuda" else max(256, min(4096, (1 << 39) // max(weight_bytes, 1)))
+    if chunk == 0:
+        raise ConfigError("--chunked-prefill-size 0: give a number of tokens, or -1 for prompts that are never cut")
+    return chunk
+
+
+def context_len(settings: EngineSettings, config: ModelConfig) -> int:
+    """Return the context asked for, at most the model's own: beyond it positions are untrained.
+
+    Raises:
+        ConfigError: More was asked for.
+    """
+    most = config.max_position_embeddings
+    if settings.context_length is not None and settings.context_length > most:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: the model has {most} positions (max_position_embeddings); "
+            f"give at most {most}, or extend the model by rope scaling in its config.json"
+        )
+    return settings.context_length or most
+
+
+def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
+    """Bytes that the layers of a group keep of one token, or of one request where they are recurrent."""
+    sizes = (math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in group.tensors)
+    return len(group.writers) * sum(sizes)
+
+
+def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
+    return item_bytes if tensor.dtype is None else DTYPE_BYTES[tensor.dtype]
+
+
+def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
+    """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
+    attention = max((_attention_width(spec) for spec in config.layers), default=0)
+    return tokens * item_bytes * (3 * config.hidden_size + max(4 * config.intermediate_size, attention))
+
+
+def _attention_width(spec: LayerSpec) -> int:
+    """Numbers per token of projections, their rotated copy and the attended heads; see the top of this file."""
+    keys = spec.num_qo_heads + spec.num_kv_heads
+    return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
+
+
+def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
+    """Estimate what sampling so many rows needs; see the top of this file."""
+    return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
+
+
+def penalty_bytes(config: ModelConfig, rows: int) -> int:
+    """What counting the tokens of so many requests with penalties takes; see the top of this file."""
+    return rows * config.vocab_size * 5
+
+
+def graph_bytes(
+    config: ModelConfig, item_bytes: int, max_running_requests: int, prefills: Sequence[PrefillGraph]
+) -> int:
+    """Estimate what CUDA graphs keep; see the top of this file."""
+    rows = min(GRAPH_ROWS, max_running_requests)
+    kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes
+    longest = max(size.tokens for size in prefills)
+    pool = activation_bytes(config, item_bytes, longest) + sampling_bytes(config, item_bytes, rows)
+    return kept + pool + (NUM_DECODE_GRAPHS + len(prefills)) * GRAPH_ALLOWANCE
+
+
+def plan_memory(
+    settings: EngineSettings,
+    config: ModelConfig,
+    dtype: str,
+    device: DeviceBytes,
+    weight_bytes: int,
+    *,
+    has_graphs: bool,
+) -> MemoryPlan:
+    """Divide a device's memory.
+
+    Args:
+        settings: The engine's.
+        config: The model's facts.
+        dtype: Name of the dtype of weights and KV cache.
+        device: What there is. With `left`, the weights are on it already.
+        weight_bytes: Size of the weights.
+        has_graphs: Whether steps are captured into CUDA graphs.
+
+    Raises:
+        ConfigError: The model, the KV cache or the context does not fit; with the numbers and the flags to change.
+        ModelError: Its layers need a cache of a kind that there is not.
+    """
+    check_settings(settings, device.kind)
+    if (reason := unserved(config)) is not None:
+        raise ModelError(reason)
+    item = ITEM_BYTES[dtype]
+    context, rows = context_len(settings, config), settings.max_running_requests
+    tokens = _step_tokens(settings, device.kind, weight_bytes, context, is_cut=bool(config.cache_groups))
+    size = settings.page_size
+    plan = MemoryPlan(
+        device=device,
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        activation_bytes=_step_bytes(config, item, tokens, rows, settings.max_places),
+        graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
+        page_size=size,
+        groups=_empty_groups(config, size, item, rows),
+        context_len=context,
+        step_tokens=tokens,
+        max_running_requests=rows,
+    )
+    if device.left is None and weight_bytes > device.free:
+        raise ConfigError(_does_not_fit(plan))
+    if not plan.groups:
+        return dataclasses.replace(plan, notes=_uncached_notes(settings, plan))
+    num, notes = _num_pages(settings, plan)
+    plan = dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes))
+    return _with_context(settings, plan)
+
+
+def _empty_groups(config: ModelConfig, page_size: int, item_bytes: int, rows: int) -> tuple[GroupPlan, ...]:
+    groups = []
+    for group in config.cache_groups:
+        size, is_state = group_token_bytes(group, item_bytes), isinstance(group.reach, Recurrent)
+        groups.append(
+            GroupPlan(
+                name=group.name,
+                page_bytes=size if is_state else page_size * size,
+                num_pages=0,
+                seen_pages=seen_pages(group.reach, page_size) if isinstance(group.reach, Window | Chunk) else None,
+                num_rows=rows + NUM_SPARE if is_state else 0,
+            )
+        )
+    return tuple(groups)
+
+
+def seen_pages(reach: Window | Chunk, page_size: int) -> int:
+    """Return the pages that a decoding request sees at most, and those that it has beside them."""
+    return -(-reach.size // page_size) + 2
+
+
+def floor_pages(seen: int, rows: int, prefill_tokens: int, page_size: int) -> int:
+    """Return the pages of a group with which nobody ever waits: all rows see theirs, and two steps are computed."""
+    return rows * seen + 2 * (-(-prefill_tokens // page_size) + rows)
+
+
+def groups_for(plan: MemoryPlan, num: int) -> tuple[GroupPlan, ...]:
+    """Return the groups of a cache that holds `num` pages of tokens.
+
+    Recurrent groups have a state in each device row, and copies for requests of a typical length beside them.
+    What does not see everything has room for what all running requests see and two steps compute, or more, so that
+    prefixes of requests of a typical length can be gone on from; but no more than there are tokens for.
+    """
+    rows, size = plan.max_running_requests, plan.page_size
+    typical = -(-min(plan.context_len, TYPICAL_LEN) // size)
+    groups = []
+    for group in plan.groups:
+        seen, wanted = group.seen_pages, num
+        if group.num_rows:
+            wanted = max(MIN_COPIES, -(-num * COPIES_EACH // typical))
+        elif seen is not None:
+            least = floor_pages(seen, rows, plan.step_tokens - rows, size)
+            wanted = min(num, max(least, -(-num * min(seen, typical) // typical)))
+        groups.append(dataclasses.replace(group, num_pages=wanted))
+    return tuple(groups)
+
+
+def _bytes_for(plan: MemoryPlan, num: int) -> int:
+    """Bytes of a cache that holds `num` pages of tokens."""
+    return sum(group.num_bytes for group in groups_for(plan, num))
+
+
+def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
+    sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
+    return activation_bytes(config, item_bytes, tokens) + sampling
+
+
+def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:
+    """Say where a flag sizes a cache that there is not, and where a step may not fit."""
+    notes = []
+    if settings.max_total_tokens is not None:
+        notes.append(f"--max-total-tokens {settings.max_total_tokens}: the model caches nothing; it has no effect")
+    if plan.free_bytes < 0:
+        notes.append(
+            f"a step of {plan.step_tokens:,} tokens may need {gib(plan.activation_bytes)}, more than is free: if "
+            "memory runs out, lower --context-length or --chunked-prefill-size"
+        )
+    return tuple(notes)
+
+
+def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int, *, is_cut: bool) -> int:
+    """Most tokens of a step: a chunk, or a whole prompt where prompts are not cut, and one per running request."""
+    chunk = chunk_size(settings, kind, weight_bytes)
+    if chunk == -1:
+        chunk = max(settings.max_prefill_tokens, context)
+    elif not is_cut:
+        chunk = max(chunk, context)
+    rows = settings.max_running_requests
+    return min(chunk, rows * context) + rows
+
+
+def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[str]]:
+    """Size the KV cache: as asked for, else as memory allows and requests can use."""
+    left = plan.device.free - plan.weight_bytes if plan.device.left is None else plan.device.left
+    working = plan.activation_bytes + plan.graph_bytes
+    if settings.max_total_tokens is not None:
+        num = settings.max_total_tokens // plan.page_size
+        budget, limit = left, f"--max-total-tokens {settings.max_total_tokens}"
+        _check_states(plan, budget, left)
+        if _bytes_for(plan, num) > left:
+            raise ConfigError(_no_room(plan, left, f"{limit} takes {gib(_bytes_for(plan, num))}; lower it"))
+    else:
+        budget, limit = _budget(settings, plan.device, left, working)
+        _check_states(plan, budget, left)
+        useful = settings.max_running_requests * -(-plan.context_len // plan.page_size)
+        num = bisect_right(range(useful + 1), budget, key=lambda pages: _bytes_for(plan, pages)) - 1
+    if num < 1:
+        raise ConfigError(_no_room(plan, left, _advice(settings, limit)))
+    notes = []
+    rest = left - _bytes_for(plan, num)
+    if rest < working:
+        notes.append(
+            f"{limit} leaves {gib(rest)} for activations and graphs, which may need {gib(working)}: if memory runs "
+            "out, lower it or --chunked-prefill-size"
+        )
+    return num, notes
+
+
+def _check_states(plan: MemoryPlan, budget: int, left: int) -> None:
+    """Refuse recurrent states for which there is no room, however few tokens are cached."""
+    states = [group for group in groups_for(plan, 0) if group.num_rows]
+    num = sum(group.num_bytes for group in states)
+    if states and num > budget:
+        what = f"states of {states[0].num_rows} rows and {states[0].num_pages} copies take {gib(num)}"
+        raise ConfigError(_no_room(plan, left, f"{what}; lower --max-running-requests ({plan.max_running_requests})"))
+
+
+def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: int) -> tuple[int, str]:
+    """Bytes for the KV cache, and the flag that bounds them.
+
+    `--mem-fraction-static` as SGLang has it: weights and KV cache take this share of what is free before loading.
+    `--gpu-memory-utilization` as vLLM has it: the process takes this share of all memory, activations included.
+    """
+    static, utilization = settings.mem_fraction_static, settings.gpu_memory_utilization
+    if utilization is not None:
+        allowed = int(device.total * utilization)
+        if allowed > device.free:
+            raise ConfigError(
+                f"--gpu-memory-utilization {utilization:g}: that is {gib(allowed)} of {device.name}, and "
+                f"{gib(device.free)} are free; stop what else runs there, or give at most "
+                f"{device.free / device.total:.2f}"
+            )
+        return allowed - (device.free - left) - working, f"--gpu-memory-utilization {utilization:g}"
+    if static is not None:
+        return left - int(device.free * (1 - static)), f"--mem-fraction-static {static:g}"
+    if device.kind == "cpu":
+        return min(left // 2, MAX_CPU_KV_BYTES), "the default on CPU"
+    return left - max(int(device.free * (1 - STATIC_FRACTION)), working), "the default of --mem-fraction-static"
+
+
+def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
+    """Bound the context by the KV cache; refuse that where the user asked for more. A last token needs no page."""
+    if plan.context_len <= plan.num_tokens or plan.groups[0].seen_pages is not None:
+        return plan
+    if settings.context_length is not None:
+        raise ConfigError(
+            f"--context-length {settings.context_length}: the KV cache holds {plan.num_tokens} tokens; give at most "
+            f"that, or make room: raise --max-total-tokens or --mem-fraction-static, lower --chunked-prefill-size "
+            f"({plan.step_tokens - plan.max_running_requests})"
+        )
+    note = (
+        f"Requests are limited to {plan.num_tokens:,} tokens, which the KV cache holds; the model's context is "
+        f"{plan.context_len:,}."
+    )
+    return dataclasses.replace(plan, context_len=plan.num_tokens, notes=(*plan.notes, note))
+
+
+def _does_not_fit(plan: MemoryPlan) -> str:
+    device = plan.device
+    return (
+        f"the model does not fit on {device.name}: its weights take {gib(plan.weight_bytes)} in {plan.dtype}, and "
+        f"{gib(device.free)} of {gib(device.total)} are free; stop what else runs there, or use a smaller model"
+        + (", or --dtype bfloat16" if plan.dtype == "float32" else "")
+    )
+
+
+def _no_room(plan: MemoryPlan, left: int, advice: str) -> str:
+    graphs = f" and CUDA graphs {gib(plan.graph_bytes)}" if plan.graph_bytes else ""
+    return (
+        f"no room for the KV cache on {plan.device.name}: {gib(plan.device.free)} were free, the weights leave "
+        f"{gib(left)}, activations may need {gib(plan.activation_bytes)}{graphs}, and a page of {plan.page_size} "
+        f"tokens takes {gib(plan.page_bytes)}; {advice}"
+    )
+
+
+def _advice(settings: EngineSettings, limit: str) -> str:
+    lower = "lower --chunked-prefill-size or --max-running-requests"
+    return f"raise {limit}, or {lower}" if settings.mem_fraction_static or settings.gpu_memory_utilization else lower
+
+
+def gib(num: int) -> str:
+    """Write bytes for people."""
+    return f"{num / 2**30:,.2f} GiB" if abs(num) >= 1 << 28 else f"{num / 2**20:,.1f} MiB"

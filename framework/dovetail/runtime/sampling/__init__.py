@@ -1,0 +1,1 @@
+"""From logits to tokens: masks, penalties, processors, draws and log probabilities."""

@@ -1,0 +1,237 @@
+"""What stands before and behind a draw in a graph: masks, penalties and biases; counts and log probabilities.
+
+`sampler.sample` is the reference: this does the same for the rows of a captured step, from what the device knows of
+them. Four kernels around those of the draw: `adjust` and `gather` before it, `rank` and `tell` behind it.
+
+B rows of the batch, S device rows, V vocabulary size, W = ceil(V / 32) words of a mask, N slots of counts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dovetail.runtime.device.draw_params import DrawParams
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.row_fields import MAX_BIAS
+from dovetail.runtime.device.row_params import MAX_TOP, RowParams
+from dovetail.runtime.sampling.draw_triton import _load, order_keys
+
+BLOCK = 4096
+"""Logits that one program adjusts."""
+RANKED = 8192
+"""Logits whose most likely tokens one program lists."""
+PACKED = 2 + 2 * MAX_TOP
+"""Numbers that `tell` says of a row: its token, that one's log probability, those of its rivals, and their ids."""
+
+
+@triton.jit
+def _adjust_kernel(
+    logits, rows, lines, masks, floats, slots, num_bias, said, read, bias_ids, bias, out, values, places,
+    V, W, stride, num_rows, num_blocks, MAX_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of a row's logits with its mask, penalties and biases; and the best of these, and its lowest id."""
+    i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + i)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < V
+    x = tl.load(logits + i * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
+    line = tl.load(lines + i).to(tl.int64)
+    if line >= 0:
+        words = tl.load(masks + line * W + at // 32, mask=inside, other=0)
+        x = tl.where(((words >> (at % 32)) & 1) == 0, x + float("-inf"), x)  # infinity becomes NaN
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        frequency, presence = tl.load(floats + 3 * num_rows + row), tl.load(floats + 4 * num_rows + row)
+        repetition = tl.load(floats + 5 * num_rows + row)
+        num = tl.load(said + slot * V + at, mask=inside, other=0)
+        was_read = tl.load(read + slot * V + at, mask=inside, other=0) != 0
+        scaled = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+        x = tl.where(was_read | (num > 0), scaled, x)
+        x -= frequency * num.to(tl.float32) + tl.where(num > 0, presence, 0.0)
+    for j in range(0, tl.load(num_bias + row).to(tl.int32)):
+        token = tl.load(bias_ids + row * MAX_BIAS + j)
+        x = tl.where(at == token, x + tl.load(bias + row * MAX_BIAS + j), x)
+    tl.store(out + i * V + at, x, mask=inside)
+    x = tl.where(x != x, float("-inf"), x)
+    best = tl.max(x, 0)
+    tl.store(values + i * num_blocks + block, best)
+    tl.store(places + i * num_blocks + block, tl.min(tl.where((x == best) & inside, at, V - 1), 0))
+
+
+def adjust(
+    logits: Tensor, rows: Tensor, lines: Tensor, masks: Tensor, params: RowParams, counts: TokenCounts
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Apply masks, penalties and biases.
+
+    Args:
+        logits: `[B, V]`, any float dtype; not changed.
+        rows: `[B]` int64, device rows.
+        lines: `[B]` int32, which of the masks each row has; below 0: none.
+        masks: `[K, W]` int32, a bit for each token that is allowed.
+        params: Of the device rows.
+        counts: What the slots of `params.slots` have said and read.
+
+    Returns:
+        `[B, V]` float32; and for `gather` the best value of each block and its place.
+    """
+    num, vocab = logits.shape
+    num_blocks = triton.cdiv(vocab, BLOCK)
+    out = torch.empty(num, vocab, dtype=torch.float32, device=logits.device)
+    values = torch.empty(num, num_blocks, dtype=torch.float32, device=logits.device)
+    places = torch.empty(num, num_blocks, dtype=torch.int32, device=logits.device)
+    _adjust_kernel[(num, num_blocks)](
+        logits, rows, lines, masks, params.floats, params.slots, params.num_bias,
+        counts.said, counts.read.view(torch.uint8), params.bias_ids, params.bias, out, values, places,
+        vocab, masks.shape[1], logits.stride(0), params.floats.shape[1], num_blocks,
+        MAX_BIAS=MAX_BIAS, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    return out, (values, places)
+
+
+@triton.jit
+def _gather_kernel(
+    rows, seq_lens, floats, numbers, temperatures, top_ps, min_ps, top_ks, seeds, positions, values, places, greedy,
+    num, num_rows, V, num_blocks, HAS_BEST: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """What draws the next token of a row; and the best of its adjusted logits."""
+    i = tl.program_id(0)
+    row = tl.load(rows + i)
+    tl.store(temperatures + i, tl.load(floats + row))
+    tl.store(top_ps + i, tl.load(floats + num_rows + row))
+    tl.store(min_ps + i, tl.load(floats + 2 * num_rows + row))
+    tl.store(top_ks + i, tl.load(numbers + row))
+    tl.store(seeds + i, tl.load(numbers + num_rows + row))
+    tl.store(positions + i, tl.load(seq_lens + row) - tl.load(numbers + 2 * num_rows + row))
+    if HAS_BEST:
+        at = tl.arange(0, BLOCKS)
+        inside = at < num_blocks
+        x = tl.load(values + i * num_blocks + at, mask=inside, other=float("-inf"))
+        place = tl.load(places + i * num_blocks + at, mask=inside, other=V - 1)
+        tl.store(greedy + i, tl.min(tl.where(x == tl.max(x, 0), place, V - 1), 0).to(tl.int64))
+
+
+def gather(
+    rows: Tensor, seq_lens: Tensor, params: RowParams, best: tuple[Tensor, Tensor] | None, vocab: int
+) -> tuple[DrawParams, Tensor]:
+    """Gather what draws for device rows `[B]` take.
+
+    Args:
+        rows: `[B]` int64.
+        seq_lens: `[S]` int64, tokens of each device row; so many more than its prompt has has it generated.
+        params: Of the device rows.
+        best: What `adjust` found, or None.
+        vocab: V.
+
+    Returns:
+        Parameters of B rows, and with `best` the best token of each, `[B]` int64.
+    """
+    num = rows.shape[0]
+    p = DrawParams.uninitialised(num, rows.device)
+    greedy = torch.empty(num, dtype=torch.int64, device=rows.device)
+    values, places = best or (greedy, greedy)
+    num_blocks = values.shape[1] if best else 1
+    _gather_kernel[(num,)](
+        rows, seq_lens, params.floats, params.numbers, *p.tensors(), values, places, greedy,
+        num, params.floats.shape[1], vocab, num_blocks,
+        HAS_BEST=best is not None, BLOCKS=triton.next_power_of_2(num_blocks), num_warps=1,
+    )  # fmt: skip
+    return p, greedy
+
+
+@triton.jit
+def _rank_kernel(logits, rows, num_top, tops, sums, lists, V, stride, num_blocks, LISTED: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """Of a block of a row whose log probabilities are asked for: largest logit, sum, and the most likely tokens."""
+    i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num = tl.load(num_top + tl.load(rows + i)).to(tl.int32)
+    if num < 0:
+        return
+    x = _load(logits + i * stride, block * BLOCK, V, BLOCK)
+    top = tl.max(x, 0)
+    tl.store(tops + i * num_blocks + block, top)
+    tl.store(sums + i * num_blocks + block, tl.sum(tl.where(x > float("-inf"), tl.exp(x - top), 0.0), 0))
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    keys = tl.where(at < V, order_keys(x, at), -0x7FFFFFFFFFFFFFFF)
+    for j in range(0, tl.minimum(num, LISTED)):
+        best = tl.max(keys, 0)
+        tl.store(lists + (i * num_blocks + block) * LISTED + j, best)
+        keys = tl.where(keys == best, -0x7FFFFFFFFFFFFFFF, keys)
+
+
+@triton.jit
+def _tell_kernel(
+    logits, rows, ids, next_ids, slots, num_top, said, tops, sums, lists, out, spare, V, stride, num_blocks,
+    LISTED: tl.constexpr, BLOCKS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Let a row go on behind its token, count this, and say what is asked for of its log probability."""
+    i = tl.program_id(0).to(tl.int64)
+    row, token = tl.load(rows + i), tl.load(ids + i)
+    if row != spare:
+        tl.store(next_ids + row, token)
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            tl.store(said + slot * V + token, tl.load(said + slot * V + token) + 1)
+    num = tl.load(num_top + row).to(tl.int32)
+    if num < 0:
+        return
+    block = tl.arange(0, BLOCKS)
+    inside = block < num_blocks
+    tops_here = tl.load(tops + i * num_blocks + block, mask=inside, other=float("-inf"))
+    top = tl.max(tops_here, 0)
+    parts = tl.load(sums + i * num_blocks + block, mask=inside, other=0.0)
+    whole = tl.log(tl.sum(tl.where(parts > 0, parts * tl.exp(tops_here - top), 0.0), 0))
+    out += i * PACKED
+    floats = out.to(tl.pointer_type(tl.float32))
+    tl.store(out, token.to(tl.int32))
+    tl.store(floats + 1, tl.load(logits + i * stride + token).to(tl.float32) - top - whole)
+    lists += (i * num_blocks + block) * LISTED
+    heads = tl.load(lists, mask=inside, other=-0x7FFFFFFFFFFFFFFF)
+    taken = tl.zeros([BLOCKS], tl.int32)
+    for j in range(0, tl.minimum(num, LISTED)):
+        best = tl.max(heads, 0)
+        rank = (best >> 32).to(tl.int32)
+        value = tl.where(rank < 0, rank ^ 0x7FFFFFFF, rank).to(tl.float32, bitcast=True)
+        tl.store(floats + 2 + j, value - top - whole)
+        tl.store(out + 2 + LISTED + j, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
+        mine = heads == best
+        taken += mine.to(tl.int32)
+        following = tl.load(lists + taken, mask=mine & (taken < num), other=-0x7FFFFFFFFFFFFFFF)
+        heads = tl.where(mine, following, heads)
+
+
+def tell(
+    logits: Tensor, rows: Tensor, ids: Tensor, next_ids: Tensor, params: RowParams, counts: TokenCounts, spare: int
+) -> Tensor:
+    """Take tokens as the next inputs of their rows, count them, and rank what is asked for.
+
+    Args:
+        logits: `[B, V]`, the model's own.
+        rows: `[B]` int64, device rows.
+        ids: `[B]` int64, their tokens.
+        next_ids: `[S]` int64, changed, but for the spare row's.
+        params: Of the device rows.
+        counts: Changed for rows whose tokens are counted.
+        spare: The row of padding.
+
+    Returns:
+        `[B, PACKED]` int32, for rows with `num_top` of 0 or more: the token, the bits of its log probability and of
+        those of the `num_top` most likely tokens, best first, and from column `2 + MAX_TOP` on these tokens.
+    """
+    num, vocab = logits.shape
+    num_blocks = triton.cdiv(vocab, RANKED)
+    tops, sums = torch.empty(2, num, num_blocks, dtype=torch.float32, device=logits.device)
+    lists = torch.empty(num, num_blocks, MAX_TOP, dtype=torch.int64, device=logits.device)
+    out = torch.empty(num, PACKED, dtype=torch.int32, device=logits.device)
+    _rank_kernel[(num, num_blocks)](
+        logits, rows, params.num_top, tops, sums, lists, vocab, logits.stride(0), num_blocks,
+        LISTED=MAX_TOP, BLOCK=RANKED, num_warps=8,
+    )  # fmt: skip
+    _tell_kernel[(num,)](
+        logits, rows, ids, next_ids, params.slots, params.num_top, counts.said, tops, sums, lists, out, spare, vocab,
+        logits.stride(0), num_blocks,
+        LISTED=MAX_TOP, BLOCKS=triton.next_power_of_2(num_blocks), PACKED=PACKED, num_warps=1,
+    )  # fmt: skip
+    return out

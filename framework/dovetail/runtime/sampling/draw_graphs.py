@@ -1,0 +1,90 @@
+"""Draws behind a bucket's decode graph, each in one launch: plain ones, and those with all that rows may ask for.
+
+A graph reads what the device knows of the rows of the step before it, so nothing is sent for it but the masks of
+grammars, and which row has which. What it reads is kept by whoever replays it: memory that was only alive while it was
+captured belongs to others by then. B rows of the bucket, V vocabulary size, W words of a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.row_fields import NOTHING
+from dovetail.runtime.device.upload import pinned
+from dovetail.runtime.sampling import draw
+from dovetail.runtime.sampling.masks import MaskBuffer
+
+Lines = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTables:
+    """What adjusted draws read beside the device rows, and count in. `counts` has a slot for every row."""
+
+    masks: MaskBuffer
+    counts: TokenCounts
+
+
+@dataclass(slots=True, eq=False)
+class PlainDraw:
+    """Draws by temperature and filters: `ids` `[B]` int64 out."""
+
+    graph: torch.cuda.CUDAGraph
+    ids: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class AdjustedDraw:
+    """Draws with masks, penalties, biases and log probabilities.
+
+    Attributes:
+        lines: `[B]` int32 in, which mask each row has, or `NOTHING`.
+        current: The same, on the host.
+        ids: `[B]` int64 out.
+        told: `[B, PACKED]` int32 out; see `adjust_triton.tell`.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    lines: Tensor
+    current: Lines
+    ids: Tensor
+    told: Tensor
+
+    def set_lines(self, lines: Lines | None) -> None:
+        """Say which masks the first rows have, None: none has any. What stands there already is not sent."""
+        wanted = np.full(self.current.shape, NOTHING, dtype=np.int32)
+        if lines is not None:
+            wanted[: len(lines)] = lines
+        if not np.array_equal(wanted, self.current):
+            self.lines.copy_(pinned(torch.from_numpy(wanted), self.lines.device), non_blocking=True)
+            self.current = wanted
+
+
+def draw_plainly(logits: Tensor, greedy: Tensor, rows: Tensor, state: DeviceState) -> Tensor:
+    """Draw for every row `[B]` of a bucket; rows with temperature 0 get their best token `greedy` `[B]` again."""
+    from dovetail.runtime.sampling import adjust_triton  # imports Triton, which only captured steps need
+
+    p, _ = adjust_triton.gather(rows, state.seq_lens, state.params, None, logits.shape[1])
+    ids = draw.draw(logits, p, greedy)
+    state.set_next(rows, ids)
+    return ids
+
+
+def draw_adjusted(
+    logits: Tensor, rows: Tensor, lines: Tensor, state: DeviceState, tables: SampleTables
+) -> tuple[Tensor, Tensor]:
+    """Draw for every row of a bucket as `sampler.sample` does; returns `ids` and `told` as `AdjustedDraw` has them."""
+    from dovetail.runtime.sampling import adjust_triton  # as above
+
+    params, counts = state.params, tables.counts
+    adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, params, counts)
+    p, greedy = adjust_triton.gather(rows, state.seq_lens, params, best, logits.shape[1])
+    ids = draw.draw(adjusted, p, greedy)
+    return ids, adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.spare_row)

@@ -1,0 +1,230 @@
+"""Chooses tokens from logits: penalties, bias, filters, seeded draws, log probabilities; vectorised over rows.
+
+R rows (one per request), V vocabulary size. Order of operations, as in the OpenAI API and its peers: logits processors,
+grammar mask, penalties and bias on the raw logits, minimum length, temperature, top-k, top-p, min-p, draw. Log
+probabilities are those of the model itself, before any of this.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.runtime.device.penalties import TokenCounts, penalize
+from dovetail.runtime.device.row_params import RowParams, SampleRow
+from dovetail.runtime.device.upload import upload
+from dovetail.runtime.sampling import draw as draws
+from dovetail.runtime.sampling.draw import is_filtered
+from dovetail.runtime.sampling.masks import TokenMask
+from dovetail.runtime.sampling.processors import Processors
+from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
+
+
+class Masked(NamedTuple):
+    """The masks of a step's rows, and `[R]` bool which of them allow only ends: a minimum length gives way to those."""
+
+    tokens: TokenMask
+    ends_only: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SampleBatch:
+    """R rows that are sampled together.
+
+    Attributes:
+        rows: What the host knows of them.
+        params: What the device knows of all rows.
+        at: `[R]` int64, which of those they are.
+        positions: `[R]` int64, the place of each row's next token among those that it generates.
+        is_banning: Whether any of these is before its row's minimum length.
+    """
+
+    rows: list[SampleRow]
+    params: RowParams
+    at: Tensor
+    positions: Tensor
+    is_banning: bool
+
+
+@dataclass(slots=True, eq=False)
+class Sampled:
+    """Outcome of a step. `ids` is `[R]` int64 on the device; `broken` rows had logits that are not finite."""
+
+    ids: Tensor
+    broken: Tensor
+    logprobs: Ranked | None = None
+
+
+def sample(
+    logits: Tensor,
+    batch: SampleBatch,
+    masked: Masked | None = None,
+    counts: TokenCounts | None = None,
+    scratch: FloatScratch | None = None,
+    processors: Processors | None = None,
+) -> Sampled:
+    """Choose one token per row.
+
+    Args:
+        logits: `[R, V]`, any float dtype; not changed.
+        batch: The rows.
+        masked: What constrained rows may say.
+        counts: Where rows with penalties that are new get their history; a table of their own if not given.
+        scratch: Where the logits are widened; memory of their own if not given.
+        processors: Those that rows may ask for.
+    """
+    rows = batch.rows
+    asked = {} if processors is None else processors.groups(rows)
+    raw = logits.float() if scratch is None else scratch.widen(logits)
+    # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
+    in_place = masked is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
+    in_place = in_place and not asked
+    adjusted = adjust(raw, batch, masked, counts, in_place=in_place)
+    top, greedy = _best(raw)
+    broken = ~torch.isfinite(top)
+    if asked and processors is not None:
+        processed = processors.apply(raw, asked, batch.at, batch.positions)
+        broken |= ~(_best(processed)[0] < math.inf)  # NaN is not, either
+        processed = adjust(processed, batch, masked, counts)
+        # Where a processor leaves nothing to say, its step goes without it.
+        adjusted = torch.where(_best(processed)[0][:, None] == -math.inf, adjusted, processed)
+    if in_place and masked is not None:
+        # A mask that allows nothing is the grammar's error.
+        at = masked.tokens.rows
+        broken[at] &= top[at] != -math.inf
+    if adjusted is not raw:
+        greedy = _best(adjusted)[1]
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    ids = greedy
+    if drawn:
+        index = upload(drawn, torch.int64, raw.device)
+        params = batch.params.draw_params(batch.at[index], batch.positions[index])
+        filtered = any(is_filtered(rows[i].params) for i in drawn)
+        chosen = draws.draw(adjusted[index], params, greedy[index], filtered=filtered)
+        ids = greedy.index_copy(0, index, chosen)
+    count(ids, rows)
+    if asked and processors is not None:
+        processors.drawn(ids, asked, batch.at, batch.positions)
+    return Sampled(ids, broken, token_logprobs(raw, ids, rows))
+
+
+class FloatScratch:
+    """Float32 memory for the logits of one step on the CPU, where fresh pages cost many times the conversion."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def widen(self, logits: Tensor) -> Tensor:
+        """Return float32 logits: a copy that the next call overwrites, or `logits` themselves if they are wide."""
+        if logits.dtype == torch.float32 or logits.device.type != "cpu":
+            return logits.float()
+        if self._kept.numel() < logits.numel():
+            self._kept = torch.empty(logits.numel())
+        return self._kept[: logits.numel()].view(logits.shape).copy_(logits)
+
+
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value of each row, NaN above all, and its first place; by NumPy on the CPU, which is faster."""
+    if logits.device.type != "cpu":
+        return torch.max(logits, dim=-1)
+    ids = logits.numpy().argmax(axis=-1)
+    found = torch.from_numpy(ids)
+    return logits.gather(1, found[:, None])[:, 0], found
+
+
+def adjust(
+    raw: Tensor,
+    batch: SampleBatch,
+    masked: Masked | None = None,
+    counts: TokenCounts | None = None,
+    *,
+    in_place: bool = False,
+) -> Tensor:
+    """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any.
+
+    With `in_place` the mask is applied to `raw`.
+    """
+    rows = batch.rows
+    remember(rows, batch.at, batch.params, counts or TokenCounts(raw.shape[-1], raw.device))
+    out = raw
+    if masked is not None:
+        out = raw if in_place else raw.clone()
+        masked.tokens.apply(out)
+    for group in _by_table(rows):
+        if out is raw:
+            out = raw.clone()
+        index = upload(group, torch.int64, raw.device)
+        histories = [history for i in group if (history := rows[i].history) is not None]
+        out.index_copy_(0, index, penalize(out[index], histories, [rows[i].params for i in group]))
+    bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.params.logit_bias or {}).items()]
+    out = _add(out, raw, bias)
+    if not batch.is_banning:
+        return out
+    return _ban(raw.clone() if out is raw else out, batch, None if masked is None else masked.ends_only)
+
+
+def _ban(out: Tensor, batch: SampleBatch, ends_only: Tensor | None) -> Tensor:
+    """Forbid the stop ids of rows that are before their minimum length, in place."""
+    is_early = batch.positions < batch.params.min_tokens[batch.at]
+    if ends_only is not None:
+        is_early &= ~ends_only
+    stops = batch.params.stop_ids[batch.at]
+    added = torch.where(is_early[:, None] & (stops >= 0), -math.inf, 0.0).to(out.dtype)
+    return out.scatter_add_(1, stops.clamp(min=0), added)
+
+
+def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Tensor:
+    """Add to logits by (row, token, value), in place unless `out` is still `raw`."""
+    if not changes:
+        return out
+    if out is raw:
+        out = raw.clone()
+    rows, tokens, values = zip(*changes, strict=True)
+    where = upload([*rows, *tokens], torch.int64, raw.device).view(2, -1)
+    out.index_put_((where[0], where[1]), upload(values, torch.float32, raw.device), accumulate=True)
+    return out
+
+
+def remember(rows: list[SampleRow], at: Tensor, params: RowParams, counts: TokenCounts) -> None:
+    """Give every row with penalties its history; `at` `[R]` are the device rows."""
+    new: list[tuple[int, int]] = []
+    for i, row in enumerate(rows):
+        if row.history is None and row.params.is_penalized:
+            row.history = counts.take(row.ids[: row.num_prompt], row.ids[row.num_prompt :])
+            new.append((i, row.history.slot))
+    if new:
+        index, slots = upload([number for pair in new for number in pair], torch.int64, at.device).view(-1, 2).T
+        params.slots.index_copy_(0, at[index], slots)
+
+
+def _by_table(rows: list[SampleRow]) -> list[list[int]]:
+    """Rows with penalties, by the table that they are in: one table, in an engine."""
+    groups: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        if row.history is not None:
+            groups.setdefault(id(row.history.table), []).append(i)
+    return list(groups.values())
+
+
+def count(ids: Tensor, rows: list[SampleRow]) -> None:
+    """Note that each row got its token of `ids` `[R]`."""
+    for group in _by_table(rows):
+        chosen = ids if len(group) == len(rows) else ids[upload(group, torch.int64, ids.device)]
+        histories = [history for i in group if (history := rows[i].history) is not None]
+        histories[0].table.add([history.slot for history in histories], chosen)
+
+
+def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> Ranked | None:
+    """Log probabilities of the chosen tokens and their rivals, for the rows that want them; None if none does."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not wanted:
+        return None
+    nums = [rows[i].params.logprobs or 0 for i in wanted]
+    if len(wanted) < len(rows):
+        index = upload(wanted, torch.int64, raw.device)
+        raw, ids = raw[index], ids[index]
+    return rank_logprobs(raw, ids, nums, wanted, [rows[i].params.logprob_token_ids for i in wanted])
