@@ -95,3 +95,14 @@ def test_what_becomes_of_a_count_is_named_by_it() -> None:
     form = normalize({"properties": {"n": {"properties": {"a": {}, "b": {}}, "minProperties": 1}}})
     assert form.place("/properties/n/anyOf") == "/properties/n/minProperties"
     assert form.place("/properties/n/anyOf/0/required") == "/properties/n/minProperties"
+
+
+@pytest.mark.parametrize("count", [2**31, 2**40, 10**15, 2**64])
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}])
+def test_huge_counts_cost_nothing(count: int, more: dict[str, Any]) -> None:
+    """A list as long as the count took all memory of the server's process."""
+    given = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "minProperties": count, **more}
+    form = normalize(given).schema
+    assert len(json.dumps(form)) < 1000
+    normalize({**given, "maxProperties": count})
+    normalize({**given, "minProperties": 1, "maxProperties": count})

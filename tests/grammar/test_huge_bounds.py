@@ -9,7 +9,8 @@ import pytest
 from grammar_routes import backends_of, resolved
 from jsonschema import Draft202012Validator
 
-from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind
+from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, SupportLevel
+from dovetail.errors import RequestError
 from dovetail.grammar.route import Router
 from dovetail.grammar.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
@@ -65,3 +66,23 @@ def test_lark_with_a_schema_in_it_compiles_elsewhere(backends: dict[str, Grammar
     spec = GrammarSpec(kind=Kind.LARK, source='start: %json {"type": "integer", "minimum": -1e20, "maximum": 5}')
     assert not backends["llguidance"].inline(spec)
     assert backends["llguidance"].inline(GrammarSpec(kind=Kind.LARK, source='start: "a" B\nB: /[0-9]/\n%ignore " "'))
+
+
+@pytest.mark.parametrize("name", ["llguidance", "outlines", "xgrammar"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 0},
+        {"type": "string", "minLength": 3, "maxLength": 1},
+        {"type": "integer", "minimum": 5, "maximum": 1},
+    ],
+    ids=str,
+)
+def test_bounds_that_nothing_is_between_allow_nothing(
+    name: str, given: Any, backends: dict[str, GrammarBackend]
+) -> None:
+    """One library takes the lower one for the upper one then."""
+    backend, spec = backends[name], GrammarSpec(kind=Kind.JSON, source=json.dumps(given))
+    if backend.supports(spec).level is SupportLevel.FULL:
+        with pytest.raises(RequestError):
+            backend.compile(spec, GrammarLimits())

@@ -6,6 +6,7 @@ the other way round: what is known, by tests, to be enforced is listed, and ever
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,9 @@ class Subset:
             return _ESCAPED.search("".join(node["properties"])) is None
         if key in ("minProperties", "maxProperties"):
             return "properties" not in node and (key == "maxProperties" or node[key] < 2)
+        if key in _SPANS:
+            least, most = _SPANS[key]
+            return bool(node.get(least, 0) <= node.get(most, math.inf))  # else some take either for the other
         if key in _BOUNDS:
             return bool(abs(node[key]) <= MAX_BOUND)
         return True
@@ -121,8 +125,13 @@ def is_plain(pattern: str) -> bool:
 MAX_BOUND = 10**15
 """Bounds beyond this one are taken for others."""
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-_ASKED = _BOUNDS | frozenset(
-    [*("format", "minLength", "maxLength", "required", "pattern", "properties", "minProperties", "maxProperties")]
+_SPANS = dict.fromkeys(("minItems", "maxItems"), ("minItems", "maxItems"))
+_ASKED = (
+    _BOUNDS
+    | _SPANS.keys()
+    | frozenset(
+        [*("format", "minLength", "maxLength", "required", "pattern", "properties", "minProperties", "maxProperties")]
+    )
 )
 """Keywords of which `_enforced` asks how they stand."""
 _ESCAPED = re.compile(r'["\\\x00-\x1f]')

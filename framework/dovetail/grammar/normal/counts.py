@@ -48,6 +48,8 @@ def _at_least(free: list[str], missing: int) -> tuple[list[Any], tuple[str, ...]
         return [True], ("minProperties",)
     if not free or not _is_few(len(free), [missing]):
         return None
+    if missing > len(free):
+        return [], ("minProperties",)
     return [{"required": list(some)} for some in itertools.combinations(free, missing)], ("minProperties",)
 
 
@@ -77,7 +79,7 @@ def _open(node: Node, free: list[str], num_required: int) -> tuple[list[Any], tu
     room = len(free) if most is None else min(most - num_required, len(free))
     if not free or room < 0:
         return None
-    sizes = range((missing if most is None else room) + 1)
+    sizes = range((min(missing, room) if most is None else room) + 1)
     if not _is_few(len(free), sizes):
         return None
     ways = []
