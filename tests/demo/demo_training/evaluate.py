@@ -122,12 +122,14 @@ def rows_of(greedy: list[Answer], sampled: list[Answer]) -> list[Row]:
 
 def table_of(rows: list[Row]) -> str:
     """Returns a Markdown table of accuracies per skill and mode, in percent."""
-    lines = ["| skill | thinking | held-out items | greedy | temperature 0.3 |", "| --- | --- | ---: | ---: | ---: |"]
+    is_sampled = any(row.sampled[1] for row in rows)
+    names = ["skill", "thinking", "held-out items", "greedy", *(["temperature 0.3"] if is_sampled else [])]
+    lines = [f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * (len(names) - 2)}"]
     for row in rows:
-        shares = [f"{100 * right / count:.1f}" if count else "" for right, count in (row.greedy, row.sampled)]
-        lines.append(
-            f"| {row.skill} | {'on' if row.thinking else 'off'} | {row.greedy[1]} | {shares[0]} | {shares[1]} |"
-        )
+        ways = (row.greedy, row.sampled) if is_sampled else (row.greedy,)
+        shares = [f"{100 * right / count:.1f}" if count else "" for right, count in ways]
+        fields = [row.skill, "on" if row.thinking else "off", str(row.greedy[1]), *shares]
+        lines.append(f"| {' | '.join(fields)} |")
     return "\n".join(lines)
 
 
