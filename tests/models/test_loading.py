@@ -39,10 +39,15 @@ def edit(folder: Path, **changes: Any) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+MISSING = (
+    r"missing: model\.layers\.1\.self_attn\.k_proj\.weight \(layers\.1\.attention\.qkv\.weight\[k\]\), norm\.weight"
+)
+
+
 def test_missing_weights_are_named_down_to_the_part(folder: Path) -> None:
-    """A missing part of a fused weight and a missing norm are both in the message."""
+    """A missing part of a fused weight, as the checkpoint would name it, and a missing norm are both in the message."""
     edit(folder, **{"model.layers.1.self_attn.k_proj.weight": None, "model.norm.weight": None})
-    with pytest.raises(ConfigError, match=r"missing: layers\.1\.attention\.qkv\.weight\[k\], norm\.weight"):
+    with pytest.raises(ConfigError, match=MISSING):
         run(folder)
 
 

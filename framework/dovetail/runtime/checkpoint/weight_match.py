@@ -6,7 +6,7 @@ A `Move` is one tensor with the slots of one layer that it fills. Everything tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -20,6 +20,8 @@ from dovetail.runtime.checkpoint.weight_size import TensorHeader
 from dovetail.runtime.hf_config import some
 
 Shape = tuple[int, ...]
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""Of a layer, in its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,33 @@ def match_weights(
                     account.twice.append(f"{found.target}.{slot} by {other.name} and {header.name}")
                 filled[found.target, slot] = header
     wanted = {(path, slot) for path, layer in layers.items() for slot in layer.slots()}
-    account.missing = sorted(f"{path}.{slot}" for path, slot in wanted - filled.keys() if not account.misshapen)
+    if not account.misshapen:
+        account.missing = named_missing(wanted - filled.keys(), filled)
     account.check(folder)
     return moves
+
+
+def named_missing(missing: Iterable[tuple[str, Slot]], filled: Mapping[tuple[str, Slot], TensorHeader]) -> list[str]:
+    """Name what is missing as the checkpoint would, by what it has for other layers, and as the model does."""
+    known = {(NUMBER.sub("#", path), slot): (path, header.name) for (path, slot), header in filled.items()}
+    places: dict[str, list[str]] = {}
+    for path, slot in missing:
+        other = known.get((NUMBER.sub("#", path), slot))
+        name = "" if other is None else renumbered(other[1], other[0], path)
+        places.setdefault(name, []).append(f"{path}.{slot}")
+    plain = places.pop("", [])
+    return sorted([*plain, *(f"{name} ({some(sorted(slots), 2)})" for name, slots in places.items())])
+
+
+def renumbered(name: str, path: str, wanted: str) -> str:
+    """Return the name that a tensor of layer `path` would have in layer `wanted`; empty where that cannot be told."""
+    old, new, parts = NUMBER.findall(path), NUMBER.findall(wanted), name.split(".")
+    at = [index for index, part in enumerate(parts) if part.isdecimal()][: len(old)]
+    if [parts[index] for index in at] != old:
+        return ""
+    for index, number in zip(at, new, strict=True):
+        parts[index] = number
+    return ".".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

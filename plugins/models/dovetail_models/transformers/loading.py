@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from dovetail.errors import ModelError
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
 from dovetail.runtime.checkpoint.weights import is_finite
 from dovetail.runtime.hf_config import some
+
+EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
+"""A tensor of one expert."""
 
 
 def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
@@ -38,7 +43,8 @@ def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
         )
     except (OSError, RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
-        raise ModelError(f"{folder}: transformers cannot read the weights: {said[:400]}") from None
+        why = odd_ones(headers)
+        raise ModelError(f"{folder}: transformers cannot read the weights: {why or said[:400]}") from None
     files = {header.name: header for header in headers}
     faults = {
         "missing": sorted(info["missing_keys"]),
@@ -46,6 +52,8 @@ def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
         "wrong shape or type": with_files([str(key[0]) for key in sorted(info["mismatched_keys"])], files),
     }
     if parts := [f"{what}: {some(names)}" for what, names in faults.items() if names]:
+        if odd := odd_ones(headers):
+            parts.append(odd)
         hint = "does config.json belong to this checkpoint?"
         raise ModelError(f"{folder}: the weights do not fit the model; {'; '.join(parts)}; {hint}")
     if not all(is_finite(param) for param in model.parameters()):
@@ -57,6 +65,32 @@ def load(folder: Path, config: Any, ctx: BuildContext, attention: str) -> Any:
 def with_files(names: Iterable[str], files: dict[str, TensorHeader]) -> list[str]:
     """Name each tensor's file, where it has one of that name."""
     return [f"{name} ({files[name].file.name})" if name in files else name for name in names]
+
+
+def odd_ones(headers: Iterable[TensorHeader]) -> str:
+    """Say which experts' tensors are unlike those of the other experts; transformers names them only when joined.
+
+    Tensors that are alike but for an expert's number are counted: one that stands alone, a number that is left out, and
+    a shape that only one has.
+    """
+    groups: dict[tuple[str, str], dict[int, TensorHeader]] = {}
+    for header in headers:
+        if match := EXPERT.fullmatch(header.name):
+            groups.setdefault((match[1], match[3]), {})[int(match[2])] = header
+    most = max((number for group in groups.values() for number in group), default=0) + 1
+    shapes = Counter((rest, header.shape) for (_, rest), group in groups.items() for header in group.values())
+    usual = {rest: shape for (rest, shape), _ in reversed(shapes.most_common())}
+    missing, unexpected, misshapen = [], [], []
+    for (layer, rest), group in groups.items():
+        if 2 * len(group) < most:
+            unexpected += [f"{header.name} ({header.file.name})" for header in group.values()]
+            continue
+        missing += [f"{layer}{number}{rest}" for number in range(most) if number not in group]
+        odd = (header for header in group.values() if header.shape != usual[rest])
+        misshapen += [f"{h.name} {list(h.shape)} instead of {list(usual[rest])} ({h.file.name})" for h in odd]
+    faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
+    said = "; ".join(f"{what}: {some(sorted(names))}" for what, names in faults.items() if names)
+    return f"among experts, {said}" if said else ""
 
 
 @torch.inference_mode()
