@@ -287,3 +287,33 @@ def test_the_comparison_sees_each_fault(fault: str, tmp_path: Path) -> None:
     change(folder, ending, how)
     with pytest.raises(AssertionError):
         same(logits(folder, METHODS[way].plugin), logits(folder.with_name("plain")))
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All experts' fp8 with the scales of their blocks, written out and packed: as each expert by itself."""
+    from dovetail.layers import packed_forms
+
+    make_checkpoint(tmp_path / "plain", "granitemoe")
+    file = tmp_path / "plain/model.safetensors"
+    tensors, packed = load_file(file), {}
+    for name, tensor in list(tensors.items()):
+        if tensor.dim() < 3:
+            packed[name] = tensor
+            continue
+        pairs = [METHODS["fp8-blocks"].make(expert) for expert in tensor]
+        base = name.removesuffix(".weight")
+        suffix = name.removeprefix(base)
+        packed[name] = torch.stack([pair[0][".weight"] for pair in pairs])
+        packed[f"{base}{suffix}_scale_inv"] = torch.stack([pair[0][".weight_scale_inv"] for pair in pairs])
+        tensors[name] = torch.stack([pair[1] for pair in pairs])
+    assert len(packed) > len(tensors)
+    save_file(tensors, file)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    config["quantization_config"] = dict(METHODS["fp8-blocks"].config)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    save_file(packed, tmp_path / "packed/model.safetensors")
+    if stays:
+        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+    same(logits(tmp_path / "packed", "fp8"), logits(tmp_path / "plain"))
