@@ -34,7 +34,7 @@ connection, _ = listener.accept()
 import threading
 from dovetail.forks import ForkServer
 made = []
-thread = threading.Thread(target=lambda: made.append(ForkServer("dovetail.grammar.child")))
+thread = threading.Thread(target=lambda: made.append(ForkServer("dovetail.grammar.compile.child")))
 thread.start()
 thread.join()  # the thread that starts a process may end long before its parent
 pid = made[0].pid
@@ -93,7 +93,7 @@ def test_a_stopped_process_ends_with_its_parent(what: str) -> None:
 
 def test_a_fork_server_that_is_forgotten_is_ended() -> None:
     """Nobody closed it: its process goes with the object, and no zombie stays."""
-    made = ForkServer("dovetail.grammar.child")
+    made = ForkServer("dovetail.grammar.compile.child")
     pid = made.pid
     del made
     gc.collect()

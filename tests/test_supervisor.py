@@ -39,8 +39,8 @@ ALLOWED = {
     # It only looks at the engine's own thread, and ends with it.
     "dovetail/engine/standstill.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
-    "dovetail/grammar/memory.py": {"Timer": 1},
-    "dovetail/grammar/queue.py": {"Thread": 1},
+    "dovetail/grammar/compile/memory.py": {"Timer": 1},
+    "dovetail/grammar/compile/queue.py": {"Thread": 1},
     # Whoever wants the process waits for what this one makes, or for why it could not.
     "dovetail/forks.py": {"Thread": 1},
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.

@@ -29,8 +29,8 @@ from dovetail.contracts.grammar import GrammarBackend
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import ConfigError, RequestError
-from dovetail.grammar.blame import explained
-from dovetail.grammar.refusals import LATER
+from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.refusals import LATER
 from dovetail.llm_prompts import Prompt, prompt_ids
 from dovetail.llm_requests import Job, OfflineRequests
 from dovetail.llm_types import Classification, Embedding, Ranked, Reply, SamplingParams, Score

@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 from dovetail import messages
 from dovetail.errors import RequestError
-from dovetail.grammar.fields import Asked
-from dovetail.grammar.output_types import fields_of
-from dovetail.grammar.route import Route
+from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.output_types import fields_of
+from dovetail.grammar.spec.route import Route
 from dovetail.llm_types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.constraints import grammar_of

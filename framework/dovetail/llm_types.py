@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from dovetail import messages
-from dovetail.grammar.route import GrammarReport
+from dovetail.grammar.spec.route import GrammarReport
 from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
 from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import stop_rules

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
-from dovetail.grammar.refusals import LATER, OWNER_FULL
+from dovetail.grammar.spec.refusals import LATER, OWNER_FULL
 from dovetail.messages import OUT_OF_MEMORY, POISON
 from dovetail.processing.refusals import input_too_long as input_too_long
 from dovetail.processing.refusals import prompt_too_long as prompt_too_long

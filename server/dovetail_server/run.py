@@ -14,7 +14,7 @@ from dovetail import imports
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.errors import EngineError
-from dovetail.grammar.memory import return_large_blocks
+from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.messages import EngineInfo
 from dovetail.plugin_settings import ENV_PREFIX, is_secret
 from dovetail.settings import EngineSettings

@@ -16,7 +16,7 @@ import os
 import sys
 
 from dovetail.demo import MODEL_DIR
-from dovetail.grammar.memory import most_own_bytes, return_large_blocks
+from dovetail.grammar.compile.memory import most_own_bytes, return_large_blocks
 from dovetail.processing.embeddings import TextRules
 from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorStart
 from dovetail.processing.reranker import Reranker

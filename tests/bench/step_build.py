@@ -19,7 +19,7 @@ from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.step_builder import StepBuilder
-from dovetail.grammar.bitmask import fill_masks
+from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.messages import SamplingParams, Submit
 from dovetail.messages.step import ExecutorInfo, Prepared
 from dovetail.runtime.sampling.masks import MaskBuffer

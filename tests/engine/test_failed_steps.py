@@ -17,7 +17,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import StepPlan
 from dovetail.executor.local import step_error
-from dovetail.grammar.constraint import Constraint
+from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarStep, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model

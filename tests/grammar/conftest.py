@@ -17,7 +17,7 @@ from served import Served
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import Request
-from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.testing.vocabularies import byte_level
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from dovetail.contracts.grammar import GrammarBackend, Vocabulary
-from dovetail.grammar.asking import asked
-from dovetail.grammar.route import Way
+from dovetail.grammar.spec.asking import asked
+from dovetail.grammar.spec.route import Way
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 

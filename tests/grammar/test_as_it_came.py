@@ -13,11 +13,11 @@ from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Support, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
-from dovetail.grammar.normal import Normal, normalize
-from dovetail.grammar.normal.already import is_normal
-from dovetail.grammar.route import Router, Way
-from dovetail.grammar.wire import spec_of
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.normal import Normal, normalize
+from dovetail.grammar.spec.normal.already import is_normal
+from dovetail.grammar.spec.route import Router, Way
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 from dovetail_server.bench.grammar_schemas import schemas
 

@@ -29,9 +29,9 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.route import Enforcement, Route, Router
+from dovetail.grammar.spec.route import Enforcement, Route, Router
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import tell_unserved
-from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 
 NAMES = ("llguidance", "outlines", "xgrammar")

@@ -11,11 +11,11 @@ from served import ASK, Served
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
-from dovetail.grammar.advice import ADVICE
-from dovetail.grammar.blame import explained
-from dovetail.grammar.limits import check_spec
-from dovetail.grammar.refusals import BUSY, TOO_COMPLEX
-from dovetail.grammar.route import Route, ToolSchema
+from dovetail.grammar.spec.advice import ADVICE
+from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.refusals import BUSY, TOO_COMPLEX
+from dovetail.grammar.spec.route import Route, ToolSchema
 
 
 def route_of(given: Any, kind: Kind = Kind.JSON, tools: tuple[ToolSchema, ...] = ()) -> Route:

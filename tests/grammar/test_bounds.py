@@ -21,16 +21,16 @@ from test_service import ENDLESS, outlines_step, settle, start_process
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
 from dovetail.forks import ForkServer, send
-from dovetail.grammar import child, trial
-from dovetail.grammar.cache import Enforced, Refused
-from dovetail.grammar.costly import lightened
-from dovetail.grammar.pool import ChildTimeoutError
-from dovetail.grammar.queue import FairQueue
-from dovetail.grammar.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
-from dovetail.grammar.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.compile import child, trial
+from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.pool import ChildTimeoutError
+from dovetail.grammar.compile.queue import FairQueue
+from dovetail.grammar.compile.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.compile.trial import try_out
+from dovetail.grammar.spec.costly import lightened
+from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.spec.wire import ChildJob, ChildReply
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.grammar.trial import try_out
-from dovetail.grammar.wire import ChildJob, ChildReply
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
@@ -142,7 +142,7 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
         load(self, start)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ForkServer, "load", slow)
-    monkeypatch.setattr("dovetail.grammar.service.START_S", 1.0)
+    monkeypatch.setattr("dovetail.grammar.compile.service.START_S", 1.0)
     steps = (GrammarStep(backend="outlines", kind="regex", source="[ab]{3}"),)
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Refused)
@@ -216,7 +216,7 @@ def test_trying_out_ends_once_masks_are_known_to_be_slow(small: Vocabulary, monk
         def matcher(self) -> Any:
             return Slow()
 
-    monkeypatch.setattr("dovetail.grammar.trial.time.process_time", lambda: float(len(filled)))
+    monkeypatch.setattr("dovetail.grammar.compile.trial.time.process_time", lambda: float(len(filled)))
     with pytest.raises(RequestError, match="mask takes more than"):
         try_out(Grammar(), small)
     assert len(filled) == 1

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from dovetail.contracts.grammar import GrammarLimits, Vocabulary
-from dovetail.grammar.fields import json_spec
-from dovetail.grammar.normal import normalize
-from dovetail.grammar.normal.counts import MAX_SINGLE
-from dovetail.grammar.route import Router
-from dovetail.grammar.wire import spec_of
+from dovetail.grammar.spec.fields import json_spec
+from dovetail.grammar.spec.normal import normalize
+from dovetail.grammar.spec.normal.counts import MAX_SINGLE
+from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 

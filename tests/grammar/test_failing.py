@@ -11,8 +11,8 @@ import pytest
 from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.grammar.cache import Enforced
-from dovetail.grammar.service import Ticket
+from dovetail.grammar.compile.cache import Enforced
+from dovetail.grammar.compile.service import Ticket
 from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 

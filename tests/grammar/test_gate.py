@@ -19,10 +19,10 @@ from dovetail.contracts.reasoning import FormatSpec, Markers, ParserRequest
 from dovetail.contracts.tools import ToolFormat
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
-from dovetail.grammar.thinking import Use, thinking_of
-from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.matching.constraint import Constraint, TokenSets
+from dovetail.grammar.matching.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
+from dovetail.grammar.spec.thinking import Use, thinking_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.vocabularies import byte_fallback, byte_level
@@ -241,7 +241,8 @@ def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:
 
 def test_the_gate_needs_no_torch() -> None:
     """An engine process that has not loaded its model yet can import it."""
-    code = "import sys, dovetail.grammar.reasoning_gate, dovetail.grammar.thinking; sys.exit('torch' in sys.modules)"
+    modules = "dovetail.grammar.matching.reasoning_gate, dovetail.grammar.spec.thinking"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar import schema
-from dovetail.grammar.limits import check_spec
-from dovetail.grammar.route import Router
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
 
 FEW, MANY = 60, 240

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, SupportLevel
 from dovetail.errors import RequestError
-from dovetail.grammar.route import Router
-from dovetail.grammar.wire import spec_of
+from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 
 HUGE_BOUNDS = [

@@ -28,7 +28,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.route import Router
+from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
 from dovetail_server.bench.grammar_schemas import schemas
 

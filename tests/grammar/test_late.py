@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.grammar.cache import Refused
-from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.compile.cache import Refused
+from dovetail.grammar.compile.service import GrammarService, Ticket
 from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 

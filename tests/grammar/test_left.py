@@ -6,8 +6,8 @@ import threading
 import weakref
 from functools import partial
 
-from dovetail.grammar.queue import Workers
-from dovetail.grammar.recent import MAX_CHARS, Recent
+from dovetail.grammar.compile.queue import Workers
+from dovetail.grammar.spec.recent import MAX_CHARS, Recent
 
 
 class Held:

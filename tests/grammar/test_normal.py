@@ -11,9 +11,9 @@ import pytest
 from random_pairs import CHECKER, Maker, is_valid
 
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
-from dovetail.grammar.normal import normalize, plain
-from dovetail.grammar.references import check_references
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.normal import normalize, plain
+from dovetail.grammar.spec.references import check_references
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_NORMAL", "600"))
 DRAFT4, DRAFT7 = "http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"

@@ -17,13 +17,13 @@ from random_pairs import Maker, is_valid
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar.route import Route, Router
+from dovetail.grammar.compile.trial import try_out
+from dovetail.grammar.spec.route import Route, Router
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.unique.tokens import TokenTexts
+from dovetail.grammar.spec.weaken import weaken
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.grammar.trial import try_out
-from dovetail.grammar.unique.matcher import UniqueGrammar
-from dovetail.grammar.unique.tokens import TokenTexts
-from dovetail.grammar.weaken import weaken
-from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 

@@ -14,14 +14,14 @@ from grammar_demo import Demo, json_step
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.forks import ForkServer, ForkTemplate
-from dovetail.grammar.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
-from dovetail.grammar.memory import Trimmer
-from dovetail.grammar.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
-from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
+from dovetail.grammar.compile.memory import Trimmer
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.validate import FinalValidator
+from dovetail.grammar.compile.vocabulary import pack, unpack
+from dovetail.grammar.spec.wire import ChildJob, ChildStart
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.grammar.validate import FinalValidator
-from dovetail.grammar.vocabulary import pack, unpack
-from dovetail.grammar.wire import ChildJob, ChildStart
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
@@ -329,7 +329,7 @@ def test_the_judge_starts_ahead_where_there_are_backends(small: Vocabulary) -> N
 def test_large_grammars_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that nobody asks for any more leaves memory after a while; small ones, and what is in use, stay."""
     now = 100.0
-    monkeypatch.setattr("dovetail.grammar.cache.time.monotonic", lambda: now)
+    monkeypatch.setattr("dovetail.grammar.compile.cache.time.monotonic", lambda: now)
     cache = GrammarCache(1 << 30)
     for key, size in (("large", LARGE_BYTES), ("asked for", LARGE_BYTES), ("small", 1000)):
         cache.put(key, made(size), 0)
@@ -346,7 +346,7 @@ def test_large_grammars_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_is_looked_at_until_no_large_grammar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing is compiled any more."""
-    monkeypatch.setattr("dovetail.grammar.memory.DELAYS_S", (0.001, 0.002))
+    monkeypatch.setattr("dovetail.grammar.compile.memory.DELAYS_S", (0.001, 0.002))
     left = [True, True, False]
     done = threading.Event()
 
@@ -366,7 +366,7 @@ def test_memory_is_looked_at_until_no_large_grammar_is_left(monkeypatch: pytest.
 def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that ran out of time on a busy machine is refused for a while, a wrong one for good."""
     now = 100.0
-    monkeypatch.setattr("dovetail.grammar.cache.time.monotonic", lambda: now)
+    monkeypatch.setattr("dovetail.grammar.compile.cache.time.monotonic", lambda: now)
     cache = GrammarCache(100, retry_s=5)
     cache.put("slow", Refused("no", "grammar_too_complex"), 0)
     cache.put("wrong", Refused("no", "invalid_grammar"), 0)
@@ -378,7 +378,7 @@ def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_finished_texts_are_judged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last word on a text comes from jsonschema, and a pattern that never ends gives no verdict, soon."""
-    monkeypatch.setattr("dovetail.grammar.validate.TIMEOUT_S", 5.0)  # the machine may be busy
+    monkeypatch.setattr("dovetail.grammar.compile.validate.TIMEOUT_S", 5.0)  # the machine may be busy
     validator = FinalValidator()
     try:
         assert validator.judge('{"not": {"const": 3}}', ["3", "4", "{"]) == [False, True, False]

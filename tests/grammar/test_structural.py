@@ -10,11 +10,11 @@ import pytest
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar.fields import read_grammar
-from dovetail.grammar.limits import check_spec
-from dovetail.grammar.route import Router
-from dovetail.grammar.vocabulary import make_vocabulary
-from dovetail.grammar.wire import spec_of
+from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.spec.fields import read_grammar
+from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.vocabularies import byte_level
 

@@ -17,9 +17,9 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.free_text import auto_grammar
-from dovetail.grammar.limits import check_spec
-from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.spec.free_text import auto_grammar
+from dovetail.grammar.spec.limits import check_spec
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.vocabularies import byte_level
 from dovetail.text.parsing.output import make_parser, parse_full

@@ -16,13 +16,13 @@ from test_unique import Watched, _differ
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.fields import read_grammar
-from dovetail.grammar.route import Router, Way
+from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.spec.fields import read_grammar
+from dovetail.grammar.spec.route import Router, Way
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.unique.tokens import TokenTexts
+from dovetail.grammar.spec.wire import spec_of
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.grammar.unique.matcher import UniqueGrammar
-from dovetail.grammar.unique.tokens import TokenTexts
-from dovetail.grammar.vocabulary import make_vocabulary
-from dovetail.grammar.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.vocabularies import byte_level
 

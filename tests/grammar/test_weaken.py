@@ -13,11 +13,11 @@ from served import Served
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar.cache import Enforced
-from dovetail.grammar.route import Route, Router
-from dovetail.grammar.service import GrammarService
+from dovetail.grammar.compile.cache import Enforced
+from dovetail.grammar.compile.service import GrammarService
+from dovetail.grammar.spec.route import Route, Router
+from dovetail.grammar.spec.weaken import keywords_in, leave_out, weaken
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
-from dovetail.grammar.weaken import keywords_in, leave_out, weaken
 from dovetail.plugins import Registry, load, make_plan
 
 FOREVER = 1e12

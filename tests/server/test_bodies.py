@@ -20,7 +20,7 @@ from harness import Harness
 from server_tiny import TEMPLATE, write_model
 
 from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
-from dovetail.grammar.memory import resident_bytes, return_large_blocks
+from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.bodies import tasks
 from dovetail_server.bodies.pool import LARGE
 from dovetail_server.bodies.turns import Turns

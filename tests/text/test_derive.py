@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
-from dovetail.grammar.structural import check
+from dovetail.grammar.spec.structural import check
 from dovetail.plugins.registry import Registry
 from dovetail.testing.parsers import BytesTokenizer
 from dovetail.text.chat.template import ChatTemplate

@@ -26,7 +26,7 @@ from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import make_speculation
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.engine.timeline import Timeline
-from dovetail.grammar.words import WordRules
+from dovetail.grammar.matching.words import WordRules
 from dovetail.messages import (
     Abort,
     Admitted,

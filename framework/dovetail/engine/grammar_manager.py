@@ -12,12 +12,12 @@ from pathlib import Path
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
-from dovetail.grammar.cache import Enforced, Refused
-from dovetail.grammar.constraint import Constraint
-from dovetail.grammar.reasoning_gate import make_gate
-from dovetail.grammar.service import GrammarService, Ticket
-from dovetail.grammar.vocabulary import make_vocabulary
-from dovetail.grammar.words import WordRules
+from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.vocabulary import make_vocabulary
+from dovetail.grammar.matching.constraint import Constraint
+from dovetail.grammar.matching.reasoning_gate import make_gate
+from dovetail.grammar.matching.words import WordRules
 from dovetail.messages import Finish, GrammarStep, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings

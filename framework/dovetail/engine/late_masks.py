@@ -12,7 +12,7 @@ import numpy as np
 from dovetail.engine.grammar_manager import GrammarManager
 from dovetail.engine.request import StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.grammar.bitmask import FREE, fill_masks
+from dovetail.grammar.matching.bitmask import FREE, fill_masks
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import StepLate
 

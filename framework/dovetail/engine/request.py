@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dovetail.cache.node import Node, Pages
 from dovetail.engine.timing import Timing
-from dovetail.grammar.constraint import Constraint
+from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import Finish, GrammarStep, Pool, SamplingParams, Submit, Thinking, TokenLogprob
 
 

@@ -19,11 +19,11 @@ from dovetail.contracts.grammar import GrammarBackend, Kind, Vocabulary
 from dovetail.contracts.reasoning import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
-from dovetail.grammar.fields import Asked
-from dovetail.grammar.memory import Trimmer
-from dovetail.grammar.route import Enforcement, GrammarReport, Route, Router, ToolReport
-from dovetail.grammar.tool_route import ToolRouter, join
-from dovetail.grammar.validate import FinalValidator
+from dovetail.grammar.compile.memory import Trimmer
+from dovetail.grammar.compile.validate import FinalValidator
+from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.route import Enforcement, GrammarReport, Route, Router, ToolReport
+from dovetail.grammar.spec.tool_route import ToolRouter, join
 from dovetail.plugins import LoadedPlugins
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

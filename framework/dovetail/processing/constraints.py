@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
-from dovetail.grammar.fields import NAMES, Asked, read_grammar
-from dovetail.grammar.route import Route
+from dovetail.grammar.spec.fields import NAMES, Asked, read_grammar
+from dovetail.grammar.spec.route import Route
+from dovetail.grammar.spec.thinking import Use, thinking_of
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
-from dovetail.grammar.thinking import Use, thinking_of
 from dovetail.messages import GrammarStep, Thinking
 from dovetail.processing.processor import Processor
 from dovetail.processing.tools import ToolOptions

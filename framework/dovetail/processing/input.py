@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dovetail.grammar.fields import Asked
+from dovetail.grammar.spec.fields import Asked
 from dovetail.messages import SamplingParams, Submit
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
 from dovetail.processing.processor import Processor

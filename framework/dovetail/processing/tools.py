@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
+from dovetail.grammar.spec import schema
 from dovetail.processing.refusals import unsupported, wrong
 
 Tools = Sequence[Mapping[str, Any]]

@@ -34,7 +34,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import Words, draw_ids
-from dovetail.grammar.weaken import schemas_with_places
+from dovetail.grammar.spec.weaken import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.llguidance_cost import is_cheap

@@ -16,8 +16,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
-from dovetail.grammar.structural import schemas_in
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.structural import schemas_in
 
 MAX_INLINE = 32 * 1024
 MAX_INLINE_EBNF = 2 * 1024

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support
-from dovetail.grammar import schema
-from dovetail.grammar.schema import escape
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.schema import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.lookaround import without_lookaround, without_lookaround_in_one

@@ -27,8 +27,8 @@ from dovetail.contracts.grammar import (
     Vocabulary,
 )
 from dovetail.errors import PluginError, RequestError
-from dovetail.grammar import schema
 from dovetail.grammar.bits import Words
+from dovetail.grammar.spec import schema
 from dovetail_grammar.choices import UNREADABLE, read_choices
 from dovetail_grammar.matching import EndingMatcher, Ends
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable, strip_anchors

@@ -15,7 +15,7 @@ from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Support
 from dovetail.errors import RequestError
-from dovetail.grammar import schema
+from dovetail.grammar.spec import schema
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable
 
 _SILENT = schema.ANNOTATIONS | schema.DEFINITIONS

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape as escape_xml
 
-from dovetail.grammar import schema
-from dovetail.grammar.schema import ANNOTATIONS, TYPES, escape
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.schema import ANNOTATIONS, TYPES, escape
 from dovetail.text.tool_calls.schema_types import types_of
 
 Node = dict[str, Any]

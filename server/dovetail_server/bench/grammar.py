@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 
 import dovetail
-from dovetail.grammar.vocabulary import make_vocabulary
+from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bench import report
 from dovetail_server.bench.grammar_first import FirstTokenBench

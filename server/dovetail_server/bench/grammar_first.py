@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec, Vocabulary
 from dovetail.engine.core import EngineCore
 from dovetail.errors import RequestError
-from dovetail.grammar.route import Router
+from dovetail.grammar.spec.route import Router
 from dovetail.messages import GrammarStep, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins
 from dovetail_server.bench.grammar_masks import SETTLE_S, points

@@ -15,12 +15,12 @@ import torch
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocabulary
 from dovetail.errors import RequestError
-from dovetail.grammar.bitmask import fill_masks
 from dovetail.grammar.bits import ids_of
-from dovetail.grammar.cache import Enforced, Refused
-from dovetail.grammar.constraint import Constraint, TokenSets
-from dovetail.grammar.route import Router
-from dovetail.grammar.service import GrammarService, Ticket
+from dovetail.grammar.compile.cache import Enforced, Refused
+from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.matching.bitmask import fill_masks
+from dovetail.grammar.matching.constraint import Constraint, TokenSets
+from dovetail.grammar.spec.route import Router
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail_server.bench.grammar_raw import RawLibrary

@@ -19,7 +19,7 @@ import msgspec
 
 from dovetail.errors import DovetailError
 from dovetail.forks import GoneError, Loaded, control_of, receive, receive_bytes, send, serve_forks
-from dovetail.grammar.memory import address_space, most_own_bytes, return_large_blocks
+from dovetail.grammar.compile.memory import address_space, most_own_bytes, return_large_blocks
 from dovetail.processing.processor import Processor
 from dovetail_server.bodies.wire import Begun, Job, Outcome, Question, WorkerStart, too_costly
 from dovetail_server.bodies.work import do

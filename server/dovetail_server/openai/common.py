@@ -196,7 +196,7 @@ class ServiceFields(RequestModel):
 
 
 class GrammarFields(RequestModel):
-    """Structured output: at most one of these. What they mean is read by `dovetail.grammar.fields`."""
+    """Structured output: at most one of these. What they mean is read by `dovetail.grammar.spec.fields`."""
 
     response_format: FreeForm | None = None
     regex: Text | None = None

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.reasoning import Event
 from dovetail.engine.client import TokenStream
-from dovetail.grammar.blame import explained
-from dovetail.grammar.route import GrammarReport, Route
+from dovetail.grammar.spec.blame import explained
+from dovetail.grammar.spec.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of

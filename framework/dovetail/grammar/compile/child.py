@@ -1,0 +1,195 @@
+"""A process for work that may have to be killed: `python -m dovetail.grammar.compile.child FD`. Started by `ChildPool`.
+
+It loads what jobs need, and does none itself: for each socket that it is sent it forks a copy, which takes one job from
+it, compiling a grammar or judging finished texts. Whatever happens to a copy (time, memory, a crash in native code)
+costs that one job; the next copy finds everything loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.errors import DovetailError, RequestError
+from dovetail.forks import GoneError, control_of, receive, send, serve_forks
+from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
+from dovetail.grammar.compile.trial import try_out
+from dovetail.grammar.compile.vocabulary import unpack
+from dovetail.grammar.spec.weaken import weaken
+from dovetail.grammar.spec.wire import (
+    ChildBegun,
+    ChildCheck,
+    ChildJob,
+    ChildReply,
+    ChildStart,
+    spec_of,
+    time_left,
+)
+from dovetail.messages import GrammarStep
+from dovetail.plugins import LoadedPlugins, PluginPlan, load
+
+NICE = 10
+"""Jobs yield to the engine: they must not delay anybody's tokens. Loading does not yield, or it may take minutes."""
+NOISE_BYTES = 8 << 20
+"""What a process takes for anything: of what it is seen to hold, less is not the grammar's."""
+SEARCH_SHARE = 0.6
+"""Of a job's time, for finding out what to leave out."""
+FIRST = {
+    Kind.REGEX: GrammarSpec(kind=Kind.REGEX, source="a"),
+    Kind.JSON: GrammarSpec(kind=Kind.JSON, source='{"type":"null"}'),
+}
+"""What a backend compiles first, so that copies of the process have its tables."""
+
+
+def main(argv: list[str]) -> int:
+    """Load, then fork for every socket that comes, until the inherited one closes."""
+    control = control_of(argv)
+    try:
+        start = msgspec.msgpack.decode(receive(control), type=ChildStart)
+    except GoneError:
+        return 0
+    worker = Judge() if start.plan is None else Compiler(start, start.plan)
+    return serve_forks(control, lambda channel: _serve(channel, worker))
+
+
+def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
+    """A copy's part: one job. A timer of the system ends it at the limit, in native code too."""
+    os.nice(NICE)
+    job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
+    worker.prepare(job)
+    send(channel, ChildBegun(pid=os.getpid()))
+    job = msgspec.structs.replace(job, timeout_s=time_left(job))
+    signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
+    send(channel, worker.work(job))
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What the process has used: processor time, memory that it holds, and how much of that is allocated."""
+
+    cpu_s: float
+    resident: int
+    allocated: int
+
+    @classmethod
+    def now(cls) -> Used:
+        """Look."""
+        return cls(time.process_time(), resident_bytes(), allocated_bytes())
+
+    def bytes_since(self, before: Used) -> int:
+        """Return what was taken for good or, where that is much more, on the way."""
+        held = self.resident - before.resident
+        return max(held if held > NOISE_BYTES else 0, self.allocated - before.allocated, 0)
+
+
+class Judge:
+    """Judges finished texts."""
+
+    def __init__(self) -> None:
+        """Load what judging needs."""
+        from dovetail.grammar.compile.judge import is_valid  # imports jsonschema, which compiling does not need
+
+        self._is_valid = is_valid
+
+    def prepare(self, job: ChildJob | ChildCheck) -> None:
+        """Nothing is left to load."""
+
+    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
+        """Judge texts by a schema. Here, because a pattern can take Python's matcher for ever."""
+        if isinstance(job, ChildJob):
+            return ChildReply(error="this process only judges texts")
+        try:
+            schema = json.loads(job.schema)
+            return ChildReply(verdicts=[self._is_valid(schema, text) for text in job.texts])
+        except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
+            return ChildReply(error=f"{type(error).__name__}: {error}")
+
+
+class Compiler:
+    """Compiles grammars. The backends are made before the first job."""
+
+    def __init__(self, start: ChildStart, plan: PluginPlan) -> None:
+        self._max_bytes = start.max_bytes
+        self._vocabulary: Vocabulary = unpack(start.vocabulary)
+        self._plugins: LoadedPlugins = load(plan, "compiler")
+        self._backends: dict[str, GrammarBackend] = {}
+        for planned in plan.of_kind("grammar_backend"):
+            with contextlib.suppress(Exception):  # one that cannot be made says why to whoever asks for it
+                self._compile_first(self._backend(planned.name))
+
+    def prepare(self, job: ChildJob | ChildCheck) -> None:
+        """Make sure that a job does not pay for its backend."""
+        if isinstance(job, ChildJob):
+            with contextlib.suppress(Exception):  # as above: `work` asks again
+                self._backend(job.step.backend)
+
+    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
+        """Compile within the memory limit; what a backend raises becomes the reply's error."""
+        if isinstance(job, ChildCheck):
+            return ChildReply(error="this process only compiles grammars")
+        try:
+            backend = self._backend(job.step.backend)
+            limit = address_space() + self._max_bytes
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_CPU, (_cpu_limit(job.timeout_s), resource.RLIM_INFINITY))
+            limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
+            return self._compile(backend, job.step, limits)
+        except RequestError as error:
+            return ChildReply(error=error.message, code=error.code or "invalid_grammar")
+        except MemoryError:
+            return ChildReply(error="the grammar needs too much memory to compile", code="grammar_too_complex")
+        except DovetailError as error:
+            return ChildReply(error=str(error))
+        except Exception as error:  # a backend may raise anything; the job's owner is told
+            return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
+
+    def _compile(self, backend: GrammarBackend, step: GrammarStep, limits: GrammarLimits) -> ChildReply:
+        """Compile, where allowed without what the backend refuses."""
+        spec = spec_of(step)
+        if not step.weaken:
+            return self._one(backend, spec, limits)
+        until = time.monotonic() + SEARCH_SHARE * limits.timeout_s
+        reply, ignored = weaken(spec, lambda each: self._one(backend, each, limits), until)
+        return msgspec.structs.replace(reply, ignored=ignored)
+
+    def _one(self, backend: GrammarBackend, spec: GrammarSpec, limits: GrammarLimits) -> ChildReply:
+        """Compile, load the result as the engine will, measure that, and try the grammar out."""
+        before = Used.now()
+        result = backend.compile(spec, limits)
+        blob = result if isinstance(result, bytes) else None
+        if isinstance(result, bytes):
+            before = Used.now()
+            result = backend.load(result)
+        after = Used.now()
+        try_out(result, self._vocabulary)
+        return ChildReply(blob=blob, load_s=after.cpu_s - before.cpu_s, load_bytes=after.bytes_since(before))
+
+    def _compile_first(self, backend: GrammarBackend) -> None:
+        spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)
+        backend.compile(spec, GrammarLimits(timeout_s=1.0, max_bytes=self._max_bytes))
+
+    def _backend(self, name: str) -> GrammarBackend:
+        if name not in self._backends:
+            made: GrammarBackend = self._plugins.get("grammar_backend", name)(self._vocabulary)
+            self._backends[name] = made
+        return self._backends[name]
+
+
+def _cpu_limit(timeout_s: float) -> int:
+    """Whole seconds of processor time, of all threads of a job together, beyond what loading took."""
+    return math.ceil(time.process_time() + 2 * timeout_s) + 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""`Compiler`: one way of enforcing a grammar at a time, here or in a process that can be killed.
+
+What comes back from such a process is loaded here only if the process, which has loaded it too, says what that costs.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
+from dovetail.errors import PluginError, RequestError
+from dovetail.grammar.compile.pool import ChildPool, ChildTimeoutError
+from dovetail.grammar.compile.vocabulary import pack
+from dovetail.grammar.spec.asking import asked
+from dovetail.grammar.spec.costly import lightened
+from dovetail.grammar.spec.refusals import TOO_COMPLEX
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.unique.tokens import TokenTexts
+from dovetail.grammar.spec.weaken import without
+from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
+from dovetail.messages import GrammarStep
+from dovetail.plugins import LoadedPlugins
+
+MAX_LOAD_S = 0.5
+MAX_LOAD_BYTES = 256 << 20
+"""What bringing a compiled grammar into the engine may cost in processor time and memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar that is ready.
+
+    Attributes:
+        grammar: It.
+        backend: What made it.
+        num_bytes: Memory that it was seen to take; 0 where nobody looked.
+        ignored: What was left out of its source.
+    """
+
+    grammar: CompiledGrammar
+    backend: GrammarBackend
+    num_bytes: int = 0
+    ignored: tuple[str, ...] = ()
+
+
+class Compiler:
+    """One per engine. Thread-safe."""
+
+    def __init__(
+        self,
+        plugins: LoadedPlugins,
+        make_vocabulary: Callable[[], Vocabulary],
+        limits: GrammarLimits,
+        max_children: int,
+    ) -> None:
+        """Prepare; backends, vocabulary and processes are made at first use."""
+        self._plugins = plugins
+        self._make_vocabulary = make_vocabulary
+        self._limits = limits
+        self._max_children = max_children
+        self._making = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._backends: dict[str, GrammarBackend] = {}
+        self._pool: ChildPool | None = None
+        self._texts: TokenTexts | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that compile."""
+        return self._pool.pids if self._pool is not None else []
+
+    @property
+    def template_pid(self) -> int | None:
+        """Id of the process that those are forked from; None while there is none."""
+        return self._pool.template_pid if self._pool is not None else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `outside` begins at once, and does not start the process that others are forked from."""
+        return self._pool is not None and self._pool.is_ready
+
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary, made at the first call.
+
+        Raises:
+            DovetailError: It cannot be made.
+        """
+        with self._making:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    def backend(self, name: str) -> GrammarBackend:
+        """The backend of a name, made at the first call.
+
+        Raises:
+            DovetailError: It cannot be made.
+        """
+        vocabulary = self.vocabulary()
+        with self._making:
+            if name not in self._backends:
+                self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
+            return self._backends[name]
+
+    def asked(self, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:
+        """Ask a step's backend what it enforces, where nobody has; see `asking.asked`."""
+        return asked(self.backend(step.backend), step) if step.unasked else (step, ())
+
+    def inline(self, step: GrammarStep) -> Compiled:
+        """Compile in this thread.
+
+        Raises:
+            RequestError: The grammar is refused.
+        """
+        backend = self.backend(step.backend)
+        result = backend.compile(spec_of(step), self._limits)
+        made = backend.load(result) if isinstance(result, bytes) else result
+        return Compiled(self._watched(step, made), backend)
+
+    def lighter(self, step: GrammarStep) -> Compiled | None:
+        """Compile in this thread what takes too long, without what costs most; None where that is not known.
+
+        Raises:
+            RequestError: The grammar is refused without it, too.
+        """
+        backend = self.backend(step.backend)
+        found = lightened(backend, spec_of(step))
+        if found is None:
+            return None
+        spec, gone = found
+        made = self.inline(msgspec.structs.replace(step, source=spec.source))
+        return Compiled(made.grammar, backend, ignored=gone)
+
+    def outside(self, step: GrammarStep, deadline: float) -> Compiled:
+        """Compile in a process of its own, and load the result here.
+
+        Raises:
+            RequestError: The grammar is refused.
+            ChildTimeoutError: The deadline passed.
+            ChildDiedError: The process died.
+        """
+        backend = self.backend(step.backend)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ChildTimeoutError
+        reply = self._children().run(ChildJob(step=step, timeout_s=left), left)
+        if reply.error is not None:
+            raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
+        _check_cost(reply)
+        if reply.blob is None:
+            source = without(step.kind, step.source, reply.ignored)
+            again = self.inline(msgspec.structs.replace(step, source=source))
+            return Compiled(again.grammar, backend, reply.load_bytes, reply.ignored)
+        made = self._watched(step, backend.load(reply.blob))
+        return Compiled(made, backend, reply.load_bytes, reply.ignored)
+
+    def _watched(self, step: GrammarStep, grammar: CompiledGrammar) -> CompiledGrammar:
+        """Have items of arrays watched over that the backend does not know to differ."""
+        if not step.unique:
+            return grammar
+        vocabulary = self.vocabulary()
+        with self._making:
+            if self._texts is None:
+                self._texts = TokenTexts(vocabulary)
+        return UniqueGrammar(grammar, json.loads(step.unique), self._texts)
+
+    def warm_up(self) -> None:
+        """Begin to start the process that others are forked from."""
+        self._children().warm_up()
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait until `outside` does not have to wait for that process.
+
+        Raises:
+            ChildStartError: It could not be started by the deadline.
+        """
+        self._children().wait_ready(deadline - time.monotonic())
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._making:
+            if self._pool is not None:
+                self._pool.close()
+
+    def _children(self) -> ChildPool:
+        vocabulary = self.vocabulary()
+        with self._making:
+            if self._pool is None:
+                start = ChildStart(
+                    plan=self._plugins.plan, vocabulary=pack(vocabulary), max_bytes=self._limits.max_bytes
+                )
+                self._pool = ChildPool(start, self._max_children)
+            return self._pool
+
+
+def _check_cost(reply: ChildReply) -> None:
+    if reply.load_s > MAX_LOAD_S or reply.load_bytes > MAX_LOAD_BYTES:
+        text = f"the compiled grammar is too large ({reply.load_bytes >> 20} MiB, {reply.load_s:.1f} s to load)"
+        raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)

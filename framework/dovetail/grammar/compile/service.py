@@ -1,0 +1,481 @@
+"""`GrammarService`: turns a request's grammar into something enforceable, beside the engine's loop.
+
+A request waits for a `Ticket` and may prefill meanwhile; its time runs from then on, waiting included. Compilations
+whose cost is bounded beforehand run in threads of the engine (they release the GIL); all others in processes that are
+killed at the time limit (`compiling`). Equal grammars compile once. What waits is bounded, per owner and in all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.errors import DovetailError, RequestError
+from dovetail.grammar.compile.cache import Enforced, GrammarCache, Refused, key_of
+from dovetail.grammar.compile.compiling import Compiled, Compiler
+from dovetail.grammar.compile.memory import Trimmer
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
+from dovetail.grammar.compile.queue import Workers
+from dovetail.grammar.matching.constraint import TokenSets
+from dovetail.grammar.spec.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.spec.unique.matcher import UniqueGrammar
+from dovetail.grammar.spec.weaken import is_weakenable
+from dovetail.grammar.spec.wire import spec_of, step_of
+from dovetail.messages import GrammarStep
+from dovetail.plugins import LoadedPlugins
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 2
+MAX_CHILDREN = 2
+EARLY_WAY_S = 2.5
+"""What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
+LAST_WAY_SHARE = 0.2
+"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
+VISIT_PAUSE_S, VISIT_S = 0.02, 0.06
+"""How long a backend may prepare a grammar that is in force."""
+AGAIN = 12
+"""Times as long may compiling take after a restart of the engine, when all grammars are compiled anew at once."""
+MAX_VISITS = 8
+"""Grammars that wait for that: with more, there is no time for any."""
+WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
+Steps = tuple[GrammarStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBounds:
+    """How many distinct grammars may be waiting for their compilation, and how many bytes of their sources."""
+
+    max_waiting: int = 1024
+    max_waiting_bytes: int = 64 << 20
+    max_of_owner: int = 256
+    max_bytes_of_owner: int = 16 << 20
+
+
+class Ticket:
+    """A request's claim to a compiled grammar; filled once, from another thread.
+
+    Attributes:
+        outcome: What came of it; None for a claim to the vocabulary alone.
+        is_ready: Whether it is filled.
+        num_claims: Requests that wait for it.
+    """
+
+    __slots__ = ("is_ready", "num_claims", "outcome")
+
+    def __init__(self, outcome: Enforced | Refused | None = None) -> None:
+        self.outcome = outcome
+        self.is_ready = outcome is not None
+        self.num_claims = 1
+
+    def fill(self, outcome: Enforced | Refused | None) -> None:
+        """Fill it."""
+        self.outcome = outcome
+        self.is_ready = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A grammar under way to its ticket.
+
+    Attributes:
+        steps: The ways to enforce it.
+        key: What stands for them.
+        ticket: To be filled.
+        owner: Who asked first.
+        asked: When.
+        deadline: When the ticket is filled at the latest; before the first process was there, some seconds later.
+        patience_s: What it has from then on.
+        began: When a compilation began; None while it waits for its first.
+        index: The way that is tried next.
+        refused: Why the first way that was tried failed.
+        slow: Backends and sources that took too long: they may do without what costs most.
+    """
+
+    steps: Steps
+    key: bytes
+    ticket: Ticket
+    owner: str
+    asked: float
+    deadline: float
+    patience_s: float
+    began: float | None = None
+    index: int = 0
+    refused: Refused | None = None
+    slow: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def last_way_at(self) -> float:
+        """When there is time for nothing but the last way."""
+        return self.deadline - LAST_WAY_SHARE * (self.deadline - self.asked)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the sources."""
+        return sum(len(step.source) for step in self.steps)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What waits, counted."""
+
+    num: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, job: Job, sign: int = 1) -> None:
+        """Count a job, or with a negative sign take it out."""
+        for owner in ("", f"of {job.owner}"):
+            self.num[owner] += sign
+            self.num_bytes[owner] += sign * job.num_bytes
+            if not self.num[owner]:
+                del self.num[owner], self.num_bytes[owner]
+
+    def refuse(self, job: Job, bounds: QueueBounds) -> Refused | None:
+        """Say why a job may not wait beside what does, or None."""
+        of, size = f"of {job.owner}", job.num_bytes
+        text = "too many different grammars of {} are waiting to be compiled; try again later"
+        if self.num[of] >= bounds.max_of_owner or self.num_bytes[of] + size > bounds.max_bytes_of_owner:
+            return Refused(text.format("yours"), OWNER_FULL)
+        if self.num[""] >= bounds.max_waiting or self.num_bytes[""] + size > bounds.max_waiting_bytes:
+            return Refused(text.format("all clients"), FULL)
+        return None
+
+
+class GrammarService:
+    """One per engine; everything but `close` is called from the engine's thread."""
+
+    def __init__(
+        self,
+        plugins: LoadedPlugins,
+        make_vocabulary: Callable[[], Vocabulary],
+        *,
+        timeout_s: float,
+        cache_bytes: int,
+        max_child_bytes: int = 2 << 30,
+        bounds: QueueBounds | None = None,
+    ) -> None:
+        """Prepare; backends and vocabulary are made at first use.
+
+        Args:
+            plugins: Of the engine's process.
+            make_vocabulary: Called once, in a thread.
+            timeout_s: For one request's grammar, all steps and waiting together.
+            cache_bytes: Bound of the compiled grammars that are kept.
+            max_child_bytes: What a compile process may allocate.
+            bounds: Of what waits.
+        """
+        self._plugins = plugins
+        self._timeout_s = timeout_s
+        self._bounds = bounds or QueueBounds()
+        limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
+        self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_CHILDREN)
+        self._cache = GrammarCache(cache_bytes)
+        self._pending: dict[bytes, Ticket] = {}
+        self._waiting = Waiting()
+        self._lock = threading.RLock()
+        self._finished = threading.Event()
+        self._inline = Workers("dovetail-grammar", NUM_THREADS)
+        self._outside = Workers("dovetail-grammar-child", MAX_CHILDREN)
+        self._beside = Workers("dovetail-grammar-visit", 1)
+        self._trimmer = Trimmer(self._let_go)
+        self._making = threading.Lock()
+        self._sets: TokenSets | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that compile."""
+        return self._compiler.pids
+
+    @property
+    def template_pid(self) -> int | None:
+        """Id of the process that those are forked from; None while there is none."""
+        return self._compiler.template_pid
+
+    @property
+    def num_waiting(self) -> int:
+        """Distinct grammars that are being compiled, or wait for it."""
+        return len(self._pending)
+
+    def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> Ticket:
+        """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too.
+
+        Args:
+            steps: The ways to enforce it.
+            owner: Who asks.
+            again: An engine before this one was asked for it. Then it is not refused for all that have come back at
+                once, and has longer.
+        """
+        key = key_of(steps)
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                return Ticket(known)
+            ticket = self._pending.get(key)
+            if ticket is not None:
+                ticket.num_claims += 1
+                return ticket
+            now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
+            deadline = now + patience_s + (0 if self._compiler.is_ready else START_S)
+            job = Job(
+                steps=steps,
+                key=key,
+                ticket=Ticket(),
+                owner=owner,
+                asked=now,
+                deadline=deadline,
+                patience_s=patience_s,
+            )
+            refused = None if again else self._waiting.refuse(job, self._bounds)
+            if refused is not None:
+                return Ticket(refused)
+            self._pending[key] = job.ticket
+            self._waiting.add(job)
+        self._inline.put(owner, partial(self._work, job, outside=False))
+        return job.ticket
+
+    def known(self, steps: Steps, at: int) -> Ticket | None:
+        """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
+        with self._lock:
+            found = self._cache.get(key_of(steps))
+        return Ticket(found) if isinstance(found, Enforced) and found.step == at else None
+
+    def release(self, ticket: Ticket) -> None:
+        """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
+        with self._lock:
+            ticket.num_claims -= 1
+
+    def prepare(self) -> Ticket:
+        """Claim the vocabulary: a thinking budget needs its token sets, and making them takes a while at first."""
+        ticket = Ticket()
+        if self._sets is not None:
+            ticket.fill(None)
+        else:
+            self._inline.put("", partial(self._prepare, ticket))
+        return ticket
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a ticket is filled, at most `timeout_s`."""
+        self._finished.wait(timeout_s)
+        self._finished.clear()
+
+    def token_sets(self) -> TokenSets:
+        """Masks of the vocabulary that all constraints share.
+
+        Raises:
+            DovetailError: The vocabulary cannot be made.
+        """
+        vocabulary = self._compiler.vocabulary()
+        with self._making:
+            if self._sets is None:
+                self._sets = TokenSets(vocabulary)
+            return self._sets
+
+    def vocabulary(self) -> Vocabulary:
+        """The model's vocabulary, made at the first call.
+
+        Raises:
+            DovetailError: It cannot be made.
+        """
+        return self._compiler.vocabulary()
+
+    def warm_up(self) -> None:
+        """Prepare in the background what the first grammar would wait for."""
+        self._inline.put("", self._warm_up)
+
+    def close(self) -> None:
+        """End threads and processes; tickets that are still open stay so."""
+        self._inline.close()
+        self._outside.close()
+        self._beside.close()
+        self._trimmer.close()
+        self._compiler.close()
+
+    def _prepare(self, ticket: Ticket) -> None:
+        try:
+            self.token_sets()
+            ticket.fill(None)
+        except Exception as error:  # ends the one request
+            ticket.fill(_refusal(error))
+        self._finished.set()
+
+    def _warm_up(self) -> None:
+        try:
+            self.token_sets()
+            steps = [step_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
+            for step in filter(self._is_inline, steps):
+                self._compiler.inline(step)
+            self._compiler.warm_up()
+            for step in (step for step in steps if not self._is_inline(step)):
+                self._outside.put("", partial(self._load_early, step))
+        except DovetailError as error:
+            logger.warning("Structured outputs are not available: %s", error)
+        except Exception:
+            # Nobody waits for this thread's result: the log is the only place to say it.
+            logger.exception("preparing structured outputs failed")
+
+    def _load_early(self, step: GrammarStep) -> None:
+        """Have a backend that compiles elsewhere load here what its first grammar would wait for, tokens of others too.
+
+        One that cannot says why to whoever asks for it.
+        """
+        try:
+            if WARM_UP.kind in self._compiler.backend(step.backend).kinds:
+                self._compiler.wait_ready(time.monotonic() + START_S)
+                self._compiler.outside(step, time.monotonic() + self._timeout_s)
+        except Exception as error:
+            logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
+
+    def _work(self, job: Job, *, outside: bool) -> None:
+        """Bring a job on, whatever its backends do: a ticket that is never filled is waited for without end."""
+        try:
+            self._try_ways(job, outside=outside)
+        except Exception as error:
+            self._finish(job, _refusal(error), 0)
+
+    def _try_ways(self, job: Job, *, outside: bool) -> None:
+        """Try the ways that are left; not `outside`, up to the first that needs a process."""
+        while job.index < len(job.steps):
+            now = time.monotonic()
+            if self._was_left(job):
+                return
+            if now >= job.deadline and not self._has_grace(job):
+                break
+            step = job.steps[job.index]
+            is_slow = (step.backend, step.source) in job.slow
+            if job.index < len(job.steps) - 1 and (
+                (job.began is not None and now >= job.last_way_at) or (is_slow and not step.weaken)
+            ):
+                job.index += 1
+                continue
+            try:
+                self.token_sets()  # here, and not when the engine needs them
+                with self._lock:
+                    alone = self._cache.get(key_of((step,)))  # of a request that went on with it, after a restart
+                if isinstance(alone, Enforced):
+                    self._finish(job, dataclasses.replace(alone, step=job.index), 0)
+                    return
+                found = self._compiler.asked(step)
+                if found is None:
+                    job.index += 1
+                    continue
+                step, lost = found
+                compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, outside=outside)
+                if compiled is None and is_slow:
+                    job.index += 1
+                    continue
+                if compiled is None:
+                    self._outside.put(job.owner, partial(self._work, job, outside=True))
+                    return
+                enforced = Enforced(job.index, compiled.grammar, compiled.backend, (*lost, *compiled.ignored))
+                self._finish(job, enforced, compiled.num_bytes)
+                return
+            except Exception as error:  # whatever a backend raises ends one request
+                job.refused = job.refused or _refusal(error)
+                if isinstance(error, ChildTimeoutError):
+                    job.slow.add((step.backend, step.source))
+                    if step.weaken:
+                        continue  # without what costs most
+                if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
+                    break
+            job.index += 1
+        self._finish(job, self._why_not(job), 0)
+
+    def _compile(self, job: Job, step: GrammarStep, now: float, *, outside: bool) -> Compiled | None:
+        """Compile one way; None where that has to be done outside, and is not."""
+        is_last = job.index == len(job.steps) - 1
+        if not outside or (is_last and self._is_inline(step)):
+            if not self._is_inline(step):
+                return None
+            job.began = job.began or now
+            try:
+                return self._compiler.inline(step)
+            except RequestError as error:
+                if not outside and step.weaken and is_weakenable(error.code, error.message):
+                    return None  # finding out what to leave out takes many compilations
+                raise
+        job.began = job.began or now
+        self._compiler.wait_ready(job.deadline)  # what a way may take does not pass while the first process starts
+        now = time.monotonic()
+        job.deadline = min(job.deadline, now + job.patience_s)
+        return self._compiler.outside(step, job.deadline if is_last else min(job.last_way_at, now + EARLY_WAY_S))
+
+    def _was_left(self, job: Job) -> bool:
+        """Take a job out that nobody waits for any more: who comes from now on is served by another."""
+        with self._lock:
+            if job.ticket.num_claims > 0:
+                return False
+            del self._pending[job.key]
+            self._waiting.add(job, -1)
+            job.ticket.fill(Refused("nobody waits for it any more", BUSY))
+            return True
+
+    def _is_inline(self, step: GrammarStep) -> bool:
+        return self._compiler.backend(step.backend).inline(spec_of(step))
+
+    def _has_grace(self, job: Job) -> bool:
+        """Whether the ways before took all the time, and the last one takes next to none: then it is still tried."""
+        is_ours = job.began is not None and job.began < (job.asked + job.deadline) / 2
+        return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
+
+    def _why_not(self, job: Job) -> Refused:
+        """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
+        waited = (job.began or job.deadline) - job.asked
+        timed_out = job.refused is None or job.refused.code == TOO_COMPLEX
+        if timed_out and time.monotonic() >= job.deadline and waited > (job.deadline - job.asked) / 2:
+            return Refused("the server is busy compiling other grammars; try again later", BUSY)
+        return job.refused or Refused("no way to enforce the grammar was given", None)
+
+    def _finish(self, job: Job, outcome: Enforced | Refused, num_bytes: int) -> None:
+        with self._lock:
+            if isinstance(outcome, Enforced) or outcome.code not in (None, BUSY):
+                self._cache.put(job.key, outcome, num_bytes)
+            if self._pending.pop(job.key, None) is not None:
+                self._waiting.add(job, -1)
+            job.ticket.fill(outcome)
+        self._finished.set()
+        self._trimmer.soon()
+        if isinstance(outcome, Enforced) and len(self._beside.queue) < MAX_VISITS:
+            self._beside.put(job.owner, partial(self._visit, outcome))
+
+    def _let_go(self) -> bool:
+        with self._lock:
+            return self._cache.let_go()
+
+    def _visit(self, outcome: Enforced) -> None:
+        """Let a backend prepare a grammar that is in force already, once the engine has gone on."""
+        time.sleep(VISIT_PAUSE_S)
+        try:
+            made = outcome.compiled
+            outcome.backend.warm_up(made.inner if isinstance(made, UniqueGrammar) else made, VISIT_S)
+        except Exception:
+            # The grammar works without; the log is the only place to say it.
+            logger.exception("preparing a grammar failed")
+
+
+def _is_final(step: GrammarStep, error: RequestError) -> bool:
+    """Whether no other way of enforcing the same grammar would mend it."""
+    has_schemas = step.kind in (Kind.JSON, Kind.STRUCTURAL)
+    return error.code in FINAL and not (has_schemas and is_weakenable(error.code, error.message))
+
+
+def _refusal(error: Exception) -> Refused:
+    """Word an error for the request it ends."""
+    if isinstance(error, RequestError):
+        return Refused(error.message, error.code or "invalid_grammar")
+    if isinstance(error, ChildTimeoutError):
+        return Refused("the grammar took too long to compile; make it simpler", TOO_COMPLEX)
+    if isinstance(error, ChildStartError):
+        return Refused(f"the process that compiles grammars is not there: {error}; try again later", BUSY)
+    if isinstance(error, ChildDiedError):
+        return Refused("the grammar could not be compiled: its compiler ran out of memory or crashed", TOO_COMPLEX)
+    if isinstance(error, DovetailError):
+        return Refused(str(error), None)
+    logger.error("a grammar backend failed", exc_info=error)
+    return Refused(f"the grammar backend failed: {type(error).__name__}", "invalid_grammar")

@@ -1,0 +1,51 @@
+"""Judging a finished text by its JSON Schema: the last word where enforcement was not full.
+
+Done in a process of its own (`child`): a pattern in a schema can keep Python's matcher busy for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.spec.wire import ChildCheck, ChildStart
+
+TIMEOUT_S = 1.5
+"""With the time of a compilation, an answer takes six seconds at most; a text is judged in milliseconds."""
+
+
+class FinalValidator:
+    """Judges texts in a child process, started at the first one at the latest. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ChildPool | None = None
+
+    def warm_up(self) -> None:
+        """Begin to start the process ahead of the first text."""
+        self._started().warm_up()
+
+    def judge(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
+        """Return for each text whether it conforms; None where that could not be found out in time. Blocks."""
+        pool = self._started()
+        job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
+        try:
+            pool.wait_ready(START_S)
+            reply = pool.run(job, TIMEOUT_S)
+        except (ChildTimeoutError, ChildDiedError):
+            return [None] * len(texts)
+        return [None] * len(texts) if reply.error is not None else list(reply.verdicts)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _started(self) -> ChildPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ChildPool(ChildStart(), 1)
+            return self._pool

@@ -1,0 +1,1 @@
+"""Token by token: what may come next, as bits over the vocabulary."""

@@ -1,0 +1,124 @@
+"""The masks of one step on the host: which rows have one, and their bits, in memory that the devices copy from.
+
+P places at which a token is drawn, K of them with a mask, W = ceil(V / 32) words of int32 for V tokens. A row has one
+place, and one more behind each of its drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher
+from dovetail.grammar.bits import has_bit
+from dovetail.grammar.matching.constraint import Constraint
+
+if TYPE_CHECKING:
+    from dovetail.contracts.grammar import Mask
+
+FREE = -1
+"""In place of a row of the masks: anything is allowed."""
+
+
+def fill_masks(
+    constraints: Sequence[Constraint | None],
+    wants: Sequence[bool],
+    lend: Callable[[int], Mask],
+    drafts: Sequence[Sequence[int]] = (),
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """Fill the masks of a step.
+
+    Args:
+        constraints: One per sampled row, None for a row that may say anything.
+        wants: Rows of which it must be known whether they allow only ends.
+        lend: Gives memory for so many masks, `[K, W]`; not called for none.
+        drafts: Of each row; none has any if not given. A constraint follows its row's drafts as far as it allows them,
+            and is taken back. Behind that nothing is masked: what is drawn there does not count.
+
+    Returns:
+        `[P]` which mask each place has, ascending, or `FREE`; and `[P]` whether it allows only ends.
+    """
+    lens = [1 + len(ids) for ids in drafts] or [1] * len(constraints)
+    mask_of, ends_only = np.full(sum(lens), FREE, dtype=np.int32), np.zeros(sum(lens), dtype=np.bool_)
+    walks, place, num_lines = [], 0, 0
+    for i, (constraint, length) in enumerate(zip(constraints, lens, strict=True)):
+        if constraint is not None:
+            walks.append(_Walk(constraint, drafts[i] if drafts else (), place, num_lines, wants[i]))
+            num_lines += length
+        place += length
+    if not walks:
+        return mask_of, ends_only
+    lines = lend(num_lines)
+    _follow_drafts(walks, lines, mask_of, ends_only)
+    for num, at in enumerate(np.flatnonzero(mask_of != FREE).tolist()):
+        if num != mask_of[at]:
+            lines[num] = lines[mask_of[at]]
+        mask_of[at] = num
+    return mask_of, ends_only
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One row's way along its drafts.
+
+    Attributes:
+        place: Its first place.
+        line: The first of its masks.
+        wants: It must be known whether its masks allow only ends.
+    """
+
+    constraint: Constraint
+    drafts: Sequence[int]
+    place: int
+    line: int
+    wants: bool
+
+
+def _follow_drafts(
+    walks: list[_Walk], lines: Mask, mask_of: npt.NDArray[np.int32], ends_only: npt.NDArray[np.bool_]
+) -> None:
+    """Fill the masks of every row's first place, then of those behind their drafts: each round in one call."""
+    begun = [(walk.constraint, walk.constraint.mark()) for walk in walks if walk.drafts]
+    try:
+        going, depth = walks, 0
+        while going:
+            matched = _fill_matchers([walk.constraint for walk in going], lines, [walk.line + depth for walk in going])
+            still = []
+            for walk, is_matched in zip(going, matched, strict=True):
+                constraint, place, line = walk.constraint, walk.place + depth, walk.line + depth
+                written = constraint.fill(lines[line], is_matched)
+                if written:
+                    mask_of[place] = line
+                    ends_only[place] = walk.wants and constraint.only_ends(lines[line])
+                if depth == len(walk.drafts):
+                    continue
+                token = walk.drafts[depth]
+                # Only what the mask allows is tried: a matcher that has refused a token may not go on.
+                fits = (not written or has_bit(lines[line], token)) and constraint.accept(token) is None
+                if fits and not constraint.terminated:
+                    still.append(walk)
+            going, depth = still, depth + 1
+    finally:
+        for constraint, mark in begun:
+            constraint.back_to(mark)
+
+
+def _fill_matchers(constraints: Sequence[Constraint], lines: Mask, places: Sequence[int]) -> list[bool]:
+    """Let each backend fill its lines in one call; returns for each constraint whether its line was written."""
+    matched = [False] * len(constraints)
+    groups: dict[int, tuple[GrammarBackend, list[GrammarMatcher], list[int]]] = {}
+    for at, constraint in enumerate(constraints):
+        matcher = constraint.matching
+        if matcher is not None and constraint.backend is not None:
+            group = groups.setdefault(id(constraint.backend), (constraint.backend, [], []))
+            group[1].append(matcher)
+            group[2].append(at)
+    for backend, matchers, group_at in groups.values():
+        filled = backend.fill_batch(matchers, lines, [places[at] for at in group_at])
+        for at, is_filled in zip(group_at, filled, strict=True):
+            matched[at] = is_filled
+    return matched

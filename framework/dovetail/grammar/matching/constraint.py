@@ -1,0 +1,239 @@
+"""`Constraint`: what one request may say next, from its thinking's gate and its grammar's matcher together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarMatcher, Vocabulary
+from dovetail.grammar.bits import Words, clear_bit, full_row, has_bit, new_row, only_one, set_bit
+from dovetail.grammar.matching.reasoning_gate import MAX_LEAD, WHITESPACE, ReasoningGate
+from dovetail.grammar.matching.words import WordRules
+from dovetail.grammar.spec.unique.matcher import UniqueMatcher
+
+MAX_ROWS = 64
+"""Rows that are kept for sets of tokens that requests name."""
+
+
+class TokenSets:
+    """Masks of a vocabulary that every constraint may need; made once.
+
+    Attributes:
+        eos: The ids that end a reply.
+        not_eos: All others.
+        lead: By n - 1: the tokens that are one to n whitespace characters.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.size = vocabulary.size
+        self.tokens = vocabulary.tokens
+        self.eos_ids = vocabulary.eos_ids
+        self.full = full_row(vocabulary.size)
+        self.eos = new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
+        self.not_eos = self.full & ~self.eos
+        self.lead_len = {
+            i: len(token)
+            for i, token in enumerate(vocabulary.tokens)
+            if 0 < len(token) <= MAX_LEAD and _is_space(token)
+        }
+        self.lead = [
+            new_row(vocabulary.size, (i for i, length in self.lead_len.items() if length <= n + 1))
+            for n in range(MAX_LEAD)
+        ]
+        self._going_on: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
+
+    def going_on(self, but: frozenset[int]) -> Words:
+        """Return the row of all tokens that are neither an end of the reply nor in `but`."""
+        found = self._going_on.get(but)
+        if found is None:
+            found = self.not_eos & ~new_row(self.size, (i for i in but if i < self.size))
+            if len(self._going_on) < MAX_ROWS:
+                self._going_on[but] = found
+        return found
+
+
+class Mark(NamedTuple):
+    """A place that a constraint can be taken back to."""
+
+    num_taken: int
+    num_matched: int
+    lead: int
+    tail: tuple[int, ...]
+
+
+class Constraint:
+    """One request's. Without a matcher, thinking (a budget without a grammar) and words are watched over alone.
+
+    Attributes:
+        gate: Follows thinking; None where there is none.
+        rules: Words that may be said at all; None for all. What the gate forces goes before them.
+        matcher: The grammar's state.
+        backend: What `matcher` belongs to.
+        was_forced: The last mask left one token only, and by the grammar.
+    """
+
+    def __init__(
+        self,
+        sets: TokenSets,
+        gate: ReasoningGate | None,
+        matcher: GrammarMatcher | None,
+        backend: GrammarBackend | None = None,
+        stop_ids: Iterable[int] = (),
+        rules: WordRules | None = None,
+    ) -> None:
+        """Start at the prompt's end. `stop_ids`: the request's own, which a minimum length bans beside the ends."""
+        self.gate = gate
+        self.matcher = matcher
+        self.backend = backend
+        self.rules = rules
+        self.was_forced = False
+        self._stuck_at = -1
+        self._sets = sets
+        self._lead = 0
+        self._num_taken = self._num_matched = 0
+        self._goes_on = sets.going_on(frozenset(stop_ids) - sets.eos_ids)
+
+    @property
+    def error(self) -> str | None:
+        """Why the request cannot go on, or None."""
+        return None if self.matcher is None else self.matcher.error
+
+    @property
+    def terminated(self) -> bool:
+        """The grammar's end has been accepted."""
+        return self.matcher is not None and self.matcher.terminated
+
+    @property
+    def matching(self) -> GrammarMatcher | None:
+        """The backend's matcher, where its own mask is needed for the next token."""
+        gate = self.gate
+        if gate is not None and not gate.whole and (gate.free or gate.only is not None):
+            return None
+        return self.matcher.inner if isinstance(self.matcher, UniqueMatcher) else self.matcher
+
+    def fill(self, row: Words, matched: bool) -> bool:
+        """Complete a row of the mask; False: everything is allowed.
+
+        Args:
+            row: `[W]`; holds the matcher's mask where `matched`.
+            matched: Whether `matching` wrote the row: False where there is none, or it allows everything.
+        """
+        written = self._fill(row, matched)
+        gate = self.gate
+        if self.rules is None or (gate is not None and gate.only is not None):
+            return written
+        if not written:
+            row[:] = self._sets.full
+        self.rules.apply(row)
+        self._stuck_at = -1 if row.any() else self._num_taken
+        return True
+
+    def _fill(self, row: Words, matched: bool) -> bool:
+        """As `fill`, without the rules for words."""
+        gate, sets = self.gate, self._sets
+        self.was_forced = False
+        if matched and isinstance(self.matcher, UniqueMatcher):
+            self.matcher.narrow(row)
+        if gate is not None:
+            only = gate.only
+            # A grammar of the whole reply may be in the middle of a character, which it wants to be finished first.
+            if only is not None and not (gate.whole and matched and not any(has_bit(row, i) for i in only)):
+                row[:] = 0
+                for token_id in only:
+                    set_bit(row, token_id)
+                return True
+            if gate.free and not gate.whole and self.matcher is not None:
+                row[:] = sets.going_on(gate.fence)
+                return True
+            if matched and gate.offered is not None:
+                set_bit(row, gate.offered)
+            matched = self._ban(row, gate.banned, matched)
+        if matched and self._lead > 0:
+            np.bitwise_or(row, sets.lead[self._lead - 1], out=row)
+        self.was_forced = matched and only_one(row)
+        return matched
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must follow by the grammar, as far as it is known which."""
+        matcher = self.matcher
+        if (
+            matcher is None
+            or self.matching is None
+            or self.rules is not None
+            or self._lead
+            or (self.gate is not None and self.gate.offered is not None)
+        ):
+            return []
+        return matcher.forced()
+
+    def _ban(self, row: Words, banned: int | None, written: bool) -> bool:
+        """Take a token out of a row, unless nothing else is allowed; returns whether the row is written."""
+        if banned is None:
+            return written
+        if not written:
+            row[:] = self._sets.full
+        clear_bit(row, banned)
+        if not row.any():
+            set_bit(row, banned)
+        return True
+
+    def accept(self, token_id: int) -> str | None:
+        """Take a sampled token; returns an error if it does not fit, and then the request must end."""
+        gate = self.gate
+        if self._stuck_at == self._num_taken:
+            return "allowed_token_ids, bad_words and the grammar together leave no token to say"
+        self._num_taken += 1
+        if self.rules is not None:
+            self.rules.accept(token_id)
+        if gate is not None and gate.accept(token_id) and not gate.whole:
+            if gate.free:
+                return None
+            self._lead = gate.lead
+            return self._take_rest(gate.rest)
+        matcher = self.matcher
+        if matcher is None:
+            return None
+        if matcher.accept([token_id]) == 1:
+            self._num_matched += 1
+            self._lead = 0
+            return matcher.error
+        length = self._sets.lead_len.get(token_id, 0)
+        if 0 < length <= self._lead:
+            self._lead -= length
+            return None
+        return matcher.error or f"the grammar does not allow token {token_id} here"
+
+    def mark(self) -> Mark:
+        """Return the present place, for `back_to`."""
+        tail = () if self.rules is None else tuple(self.rules.tail)
+        return Mark(self._num_taken, self._num_matched, self._lead, tail)
+
+    def back_to(self, mark: Mark) -> None:
+        """Take back what was accepted since a mark: at most `MAX_ROLLBACK` tokens, all of them without an error."""
+        if self.gate is not None:
+            self.gate.rollback(self._num_taken - mark.num_taken)
+        if self.matcher is not None and self._num_matched > mark.num_matched:
+            self.matcher.rollback(self._num_matched - mark.num_matched)
+        if self.rules is not None:
+            self.rules.tail.clear()
+            self.rules.tail.extend(mark.tail)
+        self._num_taken, self._num_matched, self._lead, _ = mark
+
+    def only_ends(self, row: Words) -> bool:
+        """Whether a filled row allows nothing but ends of the reply and stop tokens."""
+        return not np.any(row & self._goes_on)
+
+    def _take_rest(self, rest: bytes) -> str | None:
+        """Text behind the end marker in the marker's last token: no mask was applied to it."""
+        if self.matcher is None or not rest:
+            return None
+        if len(rest) <= self._lead and _is_space(rest):
+            self._lead -= len(rest)
+            return None
+        return "the answer began in the middle of the token that ended thinking, where no grammar can be enforced"
+
+
+def _is_space(token: bytes) -> bool:
+    return all(byte in WHITESPACE for byte in token)

@@ -1,0 +1,113 @@
+"""Asking a backend what it enforces of a schema, and leaving out what it says that it refuses.
+
+The router asks the backend that likes schemas most. Where that one enforces all of it, the engine asks the others, if
+ever their turn comes: their answers take longer than the first one's way to a first token may.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Support, SupportLevel
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.normal import Normal
+from dovetail.grammar.spec.weaken import leave_out
+from dovetail.grammar.spec.wire import spec_of
+from dovetail.messages import GrammarStep
+
+MAX_ROUNDS = 3
+"""How often a schema from which something was left out is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weakened:
+    """A schema as one backend enforces it.
+
+    Attributes:
+        schema: In the normal form, without what the backend refuses.
+        ignored: Places in the given schema that are not enforced.
+        annotations: Places that say nothing to a validator.
+        normal: What it was made of.
+        source: The schema's text.
+        reason: Why the backend cannot enforce it at all; empty where it can.
+        unique: Where items of arrays differ, which is enforced beside the backend; empty for nowhere.
+        watched: Places in the given schema that say so.
+    """
+
+    schema: Any
+    ignored: tuple[str, ...]
+    annotations: tuple[str, ...]
+    normal: Normal
+    source: str
+    reason: str = ""
+    unique: str = ""
+    watched: tuple[str, ...] = ()
+
+
+def weakened(
+    backend: GrammarBackend, normal: Normal, spec: GrammarSpec, *, is_whole: bool = False, is_part: bool = False
+) -> Weakened:
+    """Leave out of a schema what a backend says that it refuses.
+
+    Args:
+        backend: It.
+        normal: The schema.
+        spec: What else is asked for.
+        is_whole: The text is JSON by this schema from its beginning to its end, so it can be read beside the backend.
+        is_part: The schema becomes a part of a grammar. Where the text can be read for it is seen there, and it stays.
+    """
+    found, ignored = normal.schema, list(normal.dropped)
+    unique = ""
+    watching: list[str] = []
+    support = Support.full()
+    for _ in range(MAX_ROUNDS):
+        if found is not normal.schema:
+            spec = replace(spec, source=json.dumps(found, ensure_ascii=False))
+        elif spec.source is not normal.source:
+            spec = replace(spec, kind=Kind.JSON, source=normal.source)
+        support = backend.supports(spec)
+        if support.level is SupportLevel.NONE:
+            return Weakened(found, tuple(ignored), (), normal, spec.source, support.reason)
+        gone = set(support.refused)
+        if support.level is SupportLevel.APPROXIMATE:
+            mended: frozenset[str] = frozenset()
+            if (is_whole or is_part) and any(place.endswith("/uniqueItems") for place in support.ignored):
+                watched, places = normal.unique
+                mended = places.intersection(support.ignored)
+                unique = json.dumps(watched, ensure_ascii=False) if mended and is_whole else unique
+            places_in_form = [place for place in support.ignored if place not in mended] if mended else support.ignored
+            ignored += map(normal.place, places_in_form) if normal.places else places_in_form
+            gone = gone | mended if is_whole else gone - mended
+            watching += map(normal.place, mended)
+        if not gone:
+            break
+        # `places` knows schemas by identity: a copy's places are those of the normal form with the same pointers.
+        found = leave_out(found, gone)
+    annotations = tuple(map(normal.place, support.ignored)) if support.level is SupportLevel.FULL else ()
+    return Weakened(
+        found,
+        tuple(dict.fromkeys(ignored)),
+        annotations,
+        normal,
+        spec.source,
+        unique=unique,
+        watched=tuple(dict.fromkeys(watching)),
+    )
+
+
+def asked(backend: GrammarBackend, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:
+    """Ask the backend of a step that nobody has asked yet.
+
+    Returns:
+        The step as the backend enforces it, and places of its source that are not enforced; None where the backend
+        does not take it, or not in full where `weaken` does not allow less.
+    """
+    normal = Normal(schema.parse(step.source), (), {}, step.source)
+    found = weakened(backend, normal, spec_of(step), is_whole=True)
+    if found.reason or (found.ignored and not step.weaken):
+        return None
+    return msgspec.structs.replace(step, source=found.source, unique=found.unique, unasked=False), found.ignored

@@ -1,0 +1,201 @@
+"""The grammar of a request, in every spelling that clients use, as one `GrammarSpec`.
+
+OpenAI: `response_format`. SGLang: `regex`, `ebnf`, `json_schema`, `structural_tag`. vLLM: `structured_outputs` with one
+of `json`, `regex`, `choice`, `grammar`, `structural_tag`. More than one in a request is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.errors import RequestError
+from dovetail.grammar.spec.limits import check_size, check_spec, nesting
+
+NAMES = ("response_format", "regex", "ebnf", "json_schema", "structural_tag", "structured_outputs")
+FORMATS = ("text", "json_object", "json_schema", "regex", "ebnf", "structural_tag")
+_OUTPUTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_LARK = re.compile(r"^\s*(?:start|%llguidance|%import|%ignore)\b", re.MULTILINE)
+_GBNF = re.compile(r"::=")
+MAX_NESTING = 64
+_SPACING = ("disable_any_whitespace", "whitespace_pattern")
+_SPACES = re.compile(r"(?:\\[stnr]|[ \t\n\r\[\]()*+?|]|\{[0-9,]+\})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A grammar and the field it came from."""
+
+    spec: GrammarSpec
+    param: str
+
+
+def read_grammar(fields: Mapping[str, Any]) -> Asked | None:
+    """Return the request's grammar, checked as far as that needs no backend; None if it has none.
+
+    Args:
+        fields: Values by name, of `NAMES`; None or absent is not given.
+
+    Raises:
+        RequestError: Two grammars, an unknown form, or one that is wrong in itself; names the field.
+    """
+    found: list[Asked] = []
+    for name in NAMES:
+        value = fields.get(name)
+        if value is None:
+            continue
+        asked = _READERS[name](value, name)
+        if asked is not None:
+            found.append(asked)
+    if len(found) > 1:
+        names = " and ".join(asked.param for asked in found)
+        raise RequestError(f"{names} both constrain the output; give one", param=found[1].param, code="invalid_value")
+    if not found:
+        return None
+    check_spec(found[0].spec, found[0].param)
+    return found[0]
+
+
+def json_spec(schema: Any, param: str, *, strict: bool = False) -> GrammarSpec:
+    """Return the spec of a JSON schema, given as text or as JSON."""
+    return GrammarSpec(kind=Kind.JSON, source=_json_text(schema, param), strict=strict)
+
+
+def grammar_spec(text: str) -> GrammarSpec:
+    """Return the spec of a grammar in Lark's dialect or GBNF, told apart by how rules are written."""
+    is_lark = _LARK.search(text) is not None and _GBNF.search(text) is None
+    return GrammarSpec(kind=Kind.LARK if is_lark else Kind.EBNF, source=text)
+
+
+def _response_format(value: Any, name: str) -> Asked | None:
+    if not isinstance(value, Mapping):
+        raise _wrong(name, "must be an object")
+    kind = value.get("type")
+    if kind not in FORMATS:
+        raise _wrong(f"{name}", f"type must be one of {', '.join(FORMATS)} (given: {kind!r})")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Asked(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), name)
+    if kind == "json_schema":
+        return _openai_schema(value, name)
+    if kind == "structural_tag":
+        return _structural(value, name)
+    text = value.get("pattern", value.get("regex")) if kind == "regex" else value.get("grammar", value.get("ebnf"))
+    return (_regex if kind == "regex" else _grammar)(text, f"{name}.{'pattern' if kind == 'regex' else 'grammar'}")
+
+
+def _openai_schema(value: Mapping[str, Any], name: str) -> Asked:
+    inner = value.get("json_schema")
+    if not isinstance(inner, Mapping):
+        raise _wrong(f"{name}.json_schema", 'must be an object: {"name": …, "schema": {…}}')
+    schema = inner.get("schema", inner.get("schema_"))
+    if schema is None:
+        raise _wrong(f"{name}.json_schema.schema", "is required")
+    strict = inner.get("strict")
+    if strict not in (None, True, False):
+        raise _wrong(f"{name}.json_schema.strict", "must be true or false")
+    return Asked(json_spec(schema, f"{name}.json_schema.schema", strict=bool(strict)), f"{name}.json_schema.schema")
+
+
+def _json(value: Any, name: str) -> Asked:
+    return Asked(json_spec(value, name), name)
+
+
+def _regex(value: Any, name: str) -> Asked:
+    if not isinstance(value, str):
+        raise _wrong(name, "must be a string: a regular expression")
+    return Asked(GrammarSpec(kind=Kind.REGEX, source=value), name)
+
+
+def _grammar(value: Any, name: str) -> Asked:
+    if not isinstance(value, str):
+        raise _wrong(name, "must be a string: a grammar in Lark's dialect or GBNF")
+    return Asked(grammar_spec(value), name)
+
+
+def _choice(value: Any, name: str) -> Asked:
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
+        raise _wrong(name, "must be a list of one or more strings that are not empty")
+    return Asked(GrammarSpec(kind=Kind.CHOICE, source=json.dumps(value, ensure_ascii=False)), name)
+
+
+def _structural(value: Any, name: str) -> Asked:
+    text = _json_text(value, name)
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        raise _wrong(name, "must be an object, or the text of one") from None
+    return Asked(GrammarSpec(kind=Kind.STRUCTURAL, source=text), name)
+
+
+def _structured_outputs(value: Any, name: str) -> Asked | None:
+    if not isinstance(value, Mapping):
+        raise _wrong(name, f"must be an object with one of {', '.join(_OUTPUTS)}")
+    given = {key: item for key, item in value.items() if item is not None}
+    unknown = [key for key in given if key not in (*_OUTPUTS, *_SPACING)]
+    if unknown:
+        raise _wrong(f"{name}.{unknown[0]}", f"is not known; possible: {', '.join((*_OUTPUTS, *_SPACING))}")
+    spaces = _spacing(given, name)
+    asked = _output(given, name)
+    return asked if asked is None else replace(asked, spec=replace(asked.spec, **spaces))
+
+
+def _spacing(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take the fields about whitespace between JSON tokens out of `structured_outputs`."""
+    compact, pattern = given.pop("disable_any_whitespace", False), given.pop("whitespace_pattern", None)
+    if not isinstance(compact, bool):
+        raise _wrong(f"{name}.disable_any_whitespace", "must be true or false")
+    if pattern is not None and not (isinstance(pattern, str) and len(pattern) <= 64 and _SPACES.fullmatch(pattern)):
+        raise _wrong(f"{name}.whitespace_pattern", r"must match whitespace only, such as [ \n]? or \s{0,4}")
+    if (compact or pattern is not None) and not {"json", "json_object"} & given.keys():
+        raise _wrong(name, "holds fields about whitespace, which are for json and json_object")
+    return {"max_whitespace": 0} if compact else {"whitespace": pattern}
+
+
+def _output(given: Mapping[str, Any], name: str) -> Asked | None:
+    if len(given) > 1:
+        raise _wrong(name, f"holds {' and '.join(given)}, which both constrain the output; give one")
+    for key, item in given.items():
+        where = f"{name}.{key}"
+        if key == "json_object":
+            return Asked(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), where) if item is True else None
+        readers = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
+        return readers.get(key, _structural)(item, where)
+    return None
+
+
+_READERS = {
+    "response_format": _response_format,
+    "regex": _regex,
+    "ebnf": _grammar,
+    "json_schema": _json,
+    "structural_tag": _structural,
+    "structured_outputs": _structured_outputs,
+}
+
+
+def _json_text(value: Any, param: str) -> str:
+    """Return JSON text; a client's own text as it is, so that equal texts share a compiled grammar."""
+    if isinstance(value, str):
+        return value
+    if nesting(value) > MAX_NESTING:
+        text = f"{param} is nested more than {MAX_NESTING} deep; flatten it, for instance with $ref"
+        raise RequestError(text, param=param, code="grammar_too_complex")
+    try:
+        check_size(len(msgspec.json.encode(value)))  # Python's writer takes five times the text's memory
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RequestError as error:
+        raise RequestError(f"{param}: {error.message}", param=param, code=error.code) from None
+    except (TypeError, ValueError) as error:
+        raise _wrong(param, f"must be JSON: {error}") from None
+
+
+def _wrong(param: str, why: str) -> RequestError:
+    return RequestError(f"{param} {why}", param=param, code="invalid_value")

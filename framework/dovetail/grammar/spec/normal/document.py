@@ -1,0 +1,217 @@
+"""A schema's document in draft 2020-12's keywords, and where each keyword stood in the schema as it was given."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.keywords import CONTENT, MEANING, draft_of
+from dovetail.grammar.spec.normal import nodes
+from dovetail.grammar.spec.normal.already import is_normal
+from dovetail.grammar.spec.normal.rewrite import Rewriter
+from dovetail.grammar.spec.references import REFERENCES, References, Target
+from dovetail.grammar.spec.unique.places import unique_places
+
+Node = dict[str, Any]
+MAX_GROWTH, MAX_ADDED = 4, 65536
+"""A rewritten schema is kept within so many times its size, and so many bytes more."""
+
+_REFERENCES = frozenset(REFERENCES)
+_UNEVALUATED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A schema in the normal form.
+
+    Attributes:
+        schema: It.
+        dropped: Places in the given schema of references that lead out of it: they are not enforced.
+        places: For schemas of the form, by the identity of the object, where they stood; without any, where they do.
+        text: Its source, where that is the text that was given.
+    """
+
+    schema: Any
+    dropped: tuple[str, ...]
+    places: Mapping[int, nodes.Place]
+    text: str | None = None
+
+    @cached_property
+    def source(self) -> str:
+        """The form as JSON text; what is derived from it is asked for by each backend's way."""
+        return self.text if self.text is not None else json.dumps(self.schema, ensure_ascii=False)
+
+    @cached_property
+    def unique(self) -> tuple[Any, frozenset[str]]:
+        """What `unique_places` says of it."""
+        return unique_places(self.schema)
+
+    def place(self, pointer: str) -> str:
+        """Return where a keyword of the form, named by its pointer, stood in the given schema."""
+        if not self.places:
+            return pointer
+        parts = pointer.split("/")[1:]
+        node, best, rest = self.schema, self.places.get(id(self.schema)), parts
+        for index, part in enumerate(parts):
+            name = part.replace("~1", "/").replace("~0", "~")
+            if name == "anyOf" and isinstance(node, dict) and "anyOf" not in node and "oneOf" in node:
+                name = "oneOf"  # what a `oneOf` that cannot be enforced becomes
+            if isinstance(node, list):
+                node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+            else:
+                node = node.get(name) if isinstance(node, dict) else None
+            found = self.places.get(id(node)) if isinstance(node, dict) else None
+            if found is not None:
+                best, rest = found, parts[index + 1 :]
+        return pointer if best is None else best.keyword(rest)
+
+
+def normalize(given: Any, text: str | None = None) -> Normal:
+    """Return a schema, which `schema.check` has passed, in the normal form.
+
+    Args:
+        given: The schema.
+        text: What it was read from, where its descriptions may stay: then most schemas are served as they came.
+    """
+    if not isinstance(given, dict):
+        return Normal(given, (), {})
+    if text is not None and is_normal(given, len(text)):
+        return Normal(given, (), {}, text)
+    work = _Document(given)
+    plain = work.write()
+
+    def most() -> int:
+        size = len(json.dumps(given))
+        return max(MAX_GROWTH * size, size + MAX_ADDED)
+
+    rewritten = Rewriter(plain, work.places, most, lost=work.dropped).run()
+    return Normal(rewritten, tuple(work.dropped), work.places)
+
+
+def plain(given: Any) -> Any:
+    """Return a schema in draft 2020-12's keywords with nothing rewritten, to judge texts by."""
+    return _Document(given).write() if isinstance(given, dict) else given
+
+
+class _Document:
+    """Writes one document anew."""
+
+    def __init__(self, given: Node) -> None:
+        self.places: dict[int, nodes.Place] = {}
+        self.dropped: list[str] = []
+        self._given = given
+        self._draft = draft_of(given)
+        self._names: dict[int, str] = {}
+        self._taken: dict[str, int] = {}  # names, and how many were made of each
+        self._targets: deque[tuple[str, Target]] = deque()
+
+    @cached_property
+    def _references(self) -> References:
+        return References(self._given, self._draft)
+
+    @cached_property
+    def _anchors(self) -> Counter[str]:
+        return Counter(
+            node["$dynamicAnchor"]
+            for _, node in schema.every(self._given)
+            if isinstance(node, dict) and isinstance(node.get("$dynamicAnchor"), str)
+        )
+
+    def _says_unevaluated(self) -> bool:
+        return self._is_unevaluated_said
+
+    @cached_property
+    def _is_unevaluated_said(self) -> bool:
+        found = (node for _, node in schema.every(self._given) if isinstance(node, dict))
+        return any(node[key] not in (True, {}) for node in found for key in _UNEVALUATED & node.keys())
+
+    def write(self) -> Any:
+        """Return the document; definitions that nothing refers to are left out."""
+        root = self._node(self._given, "")
+        definitions: Node = {}
+        while self._targets:
+            name, target = self._targets.popleft()
+            definitions[name] = self._node(target.node, target.pointer)
+        if definitions and isinstance(root, dict):
+            root["$defs"] = definitions
+        return root
+
+    def _node(self, node: Any, pointer: str) -> Any:
+        if not isinstance(node, dict):
+            return node
+        made: Node = {}
+        self.places[id(made)] = nodes.Place(pointer)
+        reference = self._reference(node, pointer)
+        if reference is False:
+            return False
+        if isinstance(reference, str):
+            made["$ref"] = reference
+        if "$ref" in node and self._draft is not None and self._draft < 2019:
+            return made  # what stands beside it says nothing in those drafts
+        meaning = MEANING | CONTENT if self._draft == 7 else MEANING
+        for key, value in node.items():
+            if key in meaning:
+                holds = key in schema.HOLDING and isinstance(value, (dict, list))
+                made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
+        return nodes.simplify(made, self.places, self._says_unevaluated)
+
+    def _reference(self, node: Node, pointer: str) -> str | bool | None:
+        """Return where a node's reference leads, in the new document; a boolean where it leads to one."""
+        if _REFERENCES.isdisjoint(node):
+            return None
+        key = next((key for key in REFERENCES if isinstance(node.get(key), str)), None)
+        if key is None:
+            return None
+        try:
+            target = self._references.resolve(node[key], self._references.base_of(node))
+        except (KeyError, ValueError):
+            target = None
+        moves = target is not None and (self._is_dynamic(target) or (key == "$recursiveRef" and self._recurs(target)))
+        if target is None or not isinstance(target.node, (dict, bool)) or (key != "$ref" and moves):
+            self.dropped.append(f"{pointer}/{key}")
+            return None
+        if isinstance(target.node, bool):
+            return target.node
+        if target.node is self._given:
+            return "#"
+        name = self._names.get(id(target.node))
+        if name is None:
+            name = self._names[id(target.node)] = self._new_name(target.pointer)
+            self._targets.append((name, target))
+        return f"#/$defs/{schema.escape(name)}"
+
+    def _is_dynamic(self, target: Target) -> bool:
+        """Whether another schema of the document may stand in for a target of `$dynamicRef`."""
+        name = target.node.get("$dynamicAnchor") if isinstance(target.node, dict) else None
+        return isinstance(name, str) and self._anchors[name] > 1
+
+    def _recurs(self, target: Target) -> bool:
+        """Whether a schema around a target of `$recursiveRef` may stand in for it: none is around the document."""
+        return (
+            isinstance(target.node, dict)
+            and target.node.get("$recursiveAnchor") is True
+            and target.node is not self._given
+        )
+
+    def _new_name(self, pointer: str) -> str:
+        name = pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~") or "d"
+        made = name
+        while made in self._taken:
+            self._taken[name] = self._taken.get(name, 1) + 1
+            made = f"{name}-{self._taken[name]}"
+        self._taken[made] = 1
+        return made
+
+    def _value(self, key: str, value: Any, pointer: str) -> Any:
+        if key in schema.ONE and isinstance(value, dict):
+            return self._node(value, pointer)
+        if key in schema.LISTS and isinstance(value, list):
+            return [self._node(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+        if key in schema.MAPS and isinstance(value, dict):
+            return {name: self._node(item, f"{pointer}/{schema.escape(name)}") for name, item in value.items()}
+        return value

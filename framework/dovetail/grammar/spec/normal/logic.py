@@ -1,0 +1,225 @@
+"""What a schema's opposite is, where plain keywords can say so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.normal.nodes import kinds_in_common, kinds_of
+
+Node = dict[str, Any]
+MAX_WAYS = 12
+"""Alternatives of an opposite."""
+MAX_DEPTH = 5
+MAX_TEXTS = 64
+"""Texts that a string is said not to be."""
+MAX_NUMBERS = 3
+"""Numbers that a number is said not to be, …"""
+LARGEST_EXACT = 2**53
+"""… none of them beyond what a float tells from its neighbours."""
+_PLAIN = r"[A-Za-z0-9_ /:@!#%&,;<=>~\"'`-]"
+"""Characters that mean themselves in every dialect of expressions."""
+_LITERALS = re.compile(rf"\^(\((?:\?:)?{_PLAIN}+(?:\|{_PLAIN}+)*\)|{_PLAIN}+)(\$?)")
+_INVERSE = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+    "maxProperties": ("object", "minProperties", 1),
+}
+"""The opposite of a bound: the type that it speaks of, the other bound, and how far away."""
+_NUMBERS = frozenset(("integer", "number"))
+_LISTED: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+"""Values of the types that have few."""
+
+
+class Logic:
+    """Questions about schemas of one document."""
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        """Keep the definitions, which references lead to."""
+        self._definitions = definitions
+
+    def followed(self, node: Any) -> Any:
+        """Return the schema that a node which is nothing but a reference stands for; others as they are."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(node, dict) or set(node) != {"$ref"} or node["$ref"] == "#":
+                return node
+            node = self._definitions.get(node["$ref"].removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~"))
+        return node
+
+    def opposite(self, node: Any, beside: Node, depth: int = 0) -> Any:
+        """Return a schema that holds where another does not, None where plain keywords cannot say it.
+
+        Args:
+            node: The schema.
+            beside: What else is known of the instance: types and values that it can have.
+            depth: Of the recursion.
+        """
+        node = self.followed(node)
+        if isinstance(node, bool):
+            return not node
+        if not isinstance(node, dict) or depth > MAX_DEPTH:
+            return None
+        ways: list[Any] = []
+        for key, value in node.items():
+            if key in ("then", "else", "minContains", "maxContains"):
+                return None
+            found = self._opposite_of(key, value, node, beside, depth)
+            if found is None:
+                return None
+            ways += found
+        return any_of(ways) if len(ways) <= MAX_WAYS else None
+
+    def _opposite_of(self, key: str, value: Any, node: Node, beside: Node, depth: int) -> list[Any] | None:
+        """Alternatives that together are one keyword's opposite."""
+        if key in _INVERSE:
+            kind, other, step = _INVERSE[key]
+            return [{"type": kind, other: value + step}] if value + step >= 0 or kind == "number" else []
+        if key == "type":
+            return _other_types(node, beside)
+        if key == "pattern":
+            return _other_texts(value)
+        if key in ("enum", "const"):
+            return _other_values(value if key == "enum" else [value], node, beside)
+        if key == "required":
+            return [{"type": "object", "properties": {name: False}} for name in value]
+        if key == "properties":
+            return self._other_properties(value, beside, depth)
+        if key == "not":
+            return [value]
+        if key == "allOf":
+            parts = [self.opposite(part, beside, depth + 1) for part in value]
+            return None if any(part is None for part in parts) else parts
+        if key == "anyOf":
+            parts = [self.opposite(part, beside, depth + 1) for part in value]
+            return None if any(part is None for part in parts) else [all_of(parts)]
+        return None
+
+    def _other_properties(self, value: Mapping[str, Any], beside: Node, depth: int) -> list[Any] | None:
+        """Some property is there and is not what it should be."""
+        ways = []
+        for name, part in value.items():
+            declared = self.followed(beside.get("properties", {}).get(name, {}))
+            other = self.opposite(part, declared if isinstance(declared, dict) else {}, depth + 1)
+            if other is None:
+                return None
+            if other is not False:
+                ways.append({"type": "object", "required": [name], "properties": {name: other}})
+        return ways
+
+
+def any_of(parts: Sequence[Any]) -> Any:
+    """Return a schema that one of some has to hold for."""
+    parts = [part for part in parts if part is not False]
+    if not parts:
+        return False
+    return True if any(part is True for part in parts) else parts[0] if len(parts) == 1 else {"anyOf": parts}
+
+
+def all_of(parts: Sequence[Any]) -> Any:
+    """Return a schema that all of some have to hold for."""
+    parts = [part for part in parts if part is not True and part != {}]
+    if not parts:
+        return True
+    return False if any(part is False for part in parts) else parts[0] if len(parts) == 1 else {"allOf": parts}
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two values are equal as JSON."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(is_same(first[key], second[key]) for key in first)
+    return bool(first == second)
+
+
+def has_repeats(values: Any) -> bool:
+    """Whether a value is an array with two equal items."""
+    if not isinstance(values, list):
+        return False
+    return any(is_same(one, two) for i, one in enumerate(values) for two in values[:i])
+
+
+def types_of_value(value: Any) -> frozenset[str]:
+    """Return the names of the types that a value has: a whole number is an integer and a number."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, (int, float)):
+        return _NUMBERS if float(value).is_integer() else frozenset(("number",))
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return frozenset((names[type(value)],))
+
+
+def _other_types(node: Node, beside: Node) -> list[Any] | None:
+    taken = set(kinds_of(node))
+    if "integer" in taken and "number" not in taken and "number" in kinds_of(beside):
+        return None  # numbers that are not whole have no name
+    if taken & _NUMBERS:
+        taken |= _NUMBERS
+    rest = [kind for kind in schema.TYPES if kind not in taken and kind != "integer"]
+    return [{"type": rest}] if rest else []
+
+
+def _other_texts(pattern: str) -> list[Any] | None:
+    """Strings that neither are nor begin with some plain texts, where a pattern says no more than those."""
+    found = _LITERALS.fullmatch(pattern)
+    if found is None or pattern.count("|") > MAX_TEXTS:
+        return None
+    return [{"type": "string", "pattern": f"^(?!{found[1]}{found[2]})"}]
+
+
+def _other_values(values: Sequence[Any], node: Node, beside: Node) -> list[Any] | None:
+    known = values_of(beside)
+    if known is not None:
+        rest = [value for value in known if not any(is_same(value, other) for other in values)]
+        return [{"enum": rest}] if rest else []
+    kinds = kinds_in_common(kinds_of(beside), kinds_of(node))
+    listed = [value for kind in sorted(kinds & _LISTED.keys()) for value in _LISTED[kind]]
+    rest = [value for value in listed if not any(is_same(value, other) for other in values)]
+    ways: list[Any] = [{"enum": rest}] if rest else []
+    if "string" in kinds:
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) > MAX_TEXTS or not all(re.fullmatch(rf"(?:{_PLAIN}|[.+*?])+", text) for text in texts):
+            return None
+        plain = "|".join(re.sub(r"[.+*?]", r"\\\g<0>", text) for text in texts)
+        ways.append({"type": "string"} | ({"pattern": f"^(?!(?:{plain})$)"} if texts else {}))
+    if kinds & _NUMBERS:
+        numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        if len(numbers) > MAX_NUMBERS or any(abs(number) > LARGEST_EXACT for number in numbers):
+            return None
+        ways += _between(sorted(set(numbers)), "number" if "number" in kinds else "integer")
+    whole = [kind for kind in ("array", "object") if kind in kinds]
+    if any(isinstance(value, (list, dict)) for value in values if types_of_value(value) & set(whole)):
+        return None
+    return ways + ([{"type": whole}] if whole else [])
+
+
+def _between(numbers: Sequence[float], kind: str) -> list[Any]:
+    """Numbers that are none of some: below, between and above them."""
+    made: list[Any] = []
+    for low, high in zip([None, *numbers], [*numbers, None], strict=True):
+        way: Node = {"type": kind}
+        way |= {} if low is None else {"exclusiveMinimum": low}
+        way |= {} if high is None else {"exclusiveMaximum": high}
+        made.append(way)
+    return made
+
+
+def values_of(node: Any) -> list[Any] | None:
+    """Return the values that a schema names; None where it names none."""
+    if not isinstance(node, dict):
+        return None
+    if "const" in node:
+        return [node["const"]]
+    given = node.get("enum")
+    return given if isinstance(given, list) else None

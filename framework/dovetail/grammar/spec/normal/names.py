@@ -1,0 +1,77 @@
+"""`propertyNames` in terms of which properties there are: by name, or by pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.grammar.spec.normal.logic import Logic, Node
+from dovetail.grammar.spec.normal.nodes import Finder
+
+_LENGTHS = frozenset(("minLength", "maxLength"))
+
+
+class Names:
+    """Reads the rules of one document."""
+
+    def __init__(self, logic: Logic, finder: Finder) -> None:
+        """Keep what follows references and writes opposites, and what finds expressions in names."""
+        self._logic = logic
+        self._finder = finder
+
+    def said_of(self, node: Node) -> Node | None:
+        """Return the keywords that say what a schema's `propertyNames` says.
+
+        Returns:
+            None where plain keywords cannot.
+        """
+        allowed = self._allowed(node["propertyNames"])
+        if allowed is None:
+            return None
+        names, patterns = allowed
+        rest, listed = node.get("additionalProperties", True), node.get("properties", {})
+        try:
+            made: Node = {name: part if self._is_one(name, names, patterns) else False for name, part in listed.items()}
+        except ValueError:
+            return None
+        if patterns and rest not in (True, False, {}) and any(made.values()):
+            return None  # the patterns would speak of listed properties, too
+        made |= {name: rest for name in names if name not in listed}
+        found: Node = {"properties": made, "additionalProperties": False}
+        return found | ({"patternProperties": dict.fromkeys(patterns, rest)} if patterns and rest is not False else {})
+
+    def _is_one(self, name: str, names: list[str], patterns: list[str]) -> bool:
+        return name in names or any(self._finder.matches(pattern, name) for pattern in patterns)
+
+    def _allowed(self, rule: Any) -> tuple[list[str], list[str]] | None:
+        """Return names, and patterns of names, of which each key is one."""
+        rule = self._logic.followed(rule)
+        if not isinstance(rule, dict):
+            return None
+        if "not" in rule:
+            rule = {key: value for key, value in rule.items() if key != "not"} | {"not": rule["not"]}
+            return self._but(rule) if set(rule) <= {"not", "type"} else None
+        given = {key: value for key, value in rule.items() if key != "type" or value != "string"}
+        names = given.get("enum", [given["const"]] if "const" in given else None)
+        if names is not None:
+            return ([name for name in names if isinstance(name, str)], []) if len(given) == 1 else None
+        if set(given) == {"pattern"}:
+            return [], [given["pattern"]]
+        if given and set(given) <= _LENGTHS:
+            return [], [_of_length(given.get("minLength", 0), given.get("maxLength"))]
+        if set(given) == {"anyOf"}:
+            parts = [self._allowed(part) for part in given["anyOf"]]
+            if any(part is None for part in parts):
+                return None
+            return [name for part in parts if part for name in part[0]], [
+                pattern for part in parts if part for pattern in part[1]
+            ]
+        return None
+
+    def _but(self, rule: Node) -> tuple[list[str], list[str]] | None:
+        """All names but some."""
+        opposite = self._logic.opposite(rule["not"], {"type": "string"})
+        return self._allowed(opposite) if isinstance(opposite, dict) and "not" not in opposite else None
+
+
+def _of_length(least: int, most: int | None) -> str:
+    return rf"^[\s\S]{{{least},{'' if most is None else most}}}$"

@@ -1,0 +1,329 @@
+"""Keywords that most backends refuse, in terms of those that they enforce, where both mean the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import perm
+from typing import Any
+
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.normal import counts
+from dovetail.grammar.spec.normal.apart import Apart
+from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, has_repeats, types_of_value, values_of
+from dovetail.grammar.spec.normal.names import Names
+from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
+from dovetail.grammar.spec.normal.unevaluated import Reader
+
+Node = dict[str, Any]
+MAX_OPTIONS = 24
+"""Alternatives that one keyword may become, and options of a `oneOf` that are looked at."""
+MAX_PRODUCT = 48
+"""Alternatives of one schema, multiplied."""
+MAX_ABOVE = 4
+"""Schemas around one whose keywords it may count on."""
+MAX_LISTS = 500
+"""Orders of values that are written out: of five values, or of twenty up to two at a time."""
+
+
+class Rewriter:
+    """Rewrites one document in place."""
+
+    def __init__(self, root: Any, places: dict[int, Place], most: Callable[[], int], lost: Sequence[str] = ()) -> None:
+        """Prepare.
+
+        Args:
+            root: The document.
+            places: Where its parts stood.
+            most: Says how many bytes it may grow by; asked where there is something to rewrite.
+            lost: Places of references that led out of it.
+        """
+        self._root = root
+        self._places = places
+        self._most = most
+        self._room = 0
+        self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {})
+        owners = [place.rpartition("/")[0] for place in lost]
+        self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
+        finder = Finder()
+        self._apart = Apart(self._logic, finder)
+        self._evaluated = Reader(self._logic, self._is_lost)
+        self._names = Names(self._logic, finder)
+        self._above: dict[int, Node] = {}  # by the identity of a schema, the one whose instances it speaks of, too
+        self._facts: dict[int, Node] = {}  # by the same, what is known of those instances
+        self._kept: list[Any] = []  # objects that `places` knows by identity
+
+    def run(self) -> Any:
+        """Return the document."""
+        every = [node for _, node in schema.every(self._root) if isinstance(node, dict)]
+        if all(map(_KEYWORDS.isdisjoint, every)):
+            return self._root
+        self._room = self._most()
+        for node in every:
+            for part in _in_place(node):
+                self._above[id(part)] = node
+        for node in every:
+            if not _KEYWORDS.isdisjoint(node):
+                for key, rewriting in _REWRITES.items():
+                    if key in node:
+                        rewriting(self, node)
+        return self._root
+
+    def _replace(self, node: Node, key: str, made: Any, *also: str, most: int = MAX_PRODUCT) -> bool:
+        """Put a schema in a keyword's place, if there is room for it.
+
+        Args:
+            node: Where the keyword stands.
+            key: The keyword.
+            made: The schema.
+            also: Keywords that go with it.
+            most: How many alternatives the node may then have in all.
+        """
+        if made is None or not self._fits(node, made, most):
+            return False
+        for name in (key, *also):
+            node.pop(name, None)
+        self._mark(made, self._place(node, key))
+        if made is True:
+            return True
+        if isinstance(made, dict) and set(made) == {"anyOf"} and "anyOf" not in node:
+            node["anyOf"] = made["anyOf"]
+            if (place := self._places.get(id(node))) is not None:
+                self._places[id(node)] = replace(place, names={**(place.names or {}), "anyOf": key})
+        else:
+            node.setdefault("allOf", []).append(made)
+        return True
+
+    def _fits(self, node: Node, made: Any, most: int = MAX_PRODUCT) -> bool:
+        options = len(made["anyOf"]) if isinstance(made, dict) and "anyOf" in made else 1
+        size = len(json.dumps(made)) if options > 1 else 0
+        if options * _ways(node) > most or size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def _place(self, node: Node, key: str) -> Place | None:
+        place = self._places.get(id(node))
+        return None if place is None else Place(place.keyword([key]), whole=True)
+
+    def _mark(self, made: Any, place: Place | None) -> None:
+        """Note where a new schema's parts come from; parts that stood in the document keep their own place."""
+        if place is None:
+            return
+        for _, part in schema.every(made):
+            if isinstance(part, dict) and id(part) not in self._places:
+                self._places[id(part)] = place
+                self._kept.append(part)
+
+    def _beside(self, node: Node, *without: str) -> Node:
+        """Return what else is known of a schema's instances, by its own keywords and those of schemas around it."""
+        beside = {key: value for key, value in node.items() if key not in without}
+        above, depth = self._above.get(id(node)), 0
+        while above is not None and depth < MAX_ABOVE:
+            facts = self._facts.get(id(above))
+            if facts is None:
+                seen = self._apart.seen(above)
+                facts = self._facts[id(above)] = seen if isinstance(seen, dict) else {}
+            if "type" in facts:
+                beside["type"] = sorted(kinds_in_common(kinds_of(beside), kinds_of(facts)))
+            named = beside.get("properties", {})
+            beside["properties"] = {
+                **named,
+                **{
+                    name: part
+                    for name, part in facts.get("properties", {}).items()
+                    if values_of(named.get(name)) is None
+                },
+            }
+            beside["required"] = [*beside.get("required", ()), *facts.get("required", ())]
+            above, depth = self._above.get(id(above)), depth + 1
+        return beside
+
+    def unevaluated(self, node: Node) -> None:
+        """Where it is known what is evaluated, the rest is what is additional."""
+        found = self._evaluated.evaluated(node)
+        if found is None:
+            return
+        rest = node.pop("unevaluatedProperties")
+        if found.all_of_them:
+            return
+        for key, names in (("properties", found.names), ("patternProperties", found.patterns)):
+            if names:
+                node[key] = {**dict.fromkeys(names, True), **node.get(key, {})}
+        node["additionalProperties"] = rest
+        if (place := self._places.get(id(node))) is not None:
+            called = {**(place.names or {}), "additionalProperties": "unevaluatedProperties"}
+            self._places[id(node)] = replace(place, names=called)
+
+    def _is_lost(self, node: Node) -> bool:
+        """Whether a reference of a schema, or of a part that says nothing else, led out of the document."""
+        place = self._places.get(id(node))
+        return place is not None and place.pointer in self._lost
+
+    def negation(self, node: Node) -> None:
+        """`not`, where the opposite can be said."""
+        self._replace(node, "not", self._logic.opposite(node["not"], self._beside(node, "not")))
+
+    def condition(self, node: Node) -> None:
+        """`if`: it and `then` hold, or its opposite and `else` do."""
+        first, then, other = node["if"], node.get("then", True), node.get("else", True)
+        if then is True and other is True:
+            return  # it is there for what it evaluates
+        if then is True:
+            made = any_of([first, other])
+        else:
+            opposite = self._logic.opposite(first, self._beside(node, "if", "then", "else"))
+            made = None if opposite is None else any_of([all_of([first, then]), all_of([opposite, other])])
+        self._replace(node, "if", made, "then", "else")
+
+    def dependents(self, node: Node) -> None:
+        """A property is not there, or what depends on it is. Both name it: keys come in the order of names."""
+        made = [
+            any_of([_absent(name), {"properties": {name: {}}, "required": needed}])
+            for name, needed in node["dependentRequired"].items()
+            if needed
+        ]
+        self._replace_each(node, "dependentRequired", made)
+
+    def dependent_schemas(self, node: Node) -> None:
+        """As above, with schemas."""
+        made = [
+            any_of([_absent(name), all_of([{"properties": {name: {}}}, part])])
+            for name, part in node["dependentSchemas"].items()
+        ]
+        self._replace_each(node, "dependentSchemas", made)
+
+    def _replace_each(self, node: Node, key: str, made: list[Any]) -> None:
+        if 2 ** len(made) * _ways(node) <= MAX_PRODUCT:
+            place = self._place(node, key)
+            del node[key]
+            for part in made:
+                self._mark(part, place)
+            node["allOf"] = [*node.get("allOf", ()), *made]
+            if not node["allOf"]:
+                del node["allOf"]
+
+    def one_of(self, node: Node) -> None:
+        """Options that exclude each other may be `anyOf`, and so may others with each other's opposites."""
+        options = [option for option in node["oneOf"] if option is not False]
+        if not options or len(options) > 4 * MAX_OPTIONS:
+            return
+        beside = self._beside(node, "oneOf")
+        made = []
+        for index, option in enumerate(options):
+            parts = [option]
+            for other in options[:index] + options[index + 1 :]:
+                if self._apart.are_apart(option, other, beside):
+                    continue
+                opposite = self._logic.opposite(other, beside) if len(options) <= MAX_OPTIONS else None
+                if opposite is None:
+                    return
+                parts.append(opposite)
+            made.append(all_of(parts))
+        changed = any(part is not option for part, option in zip(made, options, strict=True))
+        if changed:
+            self._replace(node, "oneOf", any_of(made))
+            return
+        del node["oneOf"]
+        if "anyOf" in node:
+            node.setdefault("allOf", []).append({"anyOf": options})
+            self._mark(node["allOf"][-1], self._place(node, "oneOf"))
+        else:
+            node["anyOf"] = options
+
+    def property_names(self, node: Node) -> None:
+        """Names that are listed are properties, and those that match are properties by pattern."""
+        made = None if "patternProperties" in node else self._names.said_of(node)
+        if made is not None:
+            del node["propertyNames"]
+            node |= made
+
+    def fewest_properties(self, node: Node) -> None:
+        """Some of the optional properties are there, or others that are not declared."""
+        self._count(node, "minProperties")
+
+    def most_properties(self, node: Node) -> None:
+        """All but so many of the optional properties are absent."""
+        if "maxProperties" in node:  # else it went with the other count
+            self._count(node, "maxProperties")
+
+    def _count(self, node: Node, key: str) -> None:
+        found = counts.ways_of(node, key)
+        if found is None:
+            return
+        ways, said = found
+        self._replace(node, key, any_of(ways or _not_object(node)), *said, most=counts.MAX_SINGLE + 1)
+
+    def unique_items(self, node: Node) -> None:
+        """Few values in every order, or no more than one item."""
+        if node.get("maxItems", 2) <= 1:
+            del node["uniqueItems"]
+            return
+        if "enum" in node:
+            node["enum"] = [value for value in node["enum"] if not has_repeats(value)]
+            del node["uniqueItems"]
+            return
+        items = self._logic.followed(node.get("items"))
+        if not isinstance(items, dict) or {"prefixItems", "contains", "const"} & set(node):
+            return
+        values = [False, True] if items == {"type": "boolean"} else items.get("enum")
+        if values is None:
+            return
+        if "type" in items:
+            values = [value for value in values if types_of_value(value) & kinds_of(items)]
+        node["maxItems"] = min(node.get("maxItems", len(values)), len(values))
+        if set(items) - {"enum", "type"}:
+            return
+        low, high = node.get("minItems", 0), min(node.get("maxItems", len(values)), len(values))
+        if sum(perm(len(values), size) for size in range(low, high + 1)) > MAX_LISTS:
+            return
+        texts = {json.dumps(value, sort_keys=True) for value in values}
+        if len(texts) < len(values) or any(isinstance(value, (float, list, dict)) for value in values):
+            return
+        lists = [list(some) for size in range(low, high + 1) for some in itertools.permutations(values, size)]
+        others = sorted(kinds_of(node) - {"array"})
+        made = any_of([*([{"enum": lists}] if lists else []), *([{"type": others}] if others else [])])
+        if self._replace(node, "uniqueItems", made, "items", "minItems", "maxItems"):
+            return
+
+
+_REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
+    "unevaluatedProperties": Rewriter.unevaluated,
+    "propertyNames": Rewriter.property_names,
+    "not": Rewriter.negation,
+    "if": Rewriter.condition,
+    "dependentRequired": Rewriter.dependents,
+    "dependentSchemas": Rewriter.dependent_schemas,
+    "oneOf": Rewriter.one_of,
+    "minProperties": Rewriter.fewest_properties,
+    "maxProperties": Rewriter.most_properties,
+    "uniqueItems": Rewriter.unique_items,
+}
+_KEYWORDS = frozenset(_REWRITES)
+
+
+def _in_place(node: Node) -> list[Any]:
+    """Return the schemas in one that speak of the same instances."""
+    parts = [part for key in ("allOf", "anyOf", "oneOf") for part in node.get(key, ())]
+    return [*parts, *(node[key] for key in ("if", "then", "else", "not") if key in node)]
+
+
+def _absent(name: str) -> Node:
+    return {"properties": {name: False}}
+
+
+def _not_object(node: Node) -> list[Any]:
+    kinds = sorted(kinds_of(node) - {"object"})
+    return [{"type": kinds}] if kinds else []
+
+
+def _ways(node: Node) -> int:
+    """How many alternatives a schema has already."""
+    ways = len(node.get("anyOf", ())) or 1
+    for part in node.get("allOf", ()):
+        if isinstance(part, dict):
+            ways *= len(part.get("anyOf", ())) or 1
+    return ways

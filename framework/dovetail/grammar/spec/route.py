@@ -1,0 +1,328 @@
+"""Which backend enforces a request's grammar, and how faithfully: the ladder, and the report of what came of it.
+
+The steps of a request go to the engine in this order, and the first that compiles is enforced:
+
+1. a backend that enforces the grammar in full, the one that likes its kind most first;
+2. one that enforces it but for what it names, and may leave out more (`weaken`): the one that ignores least first, and
+   of those that ignore as much the one that is liked most;
+3. any JSON value of the schema's outermost types.
+
+From the second on the finished text is validated, and the reply says so. Nothing is under-constrained without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
+from dovetail.errors import RequestError
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.advice import advice
+from dovetail.grammar.spec.asking import Weakened, weakened
+from dovetail.grammar.spec.normal import Normal, normalize
+from dovetail.grammar.spec.unique.tags import Watched
+from dovetail.grammar.spec.weaken import leave_out
+from dovetail.grammar.spec.wire import step_of
+from dovetail.messages import GrammarStep
+
+Enforcement = Literal["full", "approximate", "validate_only"]
+MAX_KEPT = 256
+"""Last ways whose backend is kept: one for each list of types and kind of whitespace."""
+
+MAX_WEAKER = 2
+"""Ways of different backends that are not full: each travels with its source."""
+
+
+class Places(Protocol):
+    """Knows where the places of a step's source stood in what was given."""
+
+    def place(self, pointer: str) -> str:
+        """Return the given place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One step, and what it means for the reply.
+
+    Attributes:
+        step: What the engine gets.
+        enforcement: As far as is known before it compiles.
+        ignored: Places in the given schema that it does not enforce.
+        normal: What the step's source was made of: where its places stood.
+        watched: Places that are enforced beside the backend (`GrammarStep.unique`).
+    """
+
+    step: GrammarStep
+    enforcement: Enforcement
+    ignored: tuple[str, ...]
+    normal: Places | None = field(default=None, compare=False, repr=False)
+    watched: tuple[str, ...] = ()
+
+    def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
+        """Return enforcement and what is ignored, now that places of the step's source were left out, too."""
+        if not places or self.enforcement == "validate_only":
+            return self.enforcement, self.ignored
+        given = [self.normal.place(place) if self.normal is not None else place for place in places]
+        return "approximate", tuple(dict.fromkeys((*self.ignored, *given)))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool that a grammar lets the model call.
+
+    Attributes:
+        name: Its name.
+        source: The JSON schema of its arguments, as given.
+        place: Pointer to that in the request.
+    """
+
+    name: str
+    source: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All ways to enforce a request's grammar, best first.
+
+    Attributes:
+        spec: The grammar as asked for; where there are tools, that of the text beside the calls.
+        ways: In the order they are tried.
+        param: The request's field.
+        tools: Those that it lets the model call.
+    """
+
+    spec: GrammarSpec
+    ways: tuple[Way, ...]
+    param: str
+    tools: tuple[ToolSchema, ...] = ()
+
+    @property
+    def steps(self) -> tuple[GrammarStep, ...]:
+        """What the engine gets."""
+        return tuple(way.step for way in self.ways)
+
+    def needs_validation(self, step: int, left_out: Sequence[str] = ()) -> bool:
+        """Whether what came of this step has to be judged."""
+        enforcement, _ = self.ways[step].with_left_out(left_out)
+        return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
+
+
+class Router:
+    """Chooses ways among the backends of a process."""
+
+    def __init__(
+        self, backends: Mapping[str, GrammarBackend], *, strict_schema: bool = False, compact: bool = False
+    ) -> None:
+        """Keep the backends, in the plan's order.
+
+        Args:
+            backends: By name.
+            strict_schema: Refuse a `strict` schema that cannot be enforced in full.
+            compact: JSON has no whitespace between its tokens, where a request says nothing of it.
+        """
+        self._compact = compact
+        self._backends = dict(backends)
+        self._any_json: dict[GrammarSpec, GrammarStep | None] = {}
+        self.strict_schema = strict_schema
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The backends' names."""
+        return tuple(self._backends)
+
+    def able(self, kind: Kind, param: str) -> list[tuple[str, GrammarBackend]]:
+        """Return the backends that read a kind of grammar, the one that likes it most first.
+
+        Raises:
+            RequestError: There is none.
+        """
+        liked = sorted(self._backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
+        able = [(name, backend) for name, backend in liked if kind in backend.kinds]
+        if not able:
+            raise self._no_backend(kind, param)
+        return able
+
+    def route(self, spec: GrammarSpec, param: str, *, asks_all: bool = False) -> Route:
+        """Return the ways for a grammar that `check_spec` has passed.
+
+        Args:
+            spec: The grammar.
+            param: The request's field.
+            asks_all: Ask every backend now, though the first enforces all of a schema.
+
+        Raises:
+            RequestError: No backend reads this kind, or strictness forbids what would remain.
+        """
+        able = self.able(spec.kind, param)
+        spec = self.spaced(spec)
+        if spec.kind is Kind.JSON:
+            return self._route_schema(spec, param, able, asks_all=asks_all)
+        answers = [(name, backend.supports(spec)) for name, backend in able]
+        ways = [
+            Way(step_of(name, spec), "full", support.ignored)
+            for name, support in answers
+            if support.level is SupportLevel.FULL
+        ]
+        partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
+        for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
+            root = json.loads(spec.source)
+            tags = Watched.of(root, support.ignored)
+            ignored = tuple(place for place in support.ignored if place not in tags.mended)
+            source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
+            step = step_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
+            ways.append(Way(step, "approximate" if ignored else "full", ignored))
+        if spec.kind is Kind.STRUCTURAL:
+            ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
+        if not ways:
+            reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
+            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
+        return Route(spec, tuple(ways), param)
+
+    def spaced(self, spec: GrammarSpec) -> GrammarSpec:
+        """Return a grammar with the server's whitespace, where it says nothing of it."""
+        is_said = spec.max_whitespace is not None or spec.whitespace is not None
+        return replace(spec, max_whitespace=0) if self._compact and not is_said else spec
+
+    def _route_schema(
+        self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]], *, asks_all: bool
+    ) -> Route:
+        normal = normalize(schema.parse(spec.source), spec.source)
+        read = spec if normal.source is spec.source else replace(spec, source=normal.source)
+        is_strict = spec.strict and self.strict_schema
+        found: list[tuple[str, Weakened]] = []
+        for name, backend in able:
+            found.append((name, weakened(backend, normal, read, is_whole=True)))
+            if not (found[-1][1].reason or found[-1][1].ignored or is_strict or asks_all):
+                break
+        others = [name for name, _ in able[len(found) :]]
+        possible = [(name, item) for name, item in found if not item.reason]
+        full = [(name, item) for name, item in possible if not item.ignored]
+        if is_strict:
+            strict = [(name, item) for name, item in full if not item.annotations]
+            if not strict:
+                raise not_strict(param, [item for _, item in found])
+            return Route(spec, tuple(_way(name, item, spec) for name, item in strict), param)
+        ways = [_way(name, item, spec) for name, item in full]
+        ways += [_unasked(name, normal, read) for name in others]
+        nearest = sorted(possible, key=lambda pair: len(pair[1].ignored))[:MAX_WEAKER]
+        ways += [_way(name, item, spec, weaken=True) for name, item in nearest]
+        ways += [_unasked(name, normal, read, weaken=True) for name in others[: MAX_WEAKER - len(nearest)]]
+        any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
+        if any_json is not None:
+            ways.append(Way(any_json, "validate_only", ("/",)))
+        if not ways:
+            reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
+            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
+        return Route(spec, tuple(ways), param)
+
+    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarStep | None:
+        """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""
+        if spec not in self._any_json:
+            found = (name for name, backend in able if backend.supports(spec).level is SupportLevel.FULL)
+            if len(self._any_json) >= MAX_KEPT:
+                self._any_json.clear()
+            name = next(found, None)
+            self._any_json[spec] = None if name is None else step_of(name, spec)
+        return self._any_json[spec]
+
+    def _no_backend(self, kind: Kind, param: str) -> RequestError:
+        if not self._backends:
+            text = f"{param} needs a grammar backend, and this server has none; start it with --grammar-backend auto"
+            return RequestError(text, param=param, code="unsupported_parameter")
+        kinds = ", ".join(f"{name}: {' '.join(sorted(b.kinds))}" for name, b in self._backends.items())
+        text = f"{param} is a grammar of kind {kind}, which no backend here reads ({kinds})"
+        return RequestError(text, param=param, code="unsupported_grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReport:
+    """What a reply says of the calls of one tool; as `GrammarReport`. `valid` is None where it was not called."""
+
+    name: str
+    enforcement: Enforcement
+    ignored: tuple[str, ...]
+    valid: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReport:
+    """What a reply says of its grammar.
+
+    Attributes:
+        backend: Its name.
+        enforcement: `full`; `approximate`: but for `ignored`; `validate_only`: any JSON, judged at the end.
+        ignored: JSON pointers or keywords.
+        valid: Whether the text conforms; None where it was cut off or could not be judged in time.
+        tools: The same for each tool that could be called.
+    """
+
+    backend: str
+    enforcement: Enforcement
+    ignored: tuple[str, ...]
+    valid: bool | None
+    tools: tuple[ToolReport, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        made: dict[str, Any] = {
+            "backend": self.backend,
+            "enforcement": self.enforcement,
+            "ignored": list(self.ignored),
+            "valid": self.valid,
+        }
+        if self.tools:
+            made["tools"] = [
+                {"name": t.name, "enforcement": t.enforcement, "ignored": list(t.ignored), "valid": t.valid}
+                for t in self.tools
+            ]
+        return made
+
+
+def outer_types(source: str) -> tuple[str, ...]:
+    """Return the types that a schema's instance may have, as far as the schema says so at its top."""
+    root = schema.parse(source)
+    given = root.get("type") if isinstance(root, dict) else None
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, list):
+        return tuple(given)
+    if isinstance(root, dict) and any(key in root for key in ("properties", "required", "additionalProperties")):
+        return ("object",)
+    return schema.TYPES
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _any_of(types: tuple[str, ...]) -> str:
+    return json.dumps({"type": list(types)})
+
+
+def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
+    """Word the refusal of a strict schema, by the backend that would come nearest."""
+    best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
+    places = [*best.ignored, *best.annotations]
+    why = best.reason or "; ".join(f"{place} ({advice(place)})" for place in places[:8])
+    text = f"{param} is strict and cannot be enforced in full: {why}; change these keywords, or drop strict"
+    return RequestError(text, param=param, code="unsupported_grammar")
+
+
+def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+    enforcement: Enforcement = "approximate" if item.ignored else "full"
+    step = step_of(name, spec, item.source, weaken=weaken, unique=item.unique)
+    return Way(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
+
+
+def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+    """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
+    return Way(step_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
+
+
+def _weakening(step: GrammarStep) -> GrammarStep:
+    return msgspec.structs.replace(step, weaken=True)

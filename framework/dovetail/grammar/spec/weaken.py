@@ -1,0 +1,188 @@
+"""Leaving out of a grammar's JSON schemas what a backend refuses, each keyword at its place, and no more than it must.
+
+The one engine of that for response formats, tools and structural grammars. What is left out is named by JSON pointers
+into the source. A `oneOf` becomes `anyOf` rather than nothing, and what would mean more than before without the keyword
+goes with it: `additionalProperties: false` beside `properties` that are gone would forbid every key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.errors import RequestError
+from dovetail.grammar.spec import schema
+from dovetail.grammar.spec.keywords import MEANING
+from dovetail.grammar.spec.schema import escape
+
+R = TypeVar("R")
+COMPANIONS = {
+    "properties": ("additionalProperties", "unevaluatedProperties"),
+    "patternProperties": ("additionalProperties", "unevaluatedProperties"),
+    "prefixItems": ("items", "unevaluatedItems"),
+    "if": ("then", "else"),
+    "contains": ("minContains", "maxContains"),
+}
+"""Keywords that go with another one."""
+_NEVER = re.compile(r"[Uu]nsatisfiable|allows no text")
+"""What no keyword is to blame for: no text conforms."""
+_WORDS = re.compile(r"[A-Za-z]+")
+_HOLDING = (schema.ONE | schema.LISTS | schema.MAPS | {"$ref"}) - {
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+}
+MAX_TRIALS = 400
+
+
+def is_weakenable(code: str | None, message: str) -> bool:
+    """Whether a refusal may be due to a keyword that can be left out."""
+    return code not in ("grammar_too_large", "invalid_json_schema") and _NEVER.search(message) is None
+
+
+def without(kind: str, source: str, places: Sequence[str]) -> str:
+    """Return a source without the keywords at some places."""
+    return json.dumps(leave_out(json.loads(source), places), ensure_ascii=False) if places else source
+
+
+def leave_out(root: Any, places: Iterable[str]) -> Any:
+    """Return a copy of JSON without the keywords at some places, and without what goes with them."""
+    wanted = set(places)
+
+    def copy(node: Any, pointer: str) -> Any:
+        if isinstance(node, list):
+            return [copy(item, f"{pointer}/{index}") for index, item in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        inner = {key: f"{pointer}/{escape(key)}" for key in node}
+        gone = {key for key in node if inner[key] in wanted}
+        gone |= {also for key in gone for also in COMPANIONS.get(key, ())}
+        made = {key: copy(value, inner[key]) for key, value in node.items() if key not in gone}
+        if "oneOf" in gone and isinstance(node["oneOf"], list):
+            options = {"anyOf": copy(node["oneOf"], inner["oneOf"])}
+            made = {**made, "allOf": [*made.get("allOf", ()), options]} if "anyOf" in made else made | options
+        return made
+
+    return copy(root, "")
+
+
+def keywords_in(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
+    """Yield pointer and name of every keyword that can be left out, inner ones behind outer ones."""
+    root = json.loads(spec.source)
+    for start, found in [("", root)] if spec.kind is Kind.JSON else schemas_with_places(root):
+        for pointer, node in schema.every(found):
+            if isinstance(node, dict):
+                for key in node:
+                    if (key in MEANING and key != "type") or key == "$ref":
+                        yield f"{start}{pointer}/{escape(key)}", key
+
+
+def schemas_with_places(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield pointer and value of every JSON schema in a structural grammar."""
+    stack: list[tuple[str, Any]] = [("", root)]
+    while stack:
+        pointer, node = stack.pop()
+        if isinstance(node, list):
+            stack += ((f"{pointer}/{index}", item) for index, item in enumerate(node))
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                inner = f"{pointer}/{escape(key)}"
+                if key == "json_schema" or (key == "schema" and "begin" in node):
+                    yield inner, value
+                else:
+                    stack.append((inner, value))
+
+
+def weaken(spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> tuple[R, tuple[str, ...]]:
+    """Compile a grammar without as few of its keywords as can be found in time.
+
+    Args:
+        spec: The grammar; JSON or structural.
+        compile_: Compiles one.
+        until: When to be content with what was found, of `time.monotonic`.
+
+    Returns:
+        What `compile_` returned, and the places of what was left out.
+
+    Raises:
+        RequestError: No keyword is to blame.
+    """
+    try:
+        return compile_(spec), ()
+    except RequestError as error:
+        if not is_weakenable(error.code, error.message):
+            raise
+        return _Search(spec, compile_, until).run(error)
+
+
+class _Search(Generic[R]):
+    """Looks for the keywords to leave out: all that may be to blame first, then as many of them back as possible."""
+
+    def __init__(self, spec: GrammarSpec, compile_: Callable[[GrammarSpec], R], until: float) -> None:
+        self._spec, self._compile, self._until = spec, compile_, until
+        self._root = json.loads(spec.source)
+        self._trials = 0
+        self._best: R | None = None
+
+    def run(self, error: RequestError) -> tuple[R, tuple[str, ...]]:
+        """Search; see `weaken`."""
+        found = list(keywords_in(self._spec))
+        named = set(_WORDS.findall(error.message))
+        blamed = [place for place, key in found if key in named or (key == "pattern" and "regex" in named)]
+        everything = [place for place, _ in found]
+        for gone in (blamed, everything):
+            if gone and self._works(gone):
+                return self._result(self._fewest(gone))
+        raise error
+
+    def _fewest(self, gone: list[str]) -> list[str]:
+        """Put keywords back: those first that hold others, so that these go rather than all of them."""
+        holding = [place for place in gone if place.rsplit("/", 1)[-1] in _HOLDING]
+        holding.sort(key=lambda place: place.count("/"))
+        rest = [place for place in gone if place not in set(holding)]
+        holding = self._put_back(holding, rest)
+        return holding + self._put_back(rest, holding)
+
+    def _put_back(self, some: list[str], others: list[str]) -> list[str]:
+        """Return those of some keywords that must stay out beside others: many are tried at a time, then fewer."""
+        size = max(1, len(some))
+        while some:
+            start = 0
+            while start < len(some):
+                fewer = some[:start] + some[start + size :]
+                if self._works(fewer + others):
+                    some = fewer
+                else:
+                    start += size
+            if size == 1 or not self._has_time():
+                break
+            size = max(1, size // 2)
+        return some
+
+    def _works(self, gone: list[str]) -> bool:
+        if not gone or (self._best is not None and not self._has_time()):
+            return False
+        self._trials += 1
+        source = json.dumps(leave_out(self._root, gone), ensure_ascii=False)
+        try:
+            self._best = self._compile(replace(self._spec, source=source))
+        except RequestError:
+            return False
+        return True
+
+    def _has_time(self) -> bool:
+        return self._trials < MAX_TRIALS and time.monotonic() < self._until
+
+    def _result(self, gone: list[str]) -> tuple[R, tuple[str, ...]]:
+        if self._best is None:
+            raise AssertionError("nothing has worked")
+        outer = [place for place in gone if not any(place.startswith(f"{other}/") for other in gone)]
+        return self._best, tuple(outer)
