@@ -6,13 +6,14 @@ What it costs does not depend on how many wait: rows are looked at first, and of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from dovetail.engine.kv_cache_manager import KVCacheManager
+from dovetail.engine.limits import Limits
 from dovetail.engine.low_priority import is_background
+from dovetail.engine.policy import Policy
+from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import Chunk, Request, StepPlan
-
-if TYPE_CHECKING:
-    from dovetail.engine.scheduler import Scheduler
 
 PageKey = tuple[int | str, tuple[int, ...]]
 
@@ -24,13 +25,42 @@ MAX_MATCHED = 64
 """Most that it matches with the cache in vain, as they are to wait for another's pages."""
 
 
+class Ratio(Protocol):
+    """Says how much of what requests may generate they are expected to."""
+
+    @property
+    def value(self) -> float:
+        """From 0 to 1."""
+
+
+class Requests(Protocol):
+    """What admission sees of the scheduler, which is the only one."""
+
+    pages: KVCacheManager
+    limits: Limits
+    policy: Policy
+    waiting: WaitQueue
+    running: list[Request]
+    num_background: int
+
+    @property
+    def ratio(self) -> Ratio:
+        """Learnt from retractions."""
+
+    def candidates(self, num: int, *, background: bool) -> Sequence[Request]:
+        """Return the first who may be admitted, in order."""
+
+    def retract(self, candidates: list[Request]) -> Request:
+        """Have one of these give its row and pages up."""
+
+
 class Admission:
     """One step's. First everybody but the background, then the background with what is left.
 
     So background work never takes budget, a row, a page or the reserve from others, and never is what they wait for.
     """
 
-    def __init__(self, scheduler: Scheduler, plan: StepPlan, paused: set[int]) -> None:
+    def __init__(self, scheduler: Requests, plan: StepPlan, paused: set[int]) -> None:
         """`paused` are the `id`s of running requests that take no part in the step."""
         self._scheduler, self._plan, self._paused = scheduler, plan, paused
         self._pages, self._limits = scheduler.pages, scheduler.limits

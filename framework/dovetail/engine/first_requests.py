@@ -8,13 +8,12 @@ on an H200. So each way of sampling is gone through once, alone and with the oth
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dovetail.engine import report
-from dovetail.messages import SamplingParams, Submit
-
-if TYPE_CHECKING:
-    from dovetail.engine.core import EngineCore
+from dovetail.engine.kv_cache_manager import KVCacheManager
+from dovetail.messages import EngineInfo, SamplingParams, Submit
+from dovetail.settings import EngineSettings
 
 PROMPT_LEN, NUM_NEW = 40, 3
 PARAMS = (
@@ -27,7 +26,29 @@ PARAMS = (
 SALT = "first requests"
 
 
-def serve_first(core: EngineCore) -> None:
+class Serving(Protocol):
+    """What serves them: the core, which calls this."""
+
+    settings: EngineSettings
+    pages: KVCacheManager
+    report: report.Report
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody waits or runs."""
+
+    def handle(self, message: Submit) -> object:
+        """Take a request."""
+
+    def step(self) -> object:
+        """Compute a step."""
+
+
+def serve_first(core: Serving) -> None:
     """Serve the requests; nothing of them stays. What they raise, a real one would have met."""
     length = min(PROMPT_LEN, core.info.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
     if length < 1:
