@@ -69,8 +69,8 @@ _EXCLUSIVE: dict[str, tuple[str, int, Callable[[float, float], float]]] = {
     "exclusiveMinimum": ("minimum", 1, max),
     "exclusiveMaximum": ("maximum", -1, min),
 }
-EXACT, HUGE = 2**53, 10**300
-"""Whole numbers up to this one are all floats; beyond the other one none are."""
+EXACT = 2**53
+"""Whole numbers up to this one are all floats."""
 _FURTHER = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
 _BOUNDS = frozenset(_FURTHER)
 EXCLUSIVE_FAR, INCLUSIVE_FAR, FLOAT_FAR = 9 * 10**15, 10**17, 10**15
@@ -110,7 +110,7 @@ class SchemaWalk:
 
     def _keyword(self, pointer: str, key: str, node: Mapping[str, Any]) -> None:
         where = f"{pointer}/{key}"
-        if key in REFUSED or (key in ("const", "enum") and _is_inexact(node[key])):
+        if key in REFUSED or (key in ("const", "enum") and is_inexact(node[key])):
             self._refuse(where)
         elif key == "pattern":
             self._pattern(where, *(without_lookaround(node[key]) or [node[key]]))
@@ -158,14 +158,17 @@ def _is_too_far(key: str, node: Mapping[str, Any]) -> bool:
     return bool((bound if _FURTHER[key] > 0 else -bound) > _far(key, node))
 
 
-def _is_inexact(value: Any) -> bool:
-    """Whether a value holds a whole number that no float is: the library would allow its neighbour instead."""
+def is_inexact(value: Any) -> bool:
+    """Whether a value holds a whole number that no float is, or one beyond `INCLUSIVE_FAR`.
+
+    The library would allow its neighbour instead, or end its process.
+    """
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, (list, dict)):
             stack += item.values() if isinstance(item, dict) else item
-        elif isinstance(item, int) and abs(item) > EXACT and (abs(item) > HUGE or int(float(item)) != item):
+        elif isinstance(item, int | float) and abs(item) > EXACT and (abs(item) > INCLUSIVE_FAR or float(item) != item):
             return True
     return False
 
