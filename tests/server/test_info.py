@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,30 @@ def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.Captu
         assert dovetail(["plan", str(tmp_path), "--load-format", "dummy", "--device", "cpu"]) == 0
         plan = capsys.readouterr()
         assert "prompts are computed whole, and nothing of them is kept" in plan.out + plan.err
+
+
+@pytest.mark.parametrize(
+    ("said", "modules", "tasks"),
+    [
+        ({}, None, ["generate", "embed"]),
+        ({"classifier_from_token": ["no", "yes"]}, None, ["generate", "embed", "score"]),
+        ({"is_original_qwen3_reranker": True}, None, ["generate", "embed", "score"]),
+        ({}, "sentence_transformers.models.Pooling", ["generate", "embed", "score"]),
+    ],
+)
+def test_info_of_a_model_that_compares_texts(
+    said: dict[str, Any], modules: str | None, tasks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the folder says of answers and of embeddings counts, as it does for the server."""
+    shutil.copytree(dovetail_demo.MODEL_DIR, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    if modules is not None:
+        (tmp_path / "modules.json").write_text(json.dumps([{"type": modules, "path": "1_Pooling"}]))
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    assert dovetail(["info", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == tasks
 
 
 def test_info_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,8 +62,9 @@ class Reranker(msgspec.Struct, frozen=True, kw_only=True):
         """
         config = read_config(folder)
         source = template.source
-        by_template = all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
-        no, yes, is_told = _answers(folder, config, tokenizer)
+        by_template = knows_roles(source)
+        no, yes = _answers(folder, config, tokenizer)
+        is_told = says_so(folder, config) and min(no, yes) >= 0
         return cls(
             scale=_scale(config, num_labels),
             labels=_labels(config, num_labels),
@@ -97,6 +98,31 @@ class Reranker(msgspec.Struct, frozen=True, kw_only=True):
         return [weight / sum(weights) for weight in weights]
 
 
+def knows_roles(source: str) -> bool:
+    """Whether a chat template puts a query and a document together."""
+    return all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
+
+
+def says_so(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a folder says that its model answers whether two texts go together.
+
+    By a `LogitScore` module of sentence-transformers, or by `classifier_from_token` as vLLM reads it.
+    """
+    named = config.get("classifier_from_token") or config.get("is_original_qwen3_reranker")
+    return bool(named) or _logit_score(folder) is not None
+
+
+def _logit_score(folder: Path) -> Mapping[str, Any] | None:
+    """Return the config of a `LogitScore` module that names its tokens."""
+    path = folder / "modules.json"
+    for module in read_json(path) if path.is_file() else []:
+        if str(module.get("type")).endswith(".LogitScore"):
+            given: Mapping[str, Any] = read_json(folder / str(module["path"]) / "config.json")
+            if given.get("false_token_id") is not None:
+                return given
+    return None
+
+
 def sigmoid(number: float) -> float:
     """Return `1 / (1 + exp(-number))`, for any number."""
     return 1 / (1 + math.exp(-number)) if number >= 0 else 1 - 1 / (1 + math.exp(number))
@@ -128,20 +154,12 @@ def _labels(config: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
     return tuple(str(names.get(str(at), f"LABEL_{at}")) for at in range(num_labels))
 
 
-def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, int, bool]:
-    """Find the tokens of both answers, and whether the folder says that the model gives them.
-
-    Said it is by a `LogitScore` module of sentence-transformers, or by `classifier_from_token` as vLLM reads it.
-    """
-    path = folder / "modules.json"
-    for module in read_json(path) if path.is_file() else []:
-        if str(module.get("type")).endswith(".LogitScore"):
-            given = read_json(folder / str(module["path"]) / "config.json")
-            if (no := given.get("false_token_id")) is not None:
-                return int(no), int(given["true_token_id"]), True
+def _answers(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, int]:
+    """Find the tokens of both answers; -1 where one is none of its own."""
+    if given := _logit_score(folder):
+        return int(given["false_token_id"]), int(given["true_token_id"])
     words = config.get("classifier_from_token") or WORDS
     ids = [tokenizer.encode(str(word), add_special_tokens=False) for word in words]
-    is_told = bool(config.get("classifier_from_token") or config.get("is_original_qwen3_reranker"))
     if len(ids) != 2 or any(len(one) != 1 for one in ids):
-        return -1, -1, False
-    return ids[0][0], ids[1][0], is_told
+        return -1, -1
+    return ids[0][0], ids[1][0]

@@ -6,12 +6,11 @@ It follows from the model and its folder; `--task` keeps to one. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.messages import EngineInfo
 from dovetail.settings import Task
 
 Way = Literal["labels", "cosine", "yes_no"]
@@ -28,6 +27,25 @@ ACTS: Mapping[Task, str] = {
     "classify": "score labels of a text",
     "score": "compare two texts",
 }
+
+
+class Facts(Protocol):
+    """What is asked about a model: its `EngineInfo` has it, and before it is loaded its `ModelConfig`."""
+
+    @property
+    def architecture(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def generates(self) -> bool:
+        """It has an output head."""
+        ...
+
+    @property
+    def num_labels(self) -> int:
+        """Of a classifier; 0 for others."""
+        ...
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +66,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     encodes: bool = False
 
     @classmethod
-    def of(cls, info: EngineInfo, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
+    def of(cls, info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
         """Find out what is served.
 
         Args:
@@ -92,7 +110,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         raise RequestError(text, param="model", code="unsupported_task")
 
 
-def _way(info: EngineInfo, task: Task | None, *, embeds: bool, answers: bool) -> Way | None:
+def _way(info: Facts, task: Task | None, *, embeds: bool, answers: bool) -> Way | None:
     """How the model compares texts; only a classifier of a single label has one score for a pair."""
     if info.num_labels:
         return "labels" if info.num_labels == 1 else None

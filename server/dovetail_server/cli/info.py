@@ -75,7 +75,7 @@ def info(
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
         "weights_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        **served_as(folder, config, impl),
+        **served_as(folder, config, impl, template.source),
         "chat_template": {
             "from": template.origin if template.source else None,
             "names": sorted(files.chat_templates),
@@ -95,13 +95,16 @@ def info(
     }
 
 
-def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]:
-    """Say which plugin serves the model, and what it keeps of a token; or why none does."""
+def served_as(folder: Path, config: dict[str, Any], impl: str, template: str = "") -> dict[str, Any]:
+    """Say which plugin serves the model, what it is for, and what it keeps of a token; or why none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.contracts.needs import unserved
     from dovetail.errors import ModelError
     from dovetail.plugins import Registry
     from dovetail.plugins.plan import model_plugin
+    from dovetail.processing.embeddings import Embedder
+    from dovetail.processing.reranker import knows_roles, says_so
+    from dovetail.processing.tasks import Tasks
     from dovetail.runtime.checkpoint.weight_size import dense_numel
     from dovetail.runtime.hf_config import architecture
     from dovetail.runtime.memory.plan import ITEM_BYTES, group_token_bytes
@@ -126,9 +129,9 @@ def served_as(folder: Path, config: dict[str, Any], impl: str) -> dict[str, Any]
         }
         for group in facts.cache_groups
     ]
-    tasks = ["generate", "embed"] if facts.generates else ["embed", "score"]
-    if facts.num_labels:
-        tasks = ["classify", "score"] if facts.num_labels == 1 else ["classify"]
+    answers = says_so(folder, config) or knows_roles(template)
+    embeds = Embedder.of_checkpoint(folder, facts.pool).is_declared and not answers
+    tasks = list(Tasks.of(facts, None, embeds=embeds, answers=answers).possible)
     return {"served_by": served_by, "refused": None, "num_params": dense_numel(facts), "tasks": tasks, "cache": cache}
 
 
