@@ -179,11 +179,11 @@ async def get_ready(
         registry.mark(*record)
     info = await engine_start
     mark_active(registry, plan, info)
-    settle_memory()
+    freeze_gc()
     state.ready_with(text.bound_to(info, state.settings))
 
 
-def settle_memory() -> None:
+def freeze_gc() -> None:
     """Take what start-up has made out of the garbage collector's rounds, and make these rarer.
 
     A round over all of it stopped every stream for tens of milliseconds, and the young generation's rounds took a fifth

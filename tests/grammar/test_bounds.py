@@ -25,7 +25,7 @@ from dovetail.grammar.compile import child, trial
 from dovetail.grammar.compile.cache import Enforced, Refused
 from dovetail.grammar.compile.pool import ChildTimeoutError
 from dovetail.grammar.compile.queue import FairQueue
-from dovetail.grammar.compile.service import GrammarService, QueueBounds, Ticket
+from dovetail.grammar.compile.service import CompileFuture, GrammarService, QueueBounds
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
@@ -444,7 +444,7 @@ def test_a_full_queue_is_told_over_http(
     served: Served, code: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply says that it is not the grammar's fault, and when to come again."""
-    refused = Ticket(Refused("too many; try again later", code))
+    refused = CompileFuture(Refused("too many; try again later", code))
     monkeypatch.setattr(GrammarService, "request", lambda *_, **__: refused)
     body = {"model": "dovetail-demo", "messages": ASK, "regex": "a+"}
     for stream in (False, True):

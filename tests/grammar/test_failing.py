@@ -12,7 +12,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarMatcher
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Enforced
-from dovetail.grammar.compile.service import Ticket
+from dovetail.grammar.compile.service import CompileFuture
 from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 
@@ -87,14 +87,14 @@ def failing(
     assert core.grammars is not None
     service, request = core.grammars.service, core.grammars.service.request
 
-    def made(steps: Any, owner: str = "", **options: Any) -> Ticket:
+    def made(steps: Any, owner: str = "", **options: Any) -> CompileFuture:
         ticket = request(steps, owner, **options)
         while not ticket.is_ready:
             service.wait(1)
         outcome = ticket.outcome
         if isinstance(outcome, Enforced) and steps[outcome.step] in bad:
             grammar = FailingGrammar(outcome.compiled, num, at_fill=at_fill)
-            return Ticket(Enforced(outcome.step, grammar, outcome.backend, outcome.ignored))
+            return CompileFuture(Enforced(outcome.step, grammar, outcome.backend, outcome.ignored))
         return ticket
 
     monkeypatch.setattr(service, "request", made)

@@ -22,7 +22,7 @@ from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
-from dovetail.grammar.spec.thinking import Use, thinking_of
+from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail.testing.vocabularies import byte_fallback, byte_level
@@ -127,7 +127,7 @@ def backend(vocabulary: Vocabulary) -> GrammarBackend:
 def gate_of(
     spec: FormatSpec, tokenizer: Tokenizer, tail: str, *, budget: int | None = None, **use: Any
 ) -> ReasoningGate | None:
-    thinking = thinking_of(spec, tokenizer, tail, Use(budget=budget, **{"constrained": False, **use}))
+    thinking = thinking_of(spec, tokenizer, tail, ReasoningOptions(budget=budget, **{"constrained": False, **use}))
     if thinking is None:
         return None
     return make_gate(thinking, tokens_of(tokenizer), constrained=use.get("constrained", False))
@@ -371,13 +371,15 @@ def test_a_format_that_does_not_say_where_it_thinks_is_refused(tokenizer: Tokeni
     """A machine without `messages`, and one whose markers are no tokens, give the request's field and a reason."""
     for spec, vocabulary in ((FormatSpec(machine=HarmonyParser), tokenizer), (HARMONY, byte_fallback())):
         with pytest.raises(RequestError) as caught:
-            thinking_of(spec, vocabulary, "<|start|>assistant", Use(constrained=True, param="json_schema"))
+            thinking_of(spec, vocabulary, "<|start|>assistant", ReasoningOptions(constrained=True, param="json_schema"))
         assert (caught.value.param, caught.value.code) == ("json_schema", "unsupported_parameter")
 
 
 def test_a_budget_needs_thinking(tokenizer: Tokenizer) -> None:
     """Where nothing is known of thinking a budget is refused, and a grammar starts at once."""
     with pytest.raises(RequestError, match="needs a model that thinks"):
-        thinking_of(FormatSpec(), tokenizer, "x", Use(constrained=False, budget=3, param="thinking_budget"))
-    assert thinking_of(FormatSpec(), tokenizer, "x", Use(constrained=True)) is None
-    assert thinking_of(FULL, tokenizer, "<think></think>", Use(constrained=True)) is None
+        thinking_of(
+            FormatSpec(), tokenizer, "x", ReasoningOptions(constrained=False, budget=3, param="thinking_budget")
+        )
+    assert thinking_of(FormatSpec(), tokenizer, "x", ReasoningOptions(constrained=True)) is None
+    assert thinking_of(FULL, tokenizer, "<think></think>", ReasoningOptions(constrained=True)) is None

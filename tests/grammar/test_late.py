@@ -11,7 +11,7 @@ import pytest
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Refused
-from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.service import CompileFuture, GrammarService
 from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 
@@ -27,7 +27,7 @@ def core(request: pytest.FixtureRequest) -> EngineCore:
 
 
 @pytest.fixture
-def known(core: EngineCore) -> Ticket:
+def known(core: EngineCore) -> CompileFuture:
     """The grammar, compiled: what a request gets whenever a test says so."""
     assert core.grammars is not None
     service = core.grammars.service
@@ -41,12 +41,12 @@ class Late:
     """Tickets that stay open until told otherwise, in place of the service's."""
 
     def __init__(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tickets: list[Ticket] = []
+        self.tickets: list[CompileFuture] = []
         assert core.grammars is not None
         monkeypatch.setattr(core.grammars.service, "request", self._request)
 
-    def _request(self, steps: Any, owner: str, **_: Any) -> Ticket:
-        self.tickets.append(Ticket())
+    def _request(self, steps: Any, owner: str, **_: Any) -> CompileFuture:
+        self.tickets.append(CompileFuture())
         return self.tickets[-1]
 
 
@@ -78,7 +78,7 @@ def collect(deltas: list[TokenDelta], found: dict[str, list[int]]) -> None:
 
 
 def test_a_grammar_that_is_ready_in_time_costs_no_step(
-    core: EngineCore, known: Ticket, monkeypatch: pytest.MonkeyPatch
+    core: EngineCore, known: CompileFuture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt's last token is computed with the others: the first token comes as soon as without a grammar."""
     late = Late(core, monkeypatch)
@@ -102,7 +102,7 @@ def test_a_grammar_that_is_ready_in_time_costs_no_step(
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17])
 @pytest.mark.parametrize("company", [0, 2])
 def test_a_grammar_that_comes_late_changes_nothing_but_the_time(
-    core: EngineCore, known: Ticket, length: int, company: int, monkeypatch: pytest.MonkeyPatch
+    core: EngineCore, known: CompileFuture, length: int, company: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts that end within a page and with it, alone and beside others: the reply is that of a known grammar."""
     submit(core, "g", length)

@@ -16,8 +16,8 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabula
 from dovetail.forks import ForkServer, ForkTemplate
 from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, Refused
 from dovetail.grammar.compile.memory import Trimmer
-from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
-from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, WorkerPool
+from dovetail.grammar.compile.service import CompileFuture, GrammarService
 from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.compile.vocabulary import pack, unpack
 from dovetail.grammar.spec.wire import ChildJob, ChildStart
@@ -52,7 +52,7 @@ def make_service(small: Vocabulary) -> Iterator[Callable[..., GrammarService]]:
         service.close()
 
 
-def settle(service: GrammarService, ticket: Ticket, timeout_s: float = 60) -> Enforced | Refused:
+def settle(service: GrammarService, ticket: CompileFuture, timeout_s: float = 60) -> Enforced | Refused:
     """Wait for a ticket."""
     deadline = time.monotonic() + timeout_s
     while ticket.outcome is None:
@@ -222,7 +222,7 @@ def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) 
 def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
     """A compilation that wants more memory than it may have fails, and only it."""
     plan = make_plan(Registry.scan(), grammar_backend="outlines")
-    pool = ChildPool(ChildStart(plan=plan, vocabulary=pack(small), max_bytes=64 << 20), 1)
+    pool = WorkerPool(ChildStart(plan=plan, vocabulary=pack(small), max_bytes=64 << 20), 1)
     try:
         assert failed(pool, ChildJob(step=outlines_step(HARD), timeout_s=30))
         assert pool.run(ChildJob(step=outlines_step("ab"), timeout_s=20), 20).blob is not None
@@ -230,7 +230,7 @@ def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
         pool.close()
 
 
-def failed(pool: ChildPool, job: ChildJob) -> bool:
+def failed(pool: WorkerPool, job: ChildJob) -> bool:
     """Whether a job fails, by an error or with its process."""
     try:
         return pool.run(job, job.timeout_s).error is not None

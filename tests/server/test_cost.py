@@ -21,7 +21,7 @@ from harness import Harness
 from server_tiny import write_model
 
 from dovetail_server.examples import BODIES
-from dovetail_server.run import settle_memory
+from dovetail_server.run import freeze_gc
 
 IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 SMALL, BIG = 10 * KIB, MIB
@@ -76,7 +76,7 @@ def meter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meter]:
     for path in BODIES:  # what is imported and made at the first request
         found.send(path, Case(path, "user", "text").body(10))
     thresholds = gc.get_threshold()
-    settle_memory()  # as a server does when it has started
+    freeze_gc()  # as a server does when it has started
     yield found
     gc.unfreeze()
     gc.set_threshold(*thresholds)

@@ -13,7 +13,7 @@ from pathlib import Path
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import GrammarRequest, Request
 from dovetail.grammar.compile.cache import Enforced, Refused
-from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.service import CompileFuture, GrammarService
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.grammar.matching.reasoning_gate import make_gate
@@ -38,7 +38,7 @@ class Undecided:
     """
 
     request: Request
-    ticket: Ticket
+    ticket: CompileFuture
     first: int = 0
     why: str = ""
 
@@ -84,7 +84,7 @@ class GrammarManager:
         request.grammar = GrammarRequest(message.grammar, message.owner, message.thinking)
         self._undecided.append(Undecided(request, *self._ticket(message)))
 
-    def _ticket(self, message: Submit) -> tuple[Ticket, int]:
+    def _ticket(self, message: Submit) -> tuple[CompileFuture, int]:
         """Claim a grammar; returns the claim, and which of the request's ways is its first."""
         service, steps, at = self.service, message.grammar, message.grammar_step
         if not steps:

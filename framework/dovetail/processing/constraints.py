@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.contracts.reasoning import FormatSpec, ParserRequest
 from dovetail.grammar.spec.fields import NAMES, Asked, read_grammar
 from dovetail.grammar.spec.route import Route
-from dovetail.grammar.spec.thinking import Use, thinking_of
+from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
 from dovetail.messages import GrammarStep, Thinking
 from dovetail.processing.processor import Processor
@@ -53,7 +53,7 @@ def text_constraints(
     structured = processor.grammar.only(backend)
     route = None if asked is None else structured.route(asked)
     if budget is not None:
-        use = Use(constrained=route is not None, budget=budget, param="thinking_budget")
+        use = ReasoningOptions(constrained=route is not None, budget=budget, param="thinking_budget")
         thinking_of(FormatSpec(), processor.tokenizer, None, use)
     return NONE if route is None else Constraints(route=route)
 
@@ -97,7 +97,7 @@ def chat_constraints(
     if route is None and budget is None:
         return NONE
     param = "thinking_budget" if route is None or budget is not None else route.param
-    use = Use(constrained=route is not None, calls=calls is not None, budget=budget, param=param)
+    use = ReasoningOptions(constrained=route is not None, calls=calls is not None, budget=budget, param=param)
     return Constraints(route=route, thinking=thinking_of(spec, processor.tokenizer, tail, use))
 
 

@@ -17,7 +17,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarSpec, Kind, Vocab
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.cache import Enforced, Refused
-from dovetail.grammar.compile.service import GrammarService, Ticket
+from dovetail.grammar.compile.service import CompileFuture, GrammarService
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.spec.route import Router
@@ -154,7 +154,7 @@ class MaskBench:
         """End threads and processes."""
         self.service.close()
 
-    def _settle(self, ticket: Ticket) -> Enforced | Refused | None:
+    def _settle(self, ticket: CompileFuture) -> Enforced | Refused | None:
         """Wait for a ticket as the engine does, without its other work."""
         while not ticket.is_ready:
             self.service.wait(0.002)

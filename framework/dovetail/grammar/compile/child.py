@@ -1,4 +1,4 @@
-"""A process for work that may have to be killed: `python -m dovetail.grammar.compile.child FD`. Started by `ChildPool`.
+"""A process for work that may have to be killed: `python -m dovetail.grammar.compile.child FD`, by `WorkerPool`.
 
 It loads what jobs need, and does none itself: for each socket that it is sent it forks a copy, which takes one job from
 it, compiling a grammar or judging finished texts. Whatever happens to a copy (time, memory, a crash in native code)
@@ -59,11 +59,11 @@ def main(argv: list[str]) -> int:
         start = msgspec.msgpack.decode(receive(control), type=ChildStart)
     except GoneError:
         return 0
-    worker = Judge() if start.plan is None else Compiler(start, start.plan)
+    worker = SchemaValidator() if start.plan is None else Compiler(start, start.plan)
     return serve_forks(control, lambda channel: _serve(channel, worker))
 
 
-def _serve(channel: socket.socket, worker: Compiler | Judge) -> None:
+def _serve(channel: socket.socket, worker: Compiler | SchemaValidator) -> None:
     """A copy's part: one job. A timer of the system ends it at the limit, in native code too."""
     os.nice(NICE)
     job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
@@ -93,7 +93,7 @@ class Used:
         return max(held if held > NOISE_BYTES else 0, self.allocated - before.allocated, 0)
 
 
-class Judge:
+class SchemaValidator:
     """Judges finished texts."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.errors import PluginError, RequestError
-from dovetail.grammar.compile.pool import ChildPool, ChildTimeoutError
+from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
 from dovetail.grammar.compile.vocabulary import pack
 from dovetail.grammar.spec.asking import asked
 from dovetail.grammar.spec.costly import lightened
@@ -67,7 +67,7 @@ class Compiler:
         self._making = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
-        self._pool: ChildPool | None = None
+        self._pool: WorkerPool | None = None
         self._texts: TokenTexts | None = None
 
     @property
@@ -188,14 +188,14 @@ class Compiler:
             if self._pool is not None:
                 self._pool.close()
 
-    def _children(self) -> ChildPool:
+    def _children(self) -> WorkerPool:
         vocabulary = self.vocabulary()
         with self._making:
             if self._pool is None:
                 start = ChildStart(
                     plan=self._plugins.plan, vocabulary=pack(vocabulary), max_bytes=self._limits.max_bytes
                 )
-                self._pool = ChildPool(start, self._max_children)
+                self._pool = WorkerPool(start, self._max_children)
             return self._pool
 
 

@@ -1,4 +1,4 @@
-"""`ChildPool`: jobs in processes that are killed at their time limit, forked from one that has everything loaded."""
+"""`WorkerPool`: jobs in processes that are killed at their time limit, forked from one that has everything loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ChildStartError(ChildDiedError):
     """The process that starts the others could not be started, or not in time."""
 
 
-class ChildPool:
+class WorkerPool:
     """Up to `max_jobs` jobs at a time. Thread-safe: a job blocks the thread that brings it."""
 
     def __init__(self, start: ChildStart, max_jobs: int) -> None:

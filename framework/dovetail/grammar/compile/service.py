@@ -1,6 +1,6 @@
 """`GrammarService`: turns a request's grammar into something enforceable, beside the engine's loop.
 
-A request waits for a `Ticket` and may prefill meanwhile; its time runs from then on, waiting included. Compilations
+A request waits for a `CompileFuture` and may prefill meanwhile; its time runs from then on, waits too. Compilations
 whose cost is bounded beforehand run in threads of the engine (they release the GIL); all others in processes that are
 killed at the time limit (`compiling`). Equal grammars compile once. What waits is bounded, per owner and in all.
 """
@@ -59,7 +59,7 @@ class QueueBounds:
     max_bytes_of_owner: int = 16 << 20
 
 
-class Ticket:
+class CompileFuture:
     """A request's claim to a compiled grammar; filled once, from another thread.
 
     Attributes:
@@ -101,7 +101,7 @@ class Job:
 
     steps: Steps
     key: bytes
-    ticket: Ticket
+    ticket: CompileFuture
     owner: str
     asked: float
     deadline: float
@@ -177,7 +177,7 @@ class GrammarService:
         limits = GrammarLimits(timeout_s=timeout_s, max_bytes=max_child_bytes)
         self._compiler = Compiler(plugins, make_vocabulary, limits, MAX_CHILDREN)
         self._cache = GrammarCache(cache_bytes)
-        self._pending: dict[bytes, Ticket] = {}
+        self._pending: dict[bytes, CompileFuture] = {}
         self._waiting = Waiting()
         self._lock = threading.RLock()
         self._finished = threading.Event()
@@ -203,7 +203,7 @@ class GrammarService:
         """Distinct grammars that are being compiled, or wait for it."""
         return len(self._pending)
 
-    def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> Ticket:
+    def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> CompileFuture:
         """Claim a grammar. The ticket of one that is known is filled at once, and that of one too many, too.
 
         Args:
@@ -216,7 +216,7 @@ class GrammarService:
         with self._lock:
             known = self._cache.get(key)
             if known is not None:
-                return Ticket(known)
+                return CompileFuture(known)
             ticket = self._pending.get(key)
             if ticket is not None:
                 ticket.num_claims += 1
@@ -226,7 +226,7 @@ class GrammarService:
             job = Job(
                 steps=steps,
                 key=key,
-                ticket=Ticket(),
+                ticket=CompileFuture(),
                 owner=owner,
                 asked=now,
                 deadline=deadline,
@@ -234,26 +234,26 @@ class GrammarService:
             )
             refused = None if again else self._waiting.refuse(job, self._bounds)
             if refused is not None:
-                return Ticket(refused)
+                return CompileFuture(refused)
             self._pending[key] = job.ticket
             self._waiting.add(job)
         self._inline.put(owner, partial(self._work, job, outside=False))
         return job.ticket
 
-    def known(self, steps: Steps, at: int) -> Ticket | None:
+    def known(self, steps: Steps, at: int) -> CompileFuture | None:
         """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
         with self._lock:
             found = self._cache.get(key_of(steps))
-        return Ticket(found) if isinstance(found, Enforced) and found.step == at else None
+        return CompileFuture(found) if isinstance(found, Enforced) and found.step == at else None
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, ticket: CompileFuture) -> None:
         """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
         with self._lock:
             ticket.num_claims -= 1
 
-    def prepare(self) -> Ticket:
+    def prepare(self) -> CompileFuture:
         """Claim the vocabulary: a thinking budget needs its token sets, and making them takes a while at first."""
-        ticket = Ticket()
+        ticket = CompileFuture()
         if self._sets is not None:
             ticket.fill(None)
         else:
@@ -297,7 +297,7 @@ class GrammarService:
         self._trimmer.close()
         self._compiler.close()
 
-    def _prepare(self, ticket: Ticket) -> None:
+    def _prepare(self, ticket: CompileFuture) -> None:
         try:
             self.token_sets()
             ticket.fill(None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildPool, ChildTimeoutError
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, WorkerPool
 from dovetail.grammar.spec.wire import ChildCheck, ChildStart
 
 TIMEOUT_S = 1.5
@@ -20,7 +20,7 @@ class FinalValidator:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pool: ChildPool | None = None
+        self._pool: WorkerPool | None = None
 
     def warm_up(self) -> None:
         """Begin to start the process ahead of the first text."""
@@ -44,8 +44,8 @@ class FinalValidator:
         if pool is not None:
             pool.close()
 
-    def _started(self) -> ChildPool:
+    def _started(self) -> WorkerPool:
         with self._lock:
             if self._pool is None:
-                self._pool = ChildPool(ChildStart(), 1)
+                self._pool = WorkerPool(ChildStart(), 1)
             return self._pool

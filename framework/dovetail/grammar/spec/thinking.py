@@ -13,7 +13,7 @@ from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class ReasoningOptions:
     """What a request wants of the gate.
 
     Attributes:
@@ -29,7 +29,9 @@ class Use:
     param: str = "a grammar"
 
 
-def thinking_of(spec: FormatSpec, tokenizer: Tokenizer, prompt_tail: str | None, use: Use) -> Thinking | None:
+def thinking_of(
+    spec: FormatSpec, tokenizer: Tokenizer, prompt_tail: str | None, use: ReasoningOptions
+) -> Thinking | None:
     """Return what the engine must know of a choice's thinking; None where it need not follow any.
 
     Args:
@@ -60,7 +62,7 @@ def thinking_of(spec: FormatSpec, tokenizer: Tokenizer, prompt_tail: str | None,
 
 
 def _between_markers(
-    spec: FormatSpec, markers: Markers, tokenizer: Tokenizer, state: State, use: Use
+    spec: FormatSpec, markers: Markers, tokenizer: Tokenizer, state: State, use: ReasoningOptions
 ) -> MarkedThinking:
     added = tokenizer.added_tokens
     calls = () if spec.tools is None else (spec.tools.start, *spec.tools.also)
@@ -81,7 +83,7 @@ def _between_markers(
 
 
 def _in_messages(
-    spec: FormatSpec, messages: Messages, tokenizer: Tokenizer, state: State, prompt_tail: str, use: Use
+    spec: FormatSpec, messages: Messages, tokenizer: Tokenizer, state: State, prompt_tail: str, use: ReasoningOptions
 ) -> MessageThinking:
     marks = (messages.start, *messages.parts, *messages.inner, messages.body, *messages.bodies, *messages.ends)
     missing = [mark for mark in marks if mark not in tokenizer.added_tokens]
