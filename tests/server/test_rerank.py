@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 import transformers
 from encoder_server import EncoderServer, write_encoder, write_reranker
 
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.messages import Submit, TokenDelta
 from dovetail.processing.reranker import QWEN3, Reranker
 
 DOCUMENTS = ["hello there", "abc", "abc", "", "what is a cat 12"]
@@ -70,6 +71,31 @@ def test_documents_are_ordered_by_their_scores(cross: Any, path: str) -> None:
     assert [one["document"]["text"] for one in found["results"]] == [DOCUMENTS[at] for at in order]
     num = sum(len(encoded(folder, QUERY, text)["input_ids"][0]) for text in DOCUMENTS)
     assert found["usage"] == {"prompt_tokens": num, "total_tokens": num}
+
+
+@pytest.mark.parametrize("survivors", [0, 3])
+def test_engine_death_while_documents_are_compared(cross: Any, survivors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one stated error, whether some of the documents had their scores or none; and nothing is left behind."""
+    server = cross[0]
+    inner, left = server.engine.submit, iter(range(survivors))
+
+    async def dying(submit: Submit, **given: Any) -> AsyncGenerator[TokenDelta, None]:
+        if next(left, None) is None:
+            raise EngineDeadError("killed by the test")
+        async for delta in inner(submit, **given):
+            yield delta
+
+    monkeypatch.setattr(server.engine, "submit", dying)
+    for path, body in (
+        ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}),
+        ("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}),
+        ("/v1/classify", {"input": DOCUMENTS}),
+    ):
+        reply = server.post(path, body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead"), reply.text
+    assert server.state.num_live == 0
+    monkeypatch.undo()
+    assert len(server.ok("/v1/rerank", query=QUERY, documents=DOCUMENTS)["results"]) == len(DOCUMENTS)
 
 
 def test_what_a_request_says_of_its_reply(cross: Any) -> None:
