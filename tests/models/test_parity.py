@@ -78,6 +78,18 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama4_text", {"interleave_moe_layer_step": 2, "intermediate_size": 64, "attention_bias": True}),
     ("llama4_text", {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0]}),
     ("glm4_moe_lite", {"n_group": 1, "topk_group": 1, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    ("qwen3_moe", {"head_dim": 40, "num_key_value_heads": 1, "num_experts": 7, "moe_intermediate_size": 36}),
+    ("mixtral", {"head_dim": 112, "num_local_experts": 7, "num_experts_per_tok": 3, "num_hidden_layers": 1}),
+    ("gpt_oss", {"head_dim": 80, "num_local_experts": 7, "num_experts_per_tok": 3, "vocab_size": 133}),
+    (
+        "deepseek_v3",
+        {"qk_nope_head_dim": 24, "v_head_dim": 40, "kv_lora_rank": 36, "qk_rope_head_dim": 6, "head_dim": 6},
+    ),
+    ("glm4_moe", {"head_dim": 96, "n_routed_experts": 7, "num_experts": 7, "num_key_value_heads": 1}),
+    (
+        "exaone4",
+        {"head_dim": 24, "num_key_value_heads": 1, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+    ),
 ]
 """Other configurations of these families."""
 
