@@ -65,7 +65,7 @@ def create_app(state: ServerState) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await state.storage.close()
-        await asyncio.to_thread(state.bodies.close)
+        await asyncio.to_thread(state.close_children)
         await asyncio.to_thread(state.hooks.observers.close)
 
     app = FastAPI(

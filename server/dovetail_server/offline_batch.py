@@ -57,7 +57,7 @@ async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, targ
                 await asyncio.to_thread(write_results, service, batch, source, target)
             finally:
                 await state.storage.close()
-                state.bodies.close()
+                state.close_children()
         finally:
             await engine.close()
             hooks.stop()

@@ -55,6 +55,12 @@ class ServerState(ReadingContext):
         super().ready_with(text)
         self.metrics.cache = (self.info.page_size, self.info.max_total_tokens)
 
+    def close_children(self) -> None:
+        """End the processes that read bodies and judge texts, also those that are still starting."""
+        self.bodies.close()
+        if self.has_started:
+            self.text.grammar.close()
+
     async def stored_responses(self) -> ResponseStore:
         """Return where responses are kept.
 

@@ -78,8 +78,8 @@ def nearest(folders: list[str], wanted: set[str]) -> list[str]:
     """Return what to collect: of each folder the files whose names share words with `wanted`, or else all of it."""
     found = []
     for folder in folders:
-        names = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("test_*.py"))
-        found += [name for name in names if wanted & words(Path(name).stem)] or [folder]
+        names = sorted(path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("test_*.py"))
+        found += [f"{folder}/{name}" for name in names if wanted & words(Path(name).stem)] or [folder]
     return found
 
 

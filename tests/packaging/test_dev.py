@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from clean_env import ROOT
-from dev import Budget, folders_of
+from dev import Budget, folders_of, nearest
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,12 @@ def test_the_nearest_tests_come_first() -> None:
     assert [item.nodeid.split("/")[2][5:-12] for item in items] == ["llama3", "a", "b"]
 
 
+def test_of_a_folder_the_nearest_files_are_collected() -> None:
+    """Those whose names have words of the files that changed; where there are none, the folder."""
+    assert nearest(["tests/packaging"], {"dev"}) == ["tests/packaging/test_dev.py"]
+    assert nearest(["tests/packaging"], {"nothing"}) == ["tests/packaging"]
+
+
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 1)])
 def test_it_stops_in_time_and_says_what_is_left(tmp_path: Any, fails: bool, code: int) -> None:
     """A test that fails before is not forgotten."""
@@ -48,4 +54,5 @@ def test_it_stops_in_time_and_says_what_is_left(tmp_path: Any, fails: bool, code
     command = [sys.executable, "-c", f"import sys; sys.path.append({str(ROOT / 'tests/packaging')!r}); {run}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
-    assert fails or f" of 50 tests in 0 s, none failed; all of them: make test ARGS='{tmp_path}'" in done.stdout
+    told = f" of the 50 nearest tests in 0 s, none failed; all of them: make test ARGS='{tmp_path}'"
+    assert fails or told in done.stdout
