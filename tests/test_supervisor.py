@@ -32,6 +32,8 @@ ALLOWED = {
     # The engine's own thread and processes are watched by their client.
     "dovetail/engine/wire.py": {"Thread": 2},
     "dovetail/client/inprocess.py": {"Thread": 1},
+    # It imports what grammars need while the model loads; whoever wants it afterwards imports it again.
+    "dovetail/client/launch.py": {"Thread": 1},
     # It waits for the end of the process that a further rank belongs to, and ends it.
     "dovetail/executor/rank_main.py": {"Thread": 1},
     # It waits for the end of the terminal that a conversation's server belongs to, and ends the server.

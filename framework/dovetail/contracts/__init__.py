@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.layers import (
         BuildContext,
         Experts,
+        FusedSums,
         LayerFactory,
         Linear,
         Norm,
@@ -129,6 +130,7 @@ __all__ = [
     "FormatSpec",
     "ForwardBatch",
     "Full",
+    "FusedSums",
     "GrammarBackend",
     "GrammarLimits",
     "GrammarMatcher",
@@ -204,6 +206,7 @@ _HOME = {
     "Classifier": "model",
     "Chunk": "cache",
     "Full": "cache",
+    "FusedSums": "layers",
     "Reach": "cache",
     "Recurrent": "cache",
     "Window": "cache",

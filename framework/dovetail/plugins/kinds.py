@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
             about="The model architecture {name} for Dovetail",
             hook="dovetail_models",
             watched=("dovetail.layers.transformer", "dovetail.layers.embedding", "dovetail.runtime.checkpoint.weights"),
-            minor=2,
+            minor=3,
         ),
         Kind(
             name="attention_backend",
