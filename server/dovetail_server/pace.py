@@ -8,6 +8,8 @@ from dovetail.contracts.observers import RequestProgress
 from dovetail_server.observers import Observers
 
 TELL_S = 1.0
+EXACT, EVERY = 15, 16
+"""The last of the first steps, whose parsing is timed, and of how many one is then: each look at the clock costs."""
 
 
 class Pace:
@@ -15,7 +17,7 @@ class Pace:
 
     __slots__ = (
         *("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_number", "_observers", "_request_id"),
-        "parse_s",
+        *("num_steps", "parse_s"),
     )
 
     def __init__(self, observers: Observers, request_id: str, number: int, began: float) -> None:
@@ -28,15 +30,19 @@ class Pace:
         self._last: dict[int, float] = {}
         self._gaps: list[float] = []
         self._num = 0
+        self.num_steps = 0
+        """Times that a choice got tokens."""
         self.parse_s = 0.0
-        """What detokenizing and parsing took so far."""
+        """What detokenizing and parsing took so far; of a long reply, as a sample of its steps says."""
 
-    def took(self, index: int, num_tokens: int, began: float) -> None:
-        """Note that a choice got tokens, which came together and were parsed from `began` till now."""
+    def took(self, index: int, num_tokens: int, began: float | None = None) -> None:
+        """Note that a choice got tokens, which came together; `began` is when their parsing did, if it is timed."""
         if not num_tokens:
             return
         now = perf_counter()
-        self.parse_s += now - began
+        if began is not None:
+            self.parse_s += (now - began) * (1 if self.num_steps <= EXACT else EVERY)
+        self.num_steps += 1
         last = self._last.get(index)
         self._last[index] = now
         self._num += num_tokens

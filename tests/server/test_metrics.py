@@ -22,7 +22,7 @@ from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.metrics.series import GAP_S, STYLES, VLLM_GAP_S, Gauge
 from dovetail_server.metrics.tally import Histogram
 from dovetail_server.observers import Observers
-from dovetail_server.pace import Pace
+from dovetail_server.pace import EVERY, EXACT, Pace
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -259,6 +259,15 @@ def test_pace_tells_the_first_token_at_once_and_the_rest_about_every_second(cloc
     assert len(seen.events) == 3
     assert list(seen.events[2].gaps_s) == [0.75]
     assert pace.parse_s == 5 * 0.5
+
+
+def test_of_a_long_reply_some_steps_are_timed_for_all(clock: Iterator[list[float]]) -> None:
+    """The first sixteen, and then each sixteenth, which stands for those behind it."""
+    now, pace = next(clock), Pace(Observers(), "r", 1, began=99.5)
+    for step in range(64):
+        pace.took(0, 1, now[0] - 0.5 if step <= EXACT or step % EVERY == 0 else None)
+    assert pace.num_steps == 64
+    assert pace.parse_s == 64 * 0.5
 
 
 def test_a_third_party_sees_what_the_server_counts(make_harness: Callable[..., Harness]) -> None:

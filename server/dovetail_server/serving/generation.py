@@ -26,7 +26,7 @@ from dovetail.processing.constraints import outcome_of
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.origin import ORIGIN
-from dovetail_server.pace import Pace
+from dovetail_server.pace import EVERY, EXACT, Pace
 from dovetail_server.serving.times import ChoiceClock
 
 if TYPE_CHECKING:
@@ -228,12 +228,16 @@ class Generation:
         return live.runs_as(self.state.engine.submit(choice.submit, every=every))
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
-        if self.pace is None:
+        pace = self.pace
+        if pace is None:
             step = choice.accept(delta)
+        elif pace.num_steps > EXACT and pace.num_steps % EVERY:
+            step = choice.accept(delta)
+            pace.took(choice.index, len(step.ids))
         else:
             began = time.perf_counter()
             step = choice.accept(delta)
-            self.pace.took(choice.index, len(step.ids), began)
+            pace.took(choice.index, len(step.ids), began)
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
         if step.is_last and choice.route is not None:
