@@ -58,7 +58,7 @@ class References:
             return resource
         if not fragment.startswith("/"):
             return self._by_uri[f"{uri}#{unquote(fragment)}"]
-        node = follow(resource.node, fragment)
+        node = schema.follow(resource.node, fragment)
         return Target(node, resource.pointer + unquote(fragment), self._bases.get(id(node), resource.base))
 
     def _add(self, root: Any, pointer: str, uri: str) -> None:
@@ -133,23 +133,6 @@ def _checked(references: References, node: Node, key: str, pointer: str, *, is_a
     if not isinstance(found.node, (dict, bool)):
         raise schema.wrong(f"{pointer}/{key}", f"{reference!r} names no schema")
     return found
-
-
-def follow(node: Any, pointer: str) -> Any:
-    """Return what a JSON pointer that begins with a slash names below a node.
-
-    Raises:
-        KeyError: Nothing.
-    """
-    for part in pointer[1:].split("/"):
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict):
-            node = node[name]
-        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-            node = node[int(name)]
-        else:
-            raise KeyError(pointer)
-    return node
 
 
 def _join(base: str, reference: str) -> str:

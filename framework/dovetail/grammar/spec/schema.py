@@ -151,15 +151,23 @@ def resolve(schema: Any, reference: str) -> Any:
             if isinstance(node, dict) and reference in (f"#{node.get('$anchor')}", node.get("$id"), node.get("id")):
                 return node
         raise KeyError(reference)
-    node = schema
-    for part in reference[2:].split("/"):
+    return follow(schema, reference[1:])
+
+
+def follow(node: Any, pointer: str) -> Any:
+    """Return what a JSON pointer that begins with a slash names below a node.
+
+    Raises:
+        KeyError: Nothing.
+    """
+    for part in pointer[1:].split("/"):
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node[name]
         elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
             node = node[int(name)]
         else:
-            raise KeyError(reference)
+            raise KeyError(pointer)
     return node
 
 
