@@ -141,12 +141,12 @@ def test_other_messages_and_the_settings_are_left_alone(screen: Screen, server: 
 
 @pytest.mark.skipif(not os.environ.get("DOVETAIL_FRAMES"), reason="a measurement; DOVETAIL_FRAMES=1 makes it")
 def test_frames_a_second(screen: Screen, server: ScriptedServer) -> None:
-    """Frames, and the time that scripts and layout take of one, at 200 tokens a second behind a long reply."""
+    """Frames, and what scripts and layout take of one, at 200 tokens a second and more behind a long reply."""
     page = screen.page
     server.engine.context_len = 1 << 20
     server.reply = PARAGRAPH * 40
     screen.ask("First")
-    server.engine.delay_s = 0.005
+    server.engine.delay_s = 0.001
     client = page.context.new_cdp_session(page)
     client.send("Performance.enable")
     frames = "window.frames60 = 0; (function f() { frames60 += 1; requestAnimationFrame(f); })()"
