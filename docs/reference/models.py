@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.runtime.checkpoint.weight_size import dense_numel
 
 HEAD = """\

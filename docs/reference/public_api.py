@@ -27,6 +27,7 @@ KIT_OWNER, ALL_OWNER = "kit", "all kinds"
 OWNERS = {
     "attention": "attention_backend",
     "cache": "model",
+    "config": "model",
     "grammar": "grammar_backend",
     "layers": "model",
     "logits": "logits_processor",
@@ -34,6 +35,7 @@ OWNERS = {
     "needs": "model",
     "observers": "hooks",
     "options": ALL_OWNER,
+    "output": "reasoning_parser",
     "quantization": "quantization",
     "reasoning": "reasoning_parser",
     "scheduling": "schedule_policy",
@@ -41,7 +43,11 @@ OWNERS = {
     "tools": "tool_parser",
 }
 """Whose version a module of the contracts belongs to."""
-UNIONS = {"Event": "reasoning_parser", "Reach": "model", "ToolEvent": "tool_parser"}
+TOOL_NAMES = ("Malformed", "NewCall", "ToolArgs", "ToolBody", "ToolEnd", "ToolEvent", "ToolFormat", "ToolStart")
+OF_NAMES = {"AttentionCaps": "attention_backend", "Event": "reasoning_parser", "Reach": "model"} | dict.fromkeys(
+    TOOL_NAMES, "tool_parser"
+)
+"""The same, of names that another kind's version covers than that of their module, and of unions, which have none."""
 
 
 def header() -> list[str]:
@@ -53,7 +59,7 @@ def header() -> list[str]:
 def owner_of(name: str) -> str:
     """Return whose version a name of the contracts belongs to."""
     module = getattr(getattr(contracts, name), "__module__", "").rpartition(".")[2]
-    return UNIONS[name] if name in UNIONS else OWNERS[module]
+    return OF_NAMES[name] if name in OF_NAMES else OWNERS[module]
 
 
 def hook_functions() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dovetail.contracts.model import ModelConfig
+    from dovetail.contracts.config import ModelConfig
 
 DENSE = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Architectures that the usual keys of `config.json` describe whole: their facts are read without torch."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.contracts.model import ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.config import ModelConfig, RopeConfig, dense_layers
 from dovetail.testing.conformance.attention_qkv import verify_qkv
 from dovetail.testing.conformance.attention_world import Case
 from dovetail_backends.torch_native import TorchNativeBackend

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import AttentionBackend, Phase
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.messages import SamplingParams
 from dovetail.plugins import Registry, make_plan

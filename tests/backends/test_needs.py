@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.contracts.attention import AttentionCaps
 from dovetail.contracts.cache import CacheTensor, Chunk, Full, Recurrent, Window
-from dovetail.contracts.model import LayerSpec, ModelConfig
-from dovetail.contracts.needs import Needs, needs_of, unmet, unserved
+from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.needs import AttentionCaps, Needs, needs_of, unmet, unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams
 from dovetail.runtime.attention.hybrid import common_caps

@@ -20,8 +20,17 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    ReasoningDelta,
+    ToolArgs,
+    ToolEnd,
+    ToolStart,
+)
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.derive import CALLED, THOUGHTS, derive, rendered

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.errors import ModelError, RequestError
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned

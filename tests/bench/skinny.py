@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.engine.core import EngineCore
 from dovetail.layers.ops import reference, skinny
 from dovetail.layers.ops.skinny import Tile

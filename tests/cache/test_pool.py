@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dovetail.cache.pool import KVCache, PagedKVPool
-from dovetail.contracts.cache import CacheTensor, Window, cache_groups
-from dovetail.contracts.model import LayerSpec, dense_layers
+from dovetail.contracts.cache import CacheTensor, Window
+from dovetail.contracts.config import LayerSpec, cache_groups, dense_layers
 from dovetail.runtime.memory.plan import group_token_bytes
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 
 from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import StateSave
-from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window, cache_groups
-from dovetail.contracts.model import LayerSpec
+from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window
+from dovetail.contracts.config import LayerSpec, cache_groups
 from dovetail.engine.states import StateGrid
 from dovetail.runtime.memory.plan import group_token_bytes
 

@@ -27,8 +27,8 @@ from rank_engines import PROMPTS, SMALL, ThreadFollower, beside, make_core, said
 
 from dovetail.client import launch
 from dovetail.contracts.cache import CacheTensor
+from dovetail.contracts.config import LayerSpec
 from dovetail.contracts.layers import BuildContext, Parallel
-from dovetail.contracts.model import LayerSpec
 from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError, ModelError
 from dovetail.executor.followers import ProcessFollower, RankError

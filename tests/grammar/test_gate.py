@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec, Markers, ParserRequest
-from dovetail.contracts.tools import ToolFormat
+from dovetail.contracts.output import FormatSpec, Markers, ToolFormat
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarMatcher, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary

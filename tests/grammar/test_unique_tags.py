@@ -14,7 +14,7 @@ from random_pairs import Maker
 from test_unique import Watched, _differ
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar

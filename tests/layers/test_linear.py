@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.cache.pool import KVCache
-from dovetail.contracts.cache import cache_groups
+from dovetail.contracts.config import cache_groups
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
 from dovetail.errors import ModelError
 from dovetail.layers.base import Slot

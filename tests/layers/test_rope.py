@@ -14,8 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4 import modeling_glm4
 from transformers.models.phi3 import modeling_phi3
 
+from dovetail.contracts.config import RopeConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import RopeConfig
 from dovetail.errors import ModelError
 from dovetail.layers import ops
 from dovetail.layers.plain import PLAIN

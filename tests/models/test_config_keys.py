@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.demo import MODEL_DIR
 from dovetail.errors import ModelError
 from dovetail.runtime.checkpoint.config_keys import CHANGING, HARMLESS, NEUTRAL, TrackedConfig, judge, translate

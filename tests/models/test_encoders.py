@@ -15,7 +15,7 @@ from encoders import ENCODERS, make_encoder
 from families import config_of, perturb
 from safetensors.torch import load_file, save_file
 
-from dovetail.contracts.model import Pool
+from dovetail.contracts.config import Pool
 from dovetail.contracts.needs import unmet, unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages import SamplingParams, Submit, TokenDelta

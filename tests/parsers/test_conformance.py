@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.parsing.machine import Machine
 from dovetail.text.parsing.output import fold, make_parser

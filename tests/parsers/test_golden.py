@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import ContentDelta, ReasoningDelta
-from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import ContentDelta, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.messages import Finish
 from dovetail.text.parsing.stream import OutputStream
 from dovetail.text.tokenizer.tokenizer import Tokenizer

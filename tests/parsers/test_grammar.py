@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.structural import check
 from dovetail.text.parsing.output import make_parser, parse_full

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.contracts.reasoning import Event, FormatSpec
-from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import Event, FormatSpec, ToolArgs, ToolEnd, ToolStart
 from dovetail.text.parsing.output import FormatParser, fold
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.testing.operations import operations
 from dovetail.text.parsing.output import make_parser
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec
-from dovetail.contracts.tools import ToolFormat
+from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.tool_calls.pythonic_calls import PythonicCalls
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.text.parsing.machine import Machine
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate

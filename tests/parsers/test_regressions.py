@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ParserRequest, ReasoningDelta
-from dovetail.contracts.tools import ToolArgs, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, FormatSpec, ReasoningDelta, ToolArgs, ToolStart
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.messages import Finish
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.parsing.output import FormatParser, fold, make_parser

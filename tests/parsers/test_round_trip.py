@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER, builtin_templates
 from dovetail.text.parsing.output import make_parser, parse_full

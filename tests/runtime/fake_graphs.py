@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.needs import AttentionCaps
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import PrefillGraph

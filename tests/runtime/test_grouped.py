@@ -9,7 +9,7 @@ import torch
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import Window
-from dovetail.contracts.model import dense_layers
+from dovetail.contracts.config import dense_layers
 from dovetail.runtime.attention.grouped import of_group, rows_of_tokens, slots_of
 from dovetail.runtime.hf_config import dense_config
 

@@ -15,7 +15,7 @@ import torch
 from dovetail.cache.pool import KVCache
 from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
-from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.errors import ConfigError
 from dovetail.messages import SamplingParams, Submit
 from dovetail.plugins import Registry, load, make_plan

@@ -10,7 +10,7 @@ import pytest
 from exchanges import error_of
 from harness import Harness
 
-from dovetail.contracts.reasoning import Event
+from dovetail.contracts.output import Event
 from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 

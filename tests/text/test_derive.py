@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.structural import check
 from dovetail.plugins.registry import Registry
 from dovetail.testing.parsers import BytesTokenizer

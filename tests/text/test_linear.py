@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec, Markers
-from dovetail.contracts.tools import ToolFormat
+from dovetail.contracts.output import FormatSpec, Markers, ToolFormat
 from dovetail.testing.operations import operations
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.matcher import StopMatcher

@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, ToolEnd, ToolFormat, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    Markers,
+    ReasoningDelta,
+    State,
+    ToolEnd,
+    ToolFormat,
+    ToolStart,
+)
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.output import FormatParser, fold, parse_full
 from dovetail.text.tokenizer.tokenizer import Tokenizer

@@ -9,18 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.contracts.reasoning import (
+from dovetail.contracts.output import (
     ContentDelta,
     Event,
     FormatSpec,
+    Malformed,
     Markers,
-    ParserRequest,
     ReasoningDelta,
-    ReasoningParser,
     TemplateView,
     TokenizerView,
+    ToolArgs,
+    ToolFormat,
+    ToolStart,
 )
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolFormat, ToolParser, ToolStart
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.stream import OutputStream
@@ -249,7 +252,8 @@ def test_text_offsets_say_where_each_token_starts(byte_level: Tokenizer) -> None
 
 def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     """The reply still arrives, whole, and the log says once what was wrong."""
-    from dovetail.contracts.reasoning import FormatSpec, ReasoningParser
+    from dovetail.contracts.output import FormatSpec
+    from dovetail.contracts.reasoning import ReasoningParser
     from dovetail.text.parsing.output import FormatParser
 
     class Failing(FormatParser):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dovetail.contracts.attention import (
         AttentionBackend,
-        AttentionCaps,
         AttentionLayer,
         ForwardBatch,
         KVPool,
@@ -19,15 +18,8 @@ if TYPE_CHECKING:
         StateSave,
         StateStore,
     )
-    from dovetail.contracts.cache import (
-        CacheGroup,
-        CacheTensor,
-        Chunk,
-        Full,
-        Reach,
-        Recurrent,
-        Window,
-    )
+    from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
+    from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
     from dovetail.contracts.grammar import (
         CompiledGrammar,
         GrammarBackend,
@@ -52,18 +44,8 @@ if TYPE_CHECKING:
         Stream,
     )
     from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-    from dovetail.contracts.model import (
-        CausalLM,
-        Classifier,
-        LayerSpec,
-        ModelConfig,
-        ModelPlugin,
-        RopeConfig,
-        RoutedExperts,
-        SelfLoading,
-        WeightRule,
-    )
-    from dovetail.contracts.needs import Needs
+    from dovetail.contracts.model import CausalLM, Classifier, ModelPlugin, SelfLoading, WeightRule
+    from dovetail.contracts.needs import AttentionCaps, Needs
     from dovetail.contracts.observers import (
         CacheEvent,
         CacheObserver,
@@ -78,34 +60,31 @@ if TYPE_CHECKING:
         StatLogger,
     )
     from dovetail.contracts.options import Configurable
-    from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
-    from dovetail.contracts.reasoning import (
+    from dovetail.contracts.output import (
         ContentDelta,
         Event,
         FormatSpec,
+        Malformed,
         Markers,
         Messages,
+        NewCall,
         OutputParser,
-        ParserRequest,
         ReasoningDelta,
-        ReasoningParser,
         State,
         TemplateView,
         TokenizerView,
-    )
-    from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
-    from dovetail.contracts.speculation import DraftRequest, Speculator
-    from dovetail.contracts.tools import (
-        Malformed,
-        NewCall,
         ToolArgs,
         ToolBody,
         ToolEnd,
         ToolEvent,
         ToolFormat,
-        ToolParser,
         ToolStart,
     )
+    from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
+    from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+    from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingRequest
+    from dovetail.contracts.speculation import DraftRequest, Speculator
+    from dovetail.contracts.tools import ToolParser
 
 __all__ = [
     "AttentionBackend",
@@ -201,17 +180,36 @@ __all__ = [
 ]
 
 _HOME = {
+    "AttentionBackend": "attention",
+    "AttentionLayer": "attention",
+    "ForwardBatch": "attention",
+    "KVPool": "attention",
+    "Phase": "attention",
+    "StateSave": "attention",
+    "StateStore": "attention",
     "CacheGroup": "cache",
     "CacheTensor": "cache",
-    "Classifier": "model",
     "Chunk": "cache",
     "Full": "cache",
-    "FusedSums": "layers",
     "Reach": "cache",
     "Recurrent": "cache",
     "Window": "cache",
+    "LayerSpec": "config",
+    "ModelConfig": "config",
+    "RopeConfig": "config",
+    "RoutedExperts": "config",
+    "CompiledGrammar": "grammar",
+    "GrammarBackend": "grammar",
+    "GrammarLimits": "grammar",
+    "GrammarMatcher": "grammar",
+    "GrammarSpec": "grammar",
+    "Kind": "grammar",
+    "Support": "grammar",
+    "SupportLevel": "grammar",
+    "Vocabulary": "grammar",
     "BuildContext": "layers",
     "Experts": "layers",
+    "FusedSums": "layers",
     "LayerFactory": "layers",
     "Linear": "layers",
     "Norm": "layers",
@@ -219,23 +217,15 @@ _HOME = {
     "Part": "layers",
     "RMSScale": "layers",
     "Stream": "layers",
+    "LogitsProcessor": "logits",
+    "LogitsRows": "logits",
     "CausalLM": "model",
-    "LayerSpec": "model",
-    "ModelConfig": "model",
-    "Needs": "needs",
+    "Classifier": "model",
     "ModelPlugin": "model",
-    "RopeConfig": "model",
-    "RoutedExperts": "model",
     "SelfLoading": "model",
     "WeightRule": "model",
-    "AttentionBackend": "attention",
-    "AttentionCaps": "attention",
-    "AttentionLayer": "attention",
-    "ForwardBatch": "attention",
-    "StateSave": "attention",
-    "StateStore": "attention",
-    "KVPool": "attention",
-    "Phase": "attention",
+    "AttentionCaps": "needs",
+    "Needs": "needs",
     "CacheEvent": "observers",
     "CacheObserver": "observers",
     "ChoiceTimes": "observers",
@@ -248,49 +238,38 @@ _HOME = {
     "RequestStart": "observers",
     "StatLogger": "observers",
     "Configurable": "options",
+    "ContentDelta": "output",
+    "Event": "output",
+    "FormatSpec": "output",
+    "Malformed": "output",
+    "Markers": "output",
+    "Messages": "output",
+    "NewCall": "output",
+    "OutputParser": "output",
+    "ReasoningDelta": "output",
+    "State": "output",
+    "TemplateView": "output",
+    "TokenizerView": "output",
+    "ToolArgs": "output",
+    "ToolBody": "output",
+    "ToolEnd": "output",
+    "ToolEvent": "output",
+    "ToolFormat": "output",
+    "ToolStart": "output",
     "Conversion": "quantization",
     "FileTensor": "quantization",
     "Quantization": "quantization",
     "Stored": "quantization",
     "StoredTensor": "quantization",
     "Target": "quantization",
-    "ContentDelta": "reasoning",
-    "Event": "reasoning",
-    "FormatSpec": "reasoning",
-    "Markers": "reasoning",
-    "Messages": "reasoning",
-    "OutputParser": "reasoning",
     "ParserRequest": "reasoning",
-    "ReasoningDelta": "reasoning",
     "ReasoningParser": "reasoning",
-    "State": "reasoning",
-    "TemplateView": "reasoning",
-    "TokenizerView": "reasoning",
     "PrefixView": "scheduling",
-    "LogitsProcessor": "logits",
-    "LogitsRows": "logits",
     "SchedulePolicy": "scheduling",
+    "WaitingRequest": "scheduling",
     "DraftRequest": "speculation",
     "Speculator": "speculation",
-    "WaitingRequest": "scheduling",
-    "Malformed": "tools",
-    "NewCall": "tools",
-    "ToolArgs": "tools",
-    "ToolBody": "tools",
-    "ToolEnd": "tools",
-    "ToolEvent": "tools",
-    "ToolFormat": "tools",
     "ToolParser": "tools",
-    "ToolStart": "tools",
-    "CompiledGrammar": "grammar",
-    "GrammarBackend": "grammar",
-    "GrammarLimits": "grammar",
-    "GrammarMatcher": "grammar",
-    "GrammarSpec": "grammar",
-    "Kind": "grammar",
-    "Support": "grammar",
-    "SupportLevel": "grammar",
-    "Vocabulary": "grammar",
 }
 
 

@@ -14,16 +14,16 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from dovetail.contracts.needs import unmet
+from dovetail.contracts.needs import AttentionCaps, unmet
 from dovetail.contracts.options import Configurable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dovetail.contracts.model import LayerSpec, Mixer, ModelConfig
+    from dovetail.contracts.config import LayerSpec, ModelConfig
 
 
 class Phase(enum.Enum):
@@ -35,30 +35,6 @@ class Phase(enum.Enum):
 
     EAGER = "eager"
     CAPTURE = "capture"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCaps:
-    """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
-
-    Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
-    whoever serves latent rows serves them at any width.
-    """
-
-    devices: frozenset[str]
-    dtypes: frozenset[str]
-    head_dims: frozenset[int] | None = None
-    page_sizes: frozenset[int] | None = None
-    graph: Literal["none", "decode", "mixed"] = "none"
-    batch_invariant: bool = False
-    sliding_window: bool = False
-    chunked: bool = False
-    sinks: bool = False
-    soft_cap: bool = False
-    bidirectional: bool = False
-    mixers: frozenset[Mixer] = frozenset({"kv"})
-    unequal_dims: bool = False
-    needs_cpu_lens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

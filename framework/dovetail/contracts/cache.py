@@ -1,20 +1,16 @@
 """What a model keeps of earlier tokens, as data: groups of layers whose cache has one lifetime and one shape.
 
-Nobody writes groups: they follow from the model's `LayerSpec`s (`cache_groups`). Everything that is kept per token
-under the same page ids (keys and values, a latent row, scales) is a tensor of a layer.
+Nobody writes groups: they follow from the model's `LayerSpec`s (`contracts/config.py`). Everything that is kept per
+token under the same page ids (keys and values, a latent row, scales) is a tensor of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
-from typing import TYPE_CHECKING
 
 from dovetail.errors import ModelError
-
-if TYPE_CHECKING:
-    from dovetail.contracts.model import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +140,3 @@ class CacheGroup:
     def tensors(self) -> tuple[CacheTensor, ...]:
         """Of each of its layers that has some."""
         return self.layers[self.writers[0]]
-
-
-def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
-    """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers.
-
-    Layers that keep nothing, because they see what is behind a token, are in none.
-    """
-    found: dict[tuple[Reach, tuple[CacheTensor, ...]], list[LayerSpec]] = {}
-    by_index = {spec.index: spec for spec in specs}
-    for spec in specs:
-        if not spec.causal:
-            continue
-        owner = spec if spec.cache_layer is None else by_index[spec.cache_layer]
-        found.setdefault((owner.reach, owner.cache_tensors), []).append(spec)
-    groups: list[CacheGroup] = []
-    for (reach, _), own in sorted(found.items(), key=lambda item: _order(item[0][0])):
-        num = sum(group.reach == reach for group in groups)
-        layers = {spec.index: spec.cache_tensors for spec in own}
-        sources = {spec.index: spec.cache_layer for spec in own if spec.cache_layer is not None}
-        groups.append(CacheGroup(f"{reach}-{num + 1}" if num else str(reach), reach, layers, sources))
-    return tuple(groups)
-
-
-def _order(reach: Reach) -> int:
-    return 0 if isinstance(reach, Full) else 2 if isinstance(reach, Recurrent) else 1

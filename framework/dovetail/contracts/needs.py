@@ -1,16 +1,15 @@
-"""What a model asks of an attention backend, and whether one has it: pure data, compared before anything is made."""
+"""What a model asks of an attention backend and what one provides: pure data, compared before anything is made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dovetail.contracts.cache import Chunk, Recurrent, Window
 
 if TYPE_CHECKING:
-    from dovetail.contracts.attention import AttentionCaps
-    from dovetail.contracts.model import LayerSpec, Mixer, ModelConfig
+    from dovetail.contracts.config import LayerSpec, Mixer, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,30 @@ class Needs:
     soft_cap: bool = False
     sinks: bool = False
     bidirectional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCaps:
+    """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
+
+    Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
+    whoever serves latent rows serves them at any width.
+    """
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    head_dims: frozenset[int] | None = None
+    page_sizes: frozenset[int] | None = None
+    graph: Literal["none", "decode", "mixed"] = "none"
+    batch_invariant: bool = False
+    sliding_window: bool = False
+    chunked: bool = False
+    sinks: bool = False
+    soft_cap: bool = False
+    bidirectional: bool = False
+    mixers: frozenset[Mixer] = frozenset({"kv"})
+    unequal_dims: bool = False
+    needs_cpu_lens: bool = False
 
 
 MIXERS: dict[Mixer, str] = {"kv": "keys and values for each head", "latent": "latent rows (MLA)"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, Kind, Vocabulary
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.compile.memory import Trimmer

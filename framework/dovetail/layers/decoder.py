@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import ModelConfig
 from dovetail.layers.norm import RMSNorm
 
 MakeNorm = Callable[[int, float, BuildContext], nn.Module]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
-from dovetail.contracts.model import ModelConfig
 from dovetail.layers import ops
 from dovetail.layers.attention import attend_cached
 from dovetail.layers.matrix import Matrix

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Norm, Stream
-from dovetail.contracts.model import ModelConfig
 from dovetail.layers import ops
 from dovetail.layers.base import Layer, Slot
 from dovetail.layers.routing import Routing

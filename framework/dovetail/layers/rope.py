@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from dovetail.contracts.model import RopeConfig
+from dovetail.contracts.config import RopeConfig
 from dovetail.errors import ModelError
 
 

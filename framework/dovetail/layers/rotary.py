@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
 from dovetail.layers import ops
 from dovetail.layers.ops import reference
 from dovetail.layers.rope import frequencies, rotated_dims

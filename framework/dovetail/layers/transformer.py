@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
-from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers import ops
 from dovetail.layers.attention import Sinks, attend, attend_qkv

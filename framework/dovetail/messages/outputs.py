@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail.contracts.model import Pool
+from dovetail.contracts.config import Pool
 from dovetail.contracts.observers import CacheEvent
 from dovetail.messages.sampling import TokenLogprob
 

@@ -38,7 +38,7 @@ class Marker(msgspec.Struct, frozen=True):
 class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """What the engine must know of thinking between two markers, to start the grammar after it.
 
-    `state` is that at the prompt's end, as in `contracts.reasoning.State`; `tools` are tokens that begin a tool call;
+    `state` is that at the prompt's end, as in `contracts.output.State`; `tools` are tokens that begin a tool call;
     they end thinking if `ended_by_tools`, as `breaks` do, and `break_texts`, which are spelled in several tokens; with
     `calls`, the grammar describes calls, too; `budget` is the most tokens of thinking, after which the end is forced.
     """
@@ -55,7 +55,7 @@ class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
 
 
 class MessageThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """As `MarkedThinking`, for a format of messages with headers: see `contracts.reasoning.Messages` for the names.
+    """As `MarkedThinking`, for a format of messages with headers: see `contracts.output.Messages` for the names.
 
     `header` is what of a header the prompt ends with. `first` and `next` are the tokens of the two canonical headers,
     of thinking and of the answer: what is left of them at the prompt's end, and after a message. With `calls`, tool

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.contracts.model import Pool
+from dovetail.contracts.config import Pool
 
 __all__ = ["Pool", "SamplingParams", "TokenLogprob", "TopLogprob"]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.spec.fields import NAMES, Asked, read_grammar
 from dovetail.grammar.spec.route import Route
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from dovetail.cache.pool import KVCache
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dovetail.contracts.cache import Window
-from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.errors import ModelError
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 

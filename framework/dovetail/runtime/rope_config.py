@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.model import ModelConfig, RopeConfig
+from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.errors import ModelError
 
 NEEDED: dict[str, tuple[str, ...]] = {

@@ -14,8 +14,9 @@ from torch import nn
 
 from dovetail.cache.pool import StateCache
 from dovetail.contracts.cache import Recurrent
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
+from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.contracts.quantization import Quantization, Target
 from dovetail.errors import ConfigError, ModelError, PluginError
 from dovetail.messages.step import GraphKey

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.contracts.reasoning import Event, ParserRequest, ReasoningParser
+from dovetail.contracts.output import Event
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.text.parsing.output import Folded, FormatParser, fold
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD
 from dovetail.text.tool_calls.json_text import JsonText
 from dovetail.text.tool_calls.schema_types import PYTHON_WORDS

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.needs import AttentionCaps
 from dovetail.errors import UnsupportedError
 from dovetail_backends.triton.kv import write_kv
 

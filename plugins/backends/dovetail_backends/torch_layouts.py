@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, KVPool
-from dovetail.contracts.model import LayerSpec
+from dovetail.contracts.config import LayerSpec
 
 
 class Layout(Protocol):

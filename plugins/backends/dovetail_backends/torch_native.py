@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.needs import AttentionCaps
 from dovetail_backends.latent_heads import extend_by_heads
 from dovetail_backends.torch_layouts import NoPages, make_layout, widened
 

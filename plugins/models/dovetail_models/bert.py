@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig, RopeConfig, WeightRule
+from dovetail.contracts.config import ModelConfig, RopeConfig
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.runtime.checkpoint.weight_size import dense_numel
 from dovetail.runtime.hf_config import dense_config, with_missing

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig
 from dovetail.layers.decoder import ParallelLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import LayerNorm

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.latent import LatentAttention
 from dovetail.layers.routing import Routing

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin
+from dovetail.contracts.model import CausalLM, ModelPlugin
 from dovetail.errors import ModelError
 from dovetail.layers.decoder import SumNormLayer
 from dovetail.layers.embedding import Embedding

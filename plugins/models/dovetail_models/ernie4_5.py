@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config, with_missing

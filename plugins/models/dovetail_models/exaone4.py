@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.decoder import PostNormLayer
 from dovetail.runtime.hf_config import alternating, dense_config, with_missing, without_rope
 from dovetail_models.llama import DenseDecoder, Llama

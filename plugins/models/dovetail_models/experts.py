@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, RoutedExperts, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts
 from dovetail.layers.routing import Routing

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.decoder import SandwichLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import ZeroCenteredRMSNorm

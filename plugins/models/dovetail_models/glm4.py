@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.decoder import SandwichLayer
 from dovetail.runtime.hf_config import dense_config, with_missing
 from dovetail.runtime.rope_config import interleaved

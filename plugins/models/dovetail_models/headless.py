@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dovetail.contracts.cache import Window
+from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import CausalLM, LayerSpec, ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.errors import ModelError
 from dovetail_models.encoder import SCORES, num_labels
 from dovetail_models.gemma2 import Gemma2

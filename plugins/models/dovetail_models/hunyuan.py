@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.ops.reference import rms_norm
 from dovetail.layers.transformer import LateAttention
 from dovetail.runtime.hf_config import dense_config

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding, LMHead
 from dovetail.layers.norm import RMSNorm

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import Chunk
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.moe import MixtureOfExperts
 from dovetail.layers.routing import Routing

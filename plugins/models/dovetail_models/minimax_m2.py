@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.layers.routing import Routing
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.experts import needed, num_experts, with_experts

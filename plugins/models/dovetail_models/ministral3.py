@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.transformer import LateAttention
 from dovetail.runtime.hf_config import dense_config

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig, Pool
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import ModelConfig, Pool, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.decoder import DecoderLayer
 from dovetail.layers.embedding import Embedding

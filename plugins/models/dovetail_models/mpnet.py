@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.embedding import Embedding
 from dovetail.layers.transformer import SelfAttention
 from dovetail_models.bert import BODY, LAYER, RULES, UNUSED, bert_config

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.decoder import PostNormLayer
 from dovetail.layers.transformer import WholeNormAttention
 from dovetail.runtime.hf_config import alternating, dense_config, with_missing

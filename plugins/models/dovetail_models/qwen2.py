@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.runtime.hf_config import dense_config
 from dovetail_models.llama import Llama
 

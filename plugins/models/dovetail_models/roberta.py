@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import WeightRule
 from dovetail_models.bert import RULES, UNUSED, bert_config
 from dovetail_models.encoder import EncoderPlugin
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.decoder import DecoderLayer, ParallelLayer
 from dovetail.layers.norm import LayerNorm

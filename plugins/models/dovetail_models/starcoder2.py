@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, WeightRule
+from dovetail.contracts.model import WeightRule
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.transformer import MLP
 from dovetail.runtime.checkpoint.weight_size import dense_numel

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.errors import ModelError
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.glm4 import Glm4

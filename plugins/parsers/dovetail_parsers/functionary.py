@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.contracts.reasoning import TemplateView
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import NewCall, TemplateView, ToolBody
 from dovetail.text.parsing.layout import Phase
 from dovetail.text.tool_calls.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser

@@ -29,8 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from dovetail.contracts.reasoning import Messages
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import Messages, NewCall, ToolBody
 from dovetail.text.parsing.layout import Phase
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.messages import Header, Mark, MessagesParser

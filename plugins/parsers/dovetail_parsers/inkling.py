@@ -23,7 +23,7 @@ import enum
 import re
 from collections.abc import Mapping
 
-from dovetail.contracts.reasoning import Messages
+from dovetail.contracts.output import Messages
 from dovetail.text.parsing.layout import Phase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 

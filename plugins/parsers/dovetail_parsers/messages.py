@@ -17,8 +17,19 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    NewCall,
+    ReasoningDelta,
+    State,
+    ToolArgs,
+    ToolBody,
+    ToolEnd,
+    ToolEvent,
+)
 from dovetail.text.parsing.layout import Layout, Phase, make_layout
 from dovetail.text.parsing.machine import Machine, new_call_id
 from dovetail.text.parsing.plain import Plain

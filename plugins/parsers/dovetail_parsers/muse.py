@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from dovetail.contracts.reasoning import Messages
+from dovetail.contracts.output import Messages
 from dovetail.text.parsing.layout import Phase
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.tool_calls.tagged_calls import Tags

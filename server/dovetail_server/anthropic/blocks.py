@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail_server.anthropic.schema import TextOutput, ThinkingOutput, ToolUseOutput
 from dovetail_server.responses.items import encode_reasoning
 

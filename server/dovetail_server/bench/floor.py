@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
-from dovetail.contracts.model import ModelConfig, RoutedExperts
+from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.errors import ConfigError
 from dovetail.runtime.checkpoint.weight_size import dense_numel, headers
 from dovetail.runtime.hf_config import architecture, read_config

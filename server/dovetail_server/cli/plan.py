@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dovetail.contracts.model import ModelConfig
+    from dovetail.contracts.config import ModelConfig
     from dovetail.runtime.checkpoint.files import Checkpoint
     from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings

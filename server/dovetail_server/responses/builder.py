@@ -11,8 +11,16 @@ from typing import TypedDict
 
 from msgspec.structs import replace
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, TokenizerView
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    Malformed,
+    ReasoningDelta,
+    TokenizerView,
+    ToolArgs,
+    ToolEnd,
+    ToolStart,
+)
 from dovetail.messages import TokenLogprob
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import TokenInfo

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail.contracts.reasoning import TokenizerView
+from dovetail.contracts.output import TokenizerView
 from dovetail.messages import TokenLogprob
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolStart
 
 encode = msgspec.json.Encoder().encode
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.contracts.reasoning import Event, ReasoningDelta
-from dovetail.contracts.tools import ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import Event, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.text.parsing.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.contracts.reasoning import ContentDelta, TokenizerView
+from dovetail.contracts.output import ContentDelta, TokenizerView
 from dovetail.messages import TokenLogprob
 from dovetail_server.openai.chat import ChatChoice, ChatCompletion, ChatLogprobs, Function, ReplyMessage, ToolCall
 from dovetail_server.serving import logprobs as lp

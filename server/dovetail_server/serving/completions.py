@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.contracts.reasoning import ContentDelta, Event
-from dovetail.contracts.tools import Malformed
+from dovetail.contracts.output import ContentDelta, Event, Malformed
 from dovetail.errors import RequestError
 from dovetail.processing.constraints import grammar_of
 from dovetail.processing.input import Prepared, Wanted, prepare_text

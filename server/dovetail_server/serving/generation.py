@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.observers import RequestEnd, RequestStart
-from dovetail.contracts.reasoning import Event
+from dovetail.contracts.output import Event
 from dovetail.engine.client import TokenStream
 from dovetail.grammar.spec.blame import explained
 from dovetail.grammar.spec.route import GrammarReport, Route

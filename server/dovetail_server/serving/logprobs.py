@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dovetail.contracts.reasoning import TokenizerView
+from dovetail.contracts.output import TokenizerView
 from dovetail.messages import TokenLogprob
 from dovetail_server.native.generate import TokenRow
 from dovetail_server.openai.chat import TokenAlternative, TokenInfo

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError, RequestError
 from dovetail.plugins import Registry

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
+from dovetail.contracts.needs import AttentionCaps
 from dovetail.layers.ops import reference
 from dovetail.testing import check_class, conformance_class
 from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, attend

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from dovetail.contracts.cache import Window
+from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.layers.attention import attend
 from dovetail.layers.base import Slot
 from dovetail.layers.linear import Linear

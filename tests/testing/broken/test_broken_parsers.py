@@ -8,16 +8,23 @@ from typing import Any
 
 import pytest
 
-from dovetail.contracts.reasoning import (
+from dovetail.contracts.output import (
     ContentDelta,
     Event,
     FormatSpec,
+    Malformed,
     Markers,
+    NewCall,
     ReasoningDelta,
-    ReasoningParser,
     State,
+    ToolArgs,
+    ToolEnd,
+    ToolEvent,
+    ToolFormat,
+    ToolStart,
 )
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent, ToolFormat, ToolParser, ToolStart
+from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.tools import ToolParser
 from dovetail.testing import Sample, check_class, conformance_class
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.output import FormatParser

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.cache import CacheTensor
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.layers.recurrent import State
 from dovetail.testing import ModelConformance
 

@@ -124,7 +124,7 @@ class ReasoningGate(ABC):
 
 
 class MarkerGate(ReasoningGate):
-    """Thinking between two markers. See `contracts.reasoning.State` for the states.
+    """Thinking between two markers. See `contracts.output.State` for the states.
 
     Where a marker of several tokens has to be forced or offered, its canonical ids are used.
 

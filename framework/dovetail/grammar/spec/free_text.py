@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 
 _SPACE = r"[ \t\r\n]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from dovetail.contracts.reasoning import FormatSpec, Markers, Messages, State
+from dovetail.contracts.output import FormatSpec, Markers, Messages, State
 from dovetail.errors import RequestError
 from dovetail.messages import MarkedThinking, Marker, MessageThinking, Thinking
 from dovetail.text.parsing.output import make_parser

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
-from dovetail.contracts.reasoning import FormatSpec
+from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.spec.asking import Weakened, weakened

@@ -11,7 +11,7 @@ import torch
 
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.attention import AttentionBackend
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import unmet, unserved
 from dovetail.errors import ConfigError, DovetailError, ModelError, PluginError
 from dovetail.plugins import LoadedPlugins, PlannedPlugin

@@ -15,7 +15,7 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.cache import FULL, CacheGroup, Recurrent
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.runtime.attention.hybrid import common_caps
 
 Backend = type[AttentionBackend]

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend, AttentionCaps, AttentionLayer, ForwardBatch, KVPool, Phase
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.needs import AttentionCaps
 
 Backend = type[AttentionBackend]
 

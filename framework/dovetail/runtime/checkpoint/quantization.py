@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear
-from dovetail.contracts.model import ModelConfig, ModelPlugin, WeightRule
+from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
 from dovetail.errors import ModelError, PluginError
 from dovetail.layers.plain import PLAIN

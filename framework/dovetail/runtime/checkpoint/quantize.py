@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from dovetail.contracts.model import ModelConfig, ModelPlugin
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import FileTensor
 from dovetail.errors import ModelError
 from dovetail.layers.packed_forms import Int4, Scaled, in_groups, nibbles_of

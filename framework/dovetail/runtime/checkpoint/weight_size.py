@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from dovetail.contracts.model import ModelConfig
+from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.runtime.hf_config import checkpoint_files, index_of, some
 from dovetail.runtime.memory.plan import ITEM_BYTES

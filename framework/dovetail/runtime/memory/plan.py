@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
-from dovetail.contracts.model import LayerSpec, ModelConfig
+from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.needs import unserved
 from dovetail.errors import ConfigError, ModelError
 from dovetail.messages.step import PrefillGraph

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dovetail.contracts.attention import AttentionCaps, Phase
+from dovetail.contracts.attention import Phase
+from dovetail.contracts.needs import AttentionCaps
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
 from dovetail.testing.conformance.attention_latent import verify_latent_heads

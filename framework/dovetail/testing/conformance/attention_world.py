@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.cache import Chunk, Full, Window
-from dovetail.contracts.model import LayerSpec, ModelConfig, RopeConfig
+from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
 

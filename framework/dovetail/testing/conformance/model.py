@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.checkpoint.config_keys import translate

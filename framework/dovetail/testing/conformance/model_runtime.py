@@ -15,19 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.cache.pool import KVCache, StateCache
-from dovetail.contracts.attention import (
-    AttentionBackend,
-    AttentionCaps,
-    AttentionLayer,
-    ForwardBatch,
-    KVPool,
-    Phase,
-    StateSave,
-)
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase, StateSave
 from dovetail.contracts.cache import Chunk, Recurrent, Window
+from dovetail.contracts.config import ModelConfig, Pool
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import Classifier, ModelConfig, ModelPlugin, Pool
-from dovetail.contracts.needs import unserved
+from dovetail.contracts.model import Classifier, ModelPlugin
+from dovetail.contracts.needs import AttentionCaps, unserved
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.checkpoint.config_keys import translate

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dovetail.contracts.reasoning import FormatSpec, Markers, OutputParser, ParserRequest, State
-from dovetail.contracts.tools import ToolFormat
+from dovetail.contracts.output import FormatSpec, Markers, OutputParser, State, ToolFormat
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.conformance import parsing
 from dovetail.testing.conformance.base import Conformance

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, OutputParser, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    OutputParser,
+    ReasoningDelta,
+    ToolArgs,
+    ToolStart,
+)
 from dovetail.testing.checks import fail, raised, shown
 from dovetail.testing.vocabularies import byte_fallback, byte_level
 from dovetail.text.tokenizer.tokenizer import Tokenizer

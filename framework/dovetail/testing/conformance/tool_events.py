@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolEnd, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolEnd, ToolStart
 from dovetail.testing.checks import check, fail
 from dovetail.testing.samples import Sample
 

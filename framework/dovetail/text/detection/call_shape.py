@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat
+from dovetail.contracts.output import NewCall, ToolBody, ToolFormat
 from dovetail.text.chat.template import common_len
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import (

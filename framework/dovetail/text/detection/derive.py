@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dovetail.contracts.reasoning import FormatSpec, Markers, TemplateView
+from dovetail.contracts.output import FormatSpec, Markers, TemplateView
 from dovetail.errors import RequestError
 from dovetail.text.chat.moment import one_moment
 from dovetail.text.chat.template import ChatTemplate, RenderedChat, common_len

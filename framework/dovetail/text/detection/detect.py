@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.contracts.reasoning import FormatSpec, ParserRequest, ReasoningParser
+from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError, RequestError
 from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit

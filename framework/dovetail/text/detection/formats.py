@@ -11,14 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    ParserRequest,
-    ReasoningParser,
-    State,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, State, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.chat.template import BeginThinking
 from dovetail.text.detection.derive import Derived, derive

@@ -25,8 +25,7 @@ from typing import Any
 
 import regex
 
-from dovetail.contracts.reasoning import Markers
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import Markers, NewCall, ToolBody
 from dovetail.text.detection.call_shape import CallShape, Tools
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.parsing.regions import Edge, MakeBody, Part, Region, Regions

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 
-from dovetail.contracts.reasoning import FormatSpec, Markers
+from dovetail.contracts.output import FormatSpec, Markers
 from dovetail.text.parsing.matcher import Matcher, matcher
 
 _SIGN = re.compile(r"[^\w\s]|_")
@@ -36,7 +36,7 @@ _SIGN = re.compile(r"[^\w\s]|_")
 
 
 class Phase(enum.Enum):
-    """Where a reply stands. The first three are `contracts.reasoning.State`."""
+    """Where a reply stands. The first three are `contracts.output.State`."""
 
     OPEN = "open"
     IN = "in"

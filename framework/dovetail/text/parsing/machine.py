@@ -18,8 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta, State
-from dovetail.contracts.tools import ToolStart
+from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
 from dovetail.text.parsing.layout import Layout, Phase, View
 from dovetail.text.parsing.plain import Plain, plain_tokens
 from dovetail.text.tokenizer.detokenizer import Detokenizer

@@ -21,8 +21,19 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, Markers, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolBody, ToolEvent, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    Markers,
+    ReasoningDelta,
+    State,
+    ToolArgs,
+    ToolBody,
+    ToolEvent,
+    ToolStart,
+)
 from dovetail.text.parsing.layout import Phase, Role, compile_layout
 from dovetail.text.parsing.machine import Machine, new_call_id
 from dovetail.text.parsing.plain import Plain

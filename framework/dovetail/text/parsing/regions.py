@@ -24,8 +24,19 @@ from typing import Literal, cast
 
 import regex
 
-from dovetail.contracts.reasoning import ContentDelta, Event, FormatSpec, ReasoningDelta, State
-from dovetail.contracts.tools import Malformed, NewCall, ToolBody, ToolEvent, ToolFormat, ToolStart
+from dovetail.contracts.output import (
+    ContentDelta,
+    Event,
+    FormatSpec,
+    Malformed,
+    NewCall,
+    ReasoningDelta,
+    State,
+    ToolBody,
+    ToolEvent,
+    ToolFormat,
+    ToolStart,
+)
 from dovetail.text.parsing.layout import Phase, make_layout
 from dovetail.text.parsing.machine import Machine, new_call_id
 from dovetail.text.parsing.stop_regex import Credit, TooSlowError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dovetail.contracts.reasoning import ContentDelta, Event, ReasoningDelta
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolStart
+from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningDelta, ToolArgs, ToolStart
 
 
 @dataclass(slots=True)

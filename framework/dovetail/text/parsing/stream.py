@@ -9,16 +9,18 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Literal
 
-from dovetail.contracts.reasoning import (
+from dovetail.contracts.output import (
     ContentDelta,
     Event,
     FormatSpec,
-    ParserRequest,
+    Malformed,
     ReasoningDelta,
-    ReasoningParser,
     TemplateView,
+    ToolArgs,
+    ToolStart,
 )
-from dovetail.contracts.tools import Malformed, ToolArgs, ToolParser, ToolStart
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
+from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
 from dovetail.text.parsing.machine import Machine
 from dovetail.text.parsing.output import ToolCall, make_parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent, ToolStart
+from dovetail.contracts.output import Malformed, ToolBody, ToolEvent, ToolStart
 from dovetail.text.parsing.matcher import matcher
 
 MAX_NOISE = 512

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.parsing.matcher import matcher
 from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD, MAX_HEAD, is_half_a_head
 from dovetail.text.tool_calls.schema_types import (

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.tool_calls.headed_calls import MAX_CUT_HEAD
 from dovetail.text.tool_calls.python_literals import literal_json
 from dovetail.text.tool_calls.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.tool_calls.json_text import JsonText
 from dovetail.text.tool_calls.schema_types import properties_of, schemas_by_tool, types_of, value_text
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.contracts.reasoning import Messages
+from dovetail.contracts.output import Messages
 from dovetail.errors import RequestError
 
 Tools = Sequence[Mapping[str, Any]]

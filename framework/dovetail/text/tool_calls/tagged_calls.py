@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.parsing.matcher import Matcher, matcher
 from dovetail.text.tool_calls.headed_calls import MAX_HEAD, is_half_a_head
 from dovetail.text.tool_calls.schema_types import (

@@ -15,8 +15,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import ModelConfig
 from dovetail.layers import ops
 from dovetail.layers.attention import attend
 from dovetail.layers.base import Layer

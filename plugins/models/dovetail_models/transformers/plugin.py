@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from dovetail.contracts.config import ModelConfig, RopeConfig
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.model import CausalLM, ModelConfig, ModelPlugin, RopeConfig, WeightRule
+from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.errors import ModelError
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.hf_config import checkpoint_dtype

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from dovetail.contracts.cache import FULL, Chunk, Full, Reach, Recurrent, Window
-from dovetail.contracts.model import LayerSpec
+from dovetail.contracts.config import LayerSpec
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
 
 NAME = "dovetail-probe"

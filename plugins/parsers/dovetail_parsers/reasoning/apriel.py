@@ -15,7 +15,7 @@ Defined by the `chat_template` of ServiceNow-AI/Apriel-1.6-15b-Thinker.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers, State
+from dovetail.contracts.output import Markers, State
 from dovetail_parsers.reasoning.between import Between
 
 

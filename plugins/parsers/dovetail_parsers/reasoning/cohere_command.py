@@ -11,7 +11,7 @@ Defined by the `chat_template` of CohereLabs/command-a-reasoning-08-2025 and c4a
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 THINKING = Markers("<|START_THINKING|>", "<|END_THINKING|>", "", "", "", ended_by_tools=True, ended_by_answer=True)

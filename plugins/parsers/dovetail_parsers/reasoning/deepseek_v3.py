@@ -15,14 +15,8 @@ Defined by the `chat_template` of deepseek-ai/DeepSeek-V3.1 and the encoding of 
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 
 class DeepSeekV3(ReasoningParser):

@@ -17,7 +17,7 @@ Defined by the `chat_template` of baidu/ERNIE-4.5-21B-A3B-Thinking.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers, State
+from dovetail.contracts.output import Markers, State
 from dovetail_parsers.reasoning.between import Between
 
 

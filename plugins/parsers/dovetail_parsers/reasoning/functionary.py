@@ -12,13 +12,8 @@ Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail_parsers.functionary import FunctionaryParser, knows
 
 

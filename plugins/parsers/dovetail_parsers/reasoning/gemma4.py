@@ -13,7 +13,7 @@ Defined by the `chat_template` of google/gemma-4-31B-it.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 

@@ -14,14 +14,8 @@ Defined by the `chat_template` of zai-org/GLM-4.5 and zai-org/GLM-4.7.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 
 class Glm45(ReasoningParser):

@@ -11,13 +11,8 @@ Defined by the openai/harmony repository, `docs/format.md`.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail_parsers.harmony import MESSAGES, HarmonyParser
 
 

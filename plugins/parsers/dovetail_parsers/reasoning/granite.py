@@ -11,7 +11,7 @@ Defined by the model card of ibm-granite/granite-3.2-8b-instruct.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 

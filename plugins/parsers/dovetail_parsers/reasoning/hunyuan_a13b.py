@@ -16,7 +16,7 @@ Defined by the `chat_template` of tencent/Hunyuan-A13B-Instruct.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 

@@ -12,15 +12,8 @@ Defined by the description of the format in vLLM's `reasoning/k2_horizon_reasoni
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    State,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, State, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 TAGS = {
     "high": ("<ifm|think>", "</ifm|think>"),

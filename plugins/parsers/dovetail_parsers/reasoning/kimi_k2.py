@@ -12,14 +12,8 @@ Defined by the `chat_template` of moonshotai/Kimi-K2-Thinking.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 
 class KimiK2(ReasoningParser):

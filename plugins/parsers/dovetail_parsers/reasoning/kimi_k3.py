@@ -14,7 +14,7 @@ Defined by the `chat_template` of moonshotai/Kimi-K3.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 

@@ -11,7 +11,7 @@ Defined by the `chat_template` of MiniMaxAI/MiniMax-M3.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers
+from dovetail.contracts.output import Markers
 from dovetail_parsers.reasoning.between import Between
 
 

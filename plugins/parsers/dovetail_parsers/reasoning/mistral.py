@@ -13,14 +13,8 @@ mistralai/Magistral-Small-2509.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 
 class Mistral(ReasoningParser):

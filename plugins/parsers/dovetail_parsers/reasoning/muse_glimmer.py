@@ -11,13 +11,8 @@ Defined by the `chat_template` of Muse Glimmer.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    ParserRequest,
-    ReasoningParser,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail_parsers.muse import MESSAGES, MuseParser
 
 

@@ -11,7 +11,7 @@ Defined by the description of the format in vLLM's `parser/plamo3.py`.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import Markers, State
+from dovetail.contracts.output import Markers, State
 from dovetail_parsers.reasoning.between import Between
 
 

@@ -15,15 +15,8 @@ Defined by the `chat_template` of Qwen/Qwen3-235B-A22B-Thinking-2507.
 
 from __future__ import annotations
 
-from dovetail.contracts.reasoning import (
-    FormatSpec,
-    Markers,
-    ParserRequest,
-    ReasoningParser,
-    State,
-    TemplateView,
-    TokenizerView,
-)
+from dovetail.contracts.output import FormatSpec, Markers, State, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 
 
 class Qwen3Thinking(ReasoningParser):

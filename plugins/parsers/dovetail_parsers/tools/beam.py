@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import TemplateView
+from dovetail.contracts.output import TemplateView
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, TAGS

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags
 from dovetail_parsers.tools.either import Either

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.contracts.tools import ToolBody, ToolEvent
+from dovetail.contracts.output import ToolBody, ToolEvent
 
 
 class Either(ToolBody):

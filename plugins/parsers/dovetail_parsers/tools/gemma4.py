@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.tool_calls.brace_calls import BraceCalls
 from dovetail.text.tool_calls.call_grammar import brace_arguments, calls_grammar, name_of
 from dovetail_parsers.tools.sections import Section

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import FormatSpec, TemplateView
-from dovetail.contracts.tools import ToolFormat, ToolParser
+from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.tools import ToolParser
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages
 from dovetail_parsers.harmony import MESSAGES_AND_CALLS, Arguments, HarmonyParser

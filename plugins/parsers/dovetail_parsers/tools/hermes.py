@@ -24,8 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import FormatSpec, TemplateView
-from dovetail.contracts.tools import ToolFormat, ToolParser
+from dovetail.contracts.output import FormatSpec, TemplateView, ToolFormat
+from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.reply_grammar import json_calls_grammar
 

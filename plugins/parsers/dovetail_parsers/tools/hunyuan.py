@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from dovetail.contracts.reasoning import TemplateView
+from dovetail.contracts.output import TemplateView
 from dovetail.text.tool_calls.tagged_calls import Tags
 from dovetail_parsers.tools.sections import TagSection
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import FormatSpec, TemplateView
-from dovetail.contracts.tools import NewCall, ToolBody, ToolFormat, ToolParser
+from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
+from dovetail.contracts.tools import ToolParser
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
 from dovetail.text.tool_calls.reply_grammar import answer_message, other_messages

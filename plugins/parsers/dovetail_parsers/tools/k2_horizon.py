@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.tools import NewCall, ToolBody
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.text.json_calls import JsonCalls
 from dovetail.text.tool_calls.call_grammar import calls_grammar, name_of, tagged_arguments
 from dovetail.text.tool_calls.tagged_calls import TaggedCalls, Tags

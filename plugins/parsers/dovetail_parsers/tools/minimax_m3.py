@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.tools import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.text.tool_calls.call_grammar import Node, calls_grammar, element_arguments, name_of
 from dovetail.text.tool_calls.headed_calls import is_half_a_head
 from dovetail.text.tool_calls.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.contracts.tools import Malformed, ToolBody, ToolEvent
+from dovetail.contracts.output import Malformed, ToolBody, ToolEvent
 from dovetail.text.parsing.matcher import matcher
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.reasoning import FormatSpec, TemplateView
+from dovetail.contracts.output import FormatSpec, TemplateView
 from dovetail.contracts.tools import ToolParser
 from dovetail.text.detection.derive import Derived, derive
 

@@ -1,0 +1,295 @@
+"""What is known of a model before anything is made, as data: its layers, their rotary embeddings, its sizes.
+
+A model's plugin makes a `ModelConfig` of `config.json`; cache, engine and attention backends read it. Importing this
+module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from dovetail.contracts.cache import (
+    DTYPE_BYTES,
+    FULL,
+    CacheGroup,
+    CacheTensor,
+    Chunk,
+    Full,
+    Reach,
+    Recurrent,
+    Window,
+)
+from dovetail.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding, normalised from both spellings of `config.json`.
+
+    Attributes:
+        theta: Base of the frequencies.
+        kind: `default`, `linear`, `dynamic`, `yarn`, `longrope`, `llama3` or `proportional`; `none` rotates nothing.
+        params: The kind's own numbers under the names of transformers (`factor`, `low_freq_factor`,
+            `original_max_position_embeddings`, …).
+        partial: Share of each head that is rotated, from its beginning on.
+        interleaved: Pairs are neighbours (0 and 1), not halves apart (0 and D/2).
+        short_factor: Of `longrope`, for contexts of at most `original_max_position_embeddings`.
+        long_factor: Of `longrope`, for longer ones.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    params: Mapping[str, float] = field(default_factory=dict)
+    partial: float = 1.0
+    interleaved: bool = False
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+Mixer = Literal["kv", "latent"]
+"""What an attention layer keeps of a token."""
+
+
+Pool = Literal["first", "last", "mean"]
+"""What of a prompt's final hidden states stands for it: that of its first or last token, or the mean over all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer that looks back, as data: what it caches and asks of a backend is known before anything is made.
+
+    Attributes:
+        index: Number of the layer.
+        num_qo_heads: Hq.
+        num_kv_heads: Hk.
+        qk_dim: Width of a query or key head.
+        v_dim: Width of a value head.
+        scale: Factor of the scores.
+        reach: How far it sees.
+        soft_cap: Scores become `soft_cap * tanh(score / soft_cap)`; None: they stay.
+        sinks: Whether each query head has one more, valueless key.
+        causal: Whether a query sees nothing behind it. Else it sees its whole prompt, or with a `Window` of n the n - 1
+            tokens on either side of it; such a layer keeps nothing, and prompts are computed whole.
+        mixer: What it keeps of a token: `kv`, a key and a value for each KV head; or `latent`, one row, which is the
+            key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
+        extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
+        cache_layer: The layer before it whose keys and values it reads; it writes none of its own.
+        state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
+    """
+
+    index: int
+    num_qo_heads: int = 0
+    num_kv_heads: int = 0
+    qk_dim: int = 0
+    v_dim: int = 0
+    scale: float = 1.0
+    reach: Reach = FULL
+    soft_cap: float | None = None
+    sinks: bool = False
+    causal: bool = True
+    mixer: Mixer = "kv"
+    extra: tuple[CacheTensor, ...] = ()
+    cache_layer: int | None = None
+    state: tuple[CacheTensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that what it says of its cache fits together.
+
+        Raises:
+            ModelError: It does not.
+        """
+        if bool(self.state) != isinstance(self.reach, Recurrent):
+            what = "is Recurrent and names no tensors" if not self.state else f"is {self.reach}, and it keeps a state"
+            raise ModelError(f"layer {self.index}: its reach {what}; give `state` to recurrent layers only")
+        if self.state and (self.extra or self.cache_layer is not None or self.mixer != "kv"):
+            raise ModelError(f"layer {self.index}: it is recurrent; give its tensors in `state` and nothing else")
+        if not self.causal and (self.state or self.extra or self.cache_layer is not None or self.mixer != "kv"):
+            raise ModelError(
+                f"layer {self.index}: it sees what is behind a token, so it keeps nothing and reads nothing"
+            )
+        if not self.causal and isinstance(self.reach, Chunk):
+            raise ModelError(f"layer {self.index}: it sees what is behind a token; its reach can be Full or a Window")
+        if self.mixer == "latent" and (self.num_kv_heads != 1 or self.v_dim > self.qk_dim):
+            raise ModelError(
+                f"layer {self.index}: a latent row is one key, and its value a part of it; num_kv_heads is "
+                f"{self.num_kv_heads} (give 1), v_dim {self.v_dim} (at most qk_dim, {self.qk_dim})"
+            )
+        if self.extra and self.cache_layer is not None:
+            raise ModelError(f"layer {self.index}: it reads the cache of layer {self.cache_layer} and has no `extra`")
+        known = [name for name, size in DTYPE_BYTES.items() if size > 1 or not self.state]  # states are computed with
+        unknown = [tensor.dtype for tensor in self.cache_tensors if tensor.dtype not in (None, *known)]
+        if unknown:
+            raise ModelError(f"layer {self.index}: dtype {unknown[0]!r}: not one of {', '.join(known)}")
+        names = [tensor.name for tensor in self.cache_tensors]
+        if len(set(names)) < len(names) or any(tensor.name in ("k", "v", "latent") for tensor in self.extra):
+            raise ModelError(f"layer {self.index}: two tensors of its cache have one name: {', '.join(names)}")
+
+    def of_rank(self, num_ranks: int) -> LayerSpec:
+        """Return the layer as one of several ranks has it: with its share of the heads, and of what says so.
+
+        Where there are fewer key and value heads than ranks, several ranks keep the same one. A latent row is every
+        rank's.
+
+        Raises:
+            ModelError: They cannot divide it evenly.
+        """
+        if num_ranks == 1:
+            return self
+        queries, left = divmod(self.num_qo_heads, num_ranks)
+        if left:
+            raise ModelError(f"layer {self.index}: {self._heads('query')} cannot be divided among {num_ranks} ranks")
+        heads = self.num_kv_heads
+        if heads > 1 and heads % num_ranks and num_ranks % heads:
+            raise ModelError(f"layer {self.index}: {self._heads('kv')} cannot be divided among {num_ranks} ranks")
+        try:
+            extra, state = ([t.of_rank(num_ranks) for t in tensors] for tensors in (self.extra, self.state))
+        except ModelError as error:
+            raise ModelError(f"layer {self.index}: {error}") from None
+        keys = max(1, heads // num_ranks) if heads else 0
+        return replace(self, num_qo_heads=queries, num_kv_heads=keys, extra=tuple(extra), state=tuple(state))
+
+    def _heads(self, what: str) -> str:
+        num = self.num_qo_heads if what == "query" else self.num_kv_heads
+        return f"{num} {'query' if what == 'query' else 'key and value'} heads"
+
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """What it caches: its state, a key and a value for each KV head and token, or a latent row for each token.
+
+        Nothing, where it sees what is behind a token, or reads another one's cache.
+        """
+        if isinstance(self.reach, Recurrent):
+            return self.state
+        if self.cache_layer is not None or not self.causal:
+            return ()
+        if self.mixer == "latent":
+            return CacheTensor("latent", (self.qk_dim,), values=self.v_dim), *self.extra
+        heads = self.num_kv_heads
+        return CacheTensor("k", (heads, self.qk_dim)), CacheTensor("v", (heads, self.v_dim)), *self.extra
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that a query sees, itself included; None: no such bound."""
+        return self.reach.size if isinstance(self.reach, Window) else None
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Length of the stretches, counted from the beginning, of which a query sees its own; None: no such bound."""
+        return self.reach.size if isinstance(self.reach, Chunk) else None
+
+
+def dense_layers(
+    num_layers: int, *, num_qo_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None
+) -> tuple[LayerSpec, ...]:
+    """Specify layers of plain attention with grouped heads; without a scale, one over the root of the head's width."""
+    plain = LayerSpec(
+        index=0,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        qk_dim=head_dim,
+        v_dim=head_dim,
+        scale=head_dim**-0.5 if scale is None else scale,
+    )
+    return tuple(replace(plain, index=index) for index in range(num_layers))
+
+
+class RoutedExperts(NamedTuple):
+    """Experts among which a token chooses: how many a layer has, how many it takes, their weights in all layers."""
+
+    num: int
+    top_k: int
+    num_params: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What the engine needs to know of an architecture; a plugin makes it from `config.json`.
+
+    Lengths are in tokens. `dtype` is the checkpoint's dtype name (`bfloat16`, `float16`, `float32`).
+    `layers` has a spec for each layer that looks back; `extra` holds whatever else the architecture's own layers need.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    hidden_act: str
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    dtype: str
+    layer_ropes: tuple[RopeConfig, ...] = ()
+    """Rotary embedding of each layer; empty: `rope` everywhere."""
+    context_len: int | None = None
+    """Longest request that will be served, set by the engine; None: `max_position_embeddings`."""
+    num_params: int | None = None
+    """How many weights there are, where the plugin knows; None: they are counted as a dense decoder's."""
+    experts: RoutedExperts | None = None
+    """Those of `num_params` of which a token needs some only; None: it needs all."""
+    not_loaded: str = ""
+    """Regular expression of whole names of tensors in a checkpoint that take no memory, because no layer wants them."""
+    generates: bool = True
+    """Whether the model has an output head; one without gives hidden states only, or scores of labels."""
+    num_labels: int = 0
+    """Scores that the model gives a text: it is a `Classifier`; 0: it is none."""
+    pool: Pool = "last"
+    """Which hidden state stands for a text where the checkpoint's files do not say, and which a classifier reads."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """What is cached, by lifetime and shape: it follows from the layers."""
+        return cache_groups(self.layers)
+
+    def of_rank(self, num_ranks: int) -> ModelConfig:
+        """Return the facts with the layers as one of several ranks has them.
+
+        Raises:
+            ModelError: They cannot divide them evenly.
+        """
+        return replace(self, layers=tuple(spec.of_rank(num_ranks) for spec in self.layers))
+
+    def layer(self, index: int) -> LayerSpec:
+        """Return the spec of a layer.
+
+        Raises:
+            ModelError: The layer has none.
+        """
+        spec = next((spec for spec in self.layers if spec.index == index), None)
+        if spec is None:
+            raise ModelError(f"{self.architecture}: layer {index} is not among the specs of its layers")
+        return spec
+
+    def rope_of(self, index: int) -> RopeConfig:
+        """Return the rotary embedding of a layer."""
+        return self.layer_ropes[index] if self.layer_ropes else self.rope
+
+
+def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
+    """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers.
+
+    Layers that keep nothing, because they see what is behind a token, are in none.
+    """
+    found: dict[tuple[Reach, tuple[CacheTensor, ...]], list[LayerSpec]] = {}
+    by_index = {spec.index: spec for spec in specs}
+    for spec in specs:
+        if not spec.causal:
+            continue
+        owner = spec if spec.cache_layer is None else by_index[spec.cache_layer]
+        found.setdefault((owner.reach, owner.cache_tensors), []).append(spec)
+    groups: list[CacheGroup] = []
+    for (reach, _), own in sorted(found.items(), key=lambda item: _order(item[0][0])):
+        num = sum(group.reach == reach for group in groups)
+        layers = {spec.index: spec.cache_tensors for spec in own}
+        sources = {spec.index: spec.cache_layer for spec in own if spec.cache_layer is not None}
+        groups.append(CacheGroup(f"{reach}-{num + 1}" if num else str(reach), reach, layers, sources))
+    return tuple(groups)
+
+
+def _order(reach: Reach) -> int:
+    return 0 if isinstance(reach, Full) else 2 if isinstance(reach, Recurrent) else 1
