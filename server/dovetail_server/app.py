@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -18,9 +19,9 @@ import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
 from dovetail_server.anthropic.errors import Dialect
-from dovetail_server.asgi import Edge, Guard
+from dovetail_server.asgi import Edge, Guard, Holder
 from dovetail_server.auth import OPEN, Auth, Keys, open_paths
-from dovetail_server.hooks import PluginRoute
+from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
@@ -129,7 +130,15 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
-def add_layers(app: FastAPI, state: ServerState, streamed: dict[str, int]) -> None:
+class Layered(Holder, Protocol):
+    """What the layers need of their server."""
+
+    @property
+    def hooks(self) -> ApiHooks:
+        """Whose observers are told of requests."""
+
+
+def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None:
     """Put the layers around the routes, the innermost first."""
     settings = state.settings
     app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins, open_paths=open_paths(settings))

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +22,9 @@ from dovetail_server.errors import ClientGoneError, queue_full_bytes, to_reply
 from dovetail_server.observers import Observers
 from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.serving.sse import DIRECT
-from dovetail_server.state import ServerState
+
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 HERE_S = 0.005
@@ -94,10 +97,21 @@ def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", ""))
 
 
+class Holder(Protocol):
+    """What the layers need of their server."""
+
+    num_held_bytes: int
+    """Bytes of request bodies in memory."""
+
+    @property
+    def settings(self) -> ServeSettings:
+        """Its limits."""
+
+
 class Guard:
     """Bounds bodies, each and all together, and answers whatever goes wrong below."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, streamed: Mapping[str, int]) -> None:
+    def __init__(self, app: ASGIApp, state: Holder, streamed: Mapping[str, int]) -> None:
         """Wrap `app`.
 
         Args:
@@ -132,7 +146,7 @@ class Exchange:
     """One request and its reply, on their way through `Guard`."""
 
     def __init__(
-        self, state: ServerState, streamed_limit: int | None, headers: Headers, receive: Receive, send: Send
+        self, state: Holder, streamed_limit: int | None, headers: Headers, receive: Receive, send: Send
     ) -> None:
         """Begin; `streamed_limit` is None where the body is held in memory."""
         self.state = state

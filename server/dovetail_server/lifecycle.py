@@ -10,6 +10,7 @@ import struct
 import time
 from functools import partial
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
@@ -18,6 +19,7 @@ from dovetail.supervisor import LAST_RESORT_S
 from dovetail_server.connections import Connections
 from dovetail_server.logs import uvicorn_config
 from dovetail_server.protocol import BoundedHttp
+from dovetail_server.settings import ServeSettings
 from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -111,7 +113,19 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(0.02)
 
 
-def uvicorn_options(app: ASGIApp, state: ServerState) -> uvicorn.Config:
+class Served(Protocol):
+    """What uvicorn's configuration depends on."""
+
+    @property
+    def settings(self) -> ServeSettings:
+        """Those of the address."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether requests are served: from then on they are logged."""
+
+
+def uvicorn_options(app: ASGIApp, state: Served) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     settings = state.settings
     password = settings.ssl_keyfile_password

@@ -34,6 +34,8 @@ WATCH_S = 0.25
 GC_YOUNG = 10_000
 """New objects before a round over the youngest; Python's own 700 is for programs with less going on."""
 LOOPBACK = ("127.", "::1", "localhost")
+ANNOUNCEMENTS = ("Serving ", "Chat in a browser: ", "The server is fired up")
+"""How the lines begin that tell where a server is: those of a worker behind another address are dropped."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -45,6 +45,14 @@ class ServeSettings(TextSettings, BaseSettings):
     port: int = Field(
         30000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.", json_schema_extra=flag(common=True)
     )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Workers behind this address, each with the whole model and its own share of the GPUs or cores; "
+        "needs dovetail[gateway].",
+        json_schema_extra=flag("dp-size", "dp", common=True),
+    )
     served_model_name: Names = Field(
         default_factory=list,
         description="Names under which requests may ask for the model, comma-separated; the model path if not given.",

@@ -45,7 +45,7 @@ max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
 metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantization plugins-dir plugins-locked port
-tensor-parallel-size tp tp-size
+data-parallel-size dp dp-size tensor-parallel-size tp tp-size
 random-seed reasoning-parser sampling-defaults schedule-policy seed served-model-name speculator
 compact-json constrained-json-disable-any-whitespace stream-interval stream-keep-alive stream-write-timeout
 strict-schema task timeout-keep-alive tokenizer tokenizer-path tool-call-parser tool-parser
@@ -83,7 +83,7 @@ def test_common_help_is_short_and_full_help_is_complete() -> None:
     plain, full = parse_flags(["--help"]), parse_flags(["--help=all"])
     assert isinstance(plain, str)
     assert isinstance(full, str)
-    assert 18 <= plain.count("\n  --") <= 27
+    assert 18 <= plain.count("\n  --") <= 28
     assert "--help=all" in plain
     assert "--max-prompt-bytes" not in plain
     names = [name for name, field in ServeSettings.model_fields.items() if has_flag(field)]
@@ -127,7 +127,7 @@ def test_peers_names_and_spellings_are_accepted() -> None:
         (["a", "--model", "b"], ["--model", "same setting"]),
         (["--model", "a", "--model-path", "b"], ["--model", "--model-path", "same setting"]),
         (["--max-num-seqs", "1", "--max-running-requests", "2"], ["same setting"]),
-        (["--dp-size", "2"], ["--dp-size", "one device"]),
+        (["--pp-size", "2"], ["--pp-size", "--data-parallel-size"]),
         (["--gpu-memory-utilization=1.5"], ["--gpu-memory-utilization '1.5'", "less than or equal to 1"]),
         (["--config", "/nope.yaml"], ["--config '/nope.yaml'", "No such file"]),
     ],

@@ -47,7 +47,7 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     # SGLang
     "--model-path m --host 0.0.0.0 --port 30000": {"model_path": "m", "host": "0.0.0.0"},
     "--tp 2 --dp 1": {"tensor_parallel_size": 2},
-    "--tp-size 1 --dp-size=1 --ep-size 1 --pp-size 1 --nnodes 1 --node-rank 0": {},
+    "--tp-size 1 --ep-size 1 --pp-size 1 --nnodes 1 --node-rank 0": {},
     "--tp 4 --ep 4": {"tensor_parallel_size": 4, "expert_shard": "expert"},
     "--tp 4 --ep-size 1": {"expert_shard": "inner"},
     "--trust-remote-code": {},
@@ -111,10 +111,8 @@ def test_lines_of_the_peers_are_taken(line: str) -> None:
 
 
 REFUSED = {
-    "--dp 2": "one device",
-    "-dp 2": "one device",
-    "--pipeline-parallel-size=8": "one device",
-    "--nnodes 2": "one device",
+    "--pipeline-parallel-size=8": "--data-parallel-size divide work",
+    "--nnodes 2": "--data-parallel-size divide work",
     "--kv-cache-dtype fp8_e5m2": "the model's dtype",
     "--speculative-algorithm EAGLE": "drafting",
     "--speculative-config '{}'": "drafting",
@@ -162,8 +160,8 @@ def test_a_flag_that_nobody_knows_gets_the_nearest_name() -> None:
     """A slip of the pen is told from a peer's flag; a value that is missing is missed."""
     with pytest.raises(ConfigError, match="did you mean --port"):
         read("--prot 1")
-    with pytest.raises(ConfigError, match="--dp: expected a value"):
-        read("--dp --port 1")
+    with pytest.raises(ConfigError, match="--pp: expected a value"):
+        read("--pp --port 1")
 
 
 def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
@@ -171,8 +169,8 @@ def test_a_peers_configuration_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("tensor-parallel-size: 1\nenable-prefix-caching: true\nenable_lora: false\nmax_num_seqs: 4\n")
     assert read(f"--config {file}").max_running_requests == 4
-    file.write_text("data-parallel-size: 2\n")
-    with pytest.raises(ConfigError, match=r"'data-parallel-size' in the configuration file .* one device"):
+    file.write_text("pipeline-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=r"'pipeline-parallel-size' in the configuration file .* divide work"):
         read(f"--config {file}")
 
 

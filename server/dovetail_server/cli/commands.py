@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 COMMANDS = {
     "serve": ("dovetail_server.cli.serve", "serve a model over HTTP"),
+    "gateway": ("dovetail_server.cli.gateway", "put one address in front of several servers"),
     "chat": ("dovetail_server.cli.chat", "chat with a model in the terminal"),
     "top": ("dovetail_server.cli.top", "watch a server at work"),
     "plugin": ("dovetail_server.cli.plugin", "list, inspect, check, write and lock plugins"),

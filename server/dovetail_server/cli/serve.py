@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail import log
@@ -69,6 +70,8 @@ def serve(settings: ServeSettings) -> int:
     from dovetail_server.startup import Phases
 
     log.setup(settings.log_level, form=settings.log_format)
+    if settings.data_parallel_size > 1:
+        return serve_several(settings)
     name_exits()
     raise_file_limit()
     phases = Phases()
@@ -90,6 +93,22 @@ def serve(settings: ServeSettings) -> int:
     tasks = Supervisor()
     with tasks.whole_life(), asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run(settings, prepared.registry, plan, listener, phases, tasks))
+
+
+def serve_several(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
+    """Serve with several workers, of our own or those at `urls`.
+
+    Raises:
+        ConfigError: What the gateway needs is not installed.
+    """
+    try:
+        from dovetail_server.gateway.run import serve as serve_gateway
+    except ModuleNotFoundError as error:
+        if error.name not in ("aiohttp", "yarl"):
+            raise
+        text = f"several workers need {error.name}, which is not installed: pip install 'dovetail[gateway]'"
+        raise ConfigError(text) from None
+    return serve_gateway(settings, urls)
 
 
 def print_demo_note() -> None:

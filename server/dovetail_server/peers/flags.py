@@ -70,9 +70,9 @@ def _as(name: str, *sets: tuple[str, str]) -> None:
     TABLE[name] = Flag(f"give {ways}" if ways else "", (), is_switch=sets[0][0] == "", sets=sets)
 
 
-ONE = "one engine on one device serves here; run several servers behind a router (docs/migrate.md)"
+ONE = "not available; --tensor-parallel-size and --data-parallel-size divide work here (docs/deploy.md)"
 _values(
-    "dp-size dp data-parallel-size pp-size pp pipeline-parallel-size "
+    "pp-size pp pipeline-parallel-size "
     "dcp-size decode-context-parallel-size prefill-context-parallel-size attn-dp-size "
     "attention-data-parallel-size attn-cp-size attention-context-parallel-size moe-dp-size moe-data-parallel-size "
     "dwdp-size nnodes data-parallel-size-local api-server-count tokenizer-worker-num detokenizer-worker-num "

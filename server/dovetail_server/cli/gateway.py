@@ -1,0 +1,105 @@
+"""`dovetail gateway`: one address in front of servers that run already, on any hosts."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from dovetail import log
+from dovetail.errors import ConfigError, DovetailError
+from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.cli.serve import serve_several
+from dovetail_server.settings import ServeSettings
+
+FIELDS = frozenset(
+    (
+        *("config", "host", "port", "api_key", "admin_api_key", "closed_probes", "open_metrics", "allow_origins"),
+        *("allowed_hosts", "max_connections", "max_connections_per_address", "header_timeout", "body_timeout"),
+        *("min_body_rate", "keep_alive_timeout", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
+        *("max_queued_bytes", "max_body_bytes", "max_file_bytes", "stream_write_timeout", "drain_timeout"),
+        *("drain_grace", "log_level", "log_format", "disable_access_log", "disable_playground"),
+    )
+)
+"""Settings of `dovetail serve` that are about the address, not about the model behind it."""
+USAGE = """usage: dovetail gateway --worker URL --worker URL … [options]
+
+Put one address in front of several servers of one model: requests that share a prompt's beginning go to the server that
+has it cached, and a server that stops or fails gets none.
+
+  --worker URL              where a `dovetail serve` listens, such as http://10.0.0.5:30000; once for each
+
+Options of `dovetail serve` that concern the address can be given too: {names}.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Serve until a signal. Exit code 2 for what the user can fix, 1 for the rest."""
+    if not argv or any(arg in {"-h", "--help"} for arg in argv):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(FIELDS))
+        print(USAGE.format(names=names), end="")
+        return 0 if argv else 2
+    log.follow("gateway")
+    try:
+        urls, others = split_workers(argv)
+        flags = parse_flags(others)
+        if isinstance(flags, str):
+            raise ConfigError("--help=all: give --help")
+        settings = load_settings(flags)
+        # Of flags only: the environment may be that of servers, too, as in an image.
+        if strange := sorted((set(flags) & set(ServeSettings.model_fields)) - FIELDS):
+            name = f"--{strange[0].replace('_', '-')}"
+            raise ConfigError(f"{name}: a setting of the servers behind a gateway; give it to each `dovetail serve`")
+        log.setup(settings.log_level, form=settings.log_format)
+        return serve_several(settings.model_copy(update={"served_model_name": ["the workers' model"]}), urls)
+    except ConfigError as error:
+        log.complain(f"dovetail gateway: error: {' '.join(str(error).split())}")
+        return 2
+    except DovetailError as error:
+        log.complain(f"dovetail gateway: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def split_workers(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the workers' addresses, and the other arguments.
+
+    Raises:
+        ConfigError: None is given, one twice, or one that is no address of a server.
+    """
+    urls: list[str] = []
+    others: list[str] = []
+    arguments = iter(argv)
+    for arg in arguments:
+        name, equals, value = arg.partition("=")
+        if name != "--worker":
+            others.append(arg)
+            continue
+        given = value if equals else next(arguments, "")
+        urls.append(checked(given))
+    if not urls:
+        raise ConfigError(
+            "no --worker is given; give the address of each server, such as --worker http://10.0.0.5:30000"
+        )
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise ConfigError(f"--worker {twice} is given twice; give each server once")
+    return urls, others
+
+
+def checked(given: str) -> str:
+    """Return an address as it is used.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        parts = urlsplit(given)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ConfigError(f"--worker {given!r}: not the address of a server; give one such as http://10.0.0.5:30000")
+    if parts.path.strip("/"):
+        raise ConfigError(f"--worker {given!r}: leave out {parts.path!r}; a gateway adds the routes itself")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

@@ -1,0 +1,174 @@
+"""A worker's process: started, told to end, and started again when it ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError, DovetailError
+from dovetail_server.gateway.division import worker_config, worker_environment
+from dovetail_server.gateway.relayed_log import MAX_LINE_BYTES, WorkerLog
+
+if TYPE_CHECKING:
+    from dovetail.supervisor import Supervisor
+    from dovetail_server.gateway.fleet import Worker
+    from dovetail_server.settings import ServeSettings
+
+logger = logging.getLogger("dovetail.server")
+FIRST_DELAY_S = 0.2
+MAX_DELAY_S = 10.0
+END_S = 10.0
+"""Beyond `--drain-timeout`: then a worker that was told to end is killed."""
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket that keeps a free port of this machine from others who ask for any: a worker may still take it.
+
+    It is bound and does not listen, and both sockets say SO_REUSEADDR.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+class Child:
+    """The process of one worker, and those that come after it."""
+
+    def __init__(
+        self, worker: Worker, settings: ServeSettings, port: int, share: dict[str, Any], tasks: Supervisor
+    ) -> None:
+        """Start nothing yet."""
+        self._tasks = tasks
+        self.worker = worker
+        self.settings = settings
+        self.failure: DovetailError | None = None
+        """Why it is not started again."""
+        self.num_starts = 0
+        self._config = worker_config(settings, port, share).encode()
+        self._process: asyncio.subprocess.Process | None = None
+        self._deaths: deque[float] = deque()
+        self._is_ending = False
+        self._is_restarting = False
+        self._was_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number while it runs."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def keep_running(self) -> None:
+        """Run the process, one after the other, until it is to end or cannot be helped; see `failure`."""
+        while not self._is_ending and self.failure is None:
+            log = WorkerLog(self.worker.tag)
+            began = time.monotonic()
+            code = await self._run_once(log)
+            if self._is_ending:
+                return
+            if self._is_restarting:
+                self._is_restarting = False
+                continue
+            self._judge(code, log.reason)
+            if self.failure is None:
+                recent = min(len(self._deaths), 8)
+                delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (recent - 1))
+                await asyncio.sleep(0 if time.monotonic() - began > MAX_DELAY_S else delay_s)
+
+    def _judge(self, code: int, reason: str | None) -> None:
+        """Note a death, and whether the process is started again."""
+        tag, said = self.worker.tag, f": {reason}" if reason else ""
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        if code == 2 and reason is not None and not self._was_ready:
+            self.failure = ConfigError(reason)
+            return
+        now, window = time.monotonic(), self.settings.engine_restart_window
+        self._deaths.append(now)
+        while self._deaths and self._deaths[0] < now - window:
+            self._deaths.popleft()
+        most = self.settings.max_engine_restarts
+        if not self._was_ready or len(self._deaths) > most:
+            often = f" (its {len(self._deaths)}th end within {window:g} s, --max-engine-restarts)" if most else ""
+            self.failure = DovetailError(f"worker {tag} ended {how}{often if self._was_ready else ''}{said}")
+            return
+        logger.warning("Worker %s ended %s%s; it is started again.", tag, how, said)
+
+    async def _run_once(self, log: WorkerLog) -> int:
+        """Start the process and wait for its end; returns its exit code, negative for a signal."""
+        theirs, ours = os.pipe()  # closed by our end: how the worker hears of it
+        config, writer = os.pipe()
+        command = [sys.executable, "-m", "dovetail_server.cli.owned", str(theirs), "serve"]
+        command += ["--config", f"/dev/fd/{config}"]
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs, config),
+                env=worker_environment(),
+                start_new_session=True,  # Ctrl-C is for this process, which ends its workers in order
+                limit=MAX_LINE_BYTES,
+            )
+            self.num_starts += 1
+            os.close(theirs)
+            os.close(config)
+            theirs = config = -1
+            await asyncio.to_thread(_write, writer, self._config)
+            writer = -1
+            lines = self._tasks.start("worker log", log.follow(_stdout(process)), is_awaited=True)
+            code = await process.wait()
+            self._was_ready = self._was_ready or self.worker.is_ready
+            self.worker.is_lost("its process has ended")
+            # Its engine holds the other end, too: when that has ended, its memory is free for the next one.
+            await asyncio.wait({lines}, timeout=END_S)
+            await self._tasks.stop([lines])
+            return code
+        finally:
+            for descriptor in (theirs, config, writer, ours):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def restart(self) -> None:
+        """Have it end as by SIGTERM, and started again."""
+        self._is_restarting = True
+        self._signal(signal.SIGTERM)
+
+    async def end(self) -> None:
+        """Have it end, and wait for that; by force if it takes too long."""
+        self._is_ending = True
+        self._signal(signal.SIGTERM)
+        process = self._process
+        if process is None:
+            return
+        try:
+            await asyncio.wait_for(process.wait(), self.settings.drain_timeout + END_S)
+        except TimeoutError:
+            logger.error("Worker %s does not end; it is killed.", self.worker.tag)
+            self._signal(signal.SIGKILL)
+            await process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write everything and close: the reader may have ended before."""
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(data)
+
+
+def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    if process.stdout is None:
+        raise DovetailError("a worker's output cannot be read")
+    return process.stdout

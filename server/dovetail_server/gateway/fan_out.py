@@ -1,0 +1,133 @@
+"""Routes that concern every worker: probes, metrics, loads, and commands that all of them get."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import dovetail
+from dovetail_server.errors import ServiceError
+from dovetail_server.gateway.figures import merged, own
+from dovetail_server.routes.health import answer
+
+if TYPE_CHECKING:
+    from dovetail_server.gateway.fleet import Worker
+    from dovetail_server.gateway.state import GatewayState
+
+PROBES = ("/readyz", "/health", "/ping", "/health_generate")
+COMMANDS = ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
+"""Whatever worker a request is on, or prefix is cached on."""
+ANSWER = aiohttp.ClientTimeout(total=60.0)
+METRICS = aiohttp.ClientTimeout(total=5.0)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class FanOut:
+    """The routes that this process answers itself."""
+
+    def __init__(self, state: GatewayState) -> None:
+        """Answer for `state`."""
+        self.state = state
+
+    def routes(self) -> list[Route]:
+        """Return them."""
+        table: list[tuple[str, list[str], Endpoint]] = [
+            ("/livez", ["GET"], self.live),
+            *((path, ["GET", "POST"] if path == "/ping" else ["GET"], self.ready) for path in PROBES),
+            ("/metrics", ["GET"], self.metrics),
+            ("/loads", ["GET"], self.loads),
+            ("/v1/loads", ["GET"], self.loads),
+            ("/v1/workers", ["GET"], self.workers),
+            *((path, ["GET", "POST"] if path == "/flush_cache" else ["POST"], self.command) for path in COMMANDS),
+        ]
+        return [Route(path, endpoint, methods=methods) for path, methods, endpoint in table]
+
+    async def live(self, request: Request) -> Response:
+        """Whether this process answers."""
+        return answer(None)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests would be served now: by one worker at least."""
+        return answer(self.state.health())
+
+    async def workers(self, request: Request) -> Response:
+        """What is known of each worker."""
+        rows = [
+            {
+                "number": worker.number,
+                "url": worker.url,
+                "ready": worker.is_ready,
+                "reason": worker.refusal or worker.why_not or None,
+                "num_running": worker.num_running,
+            }
+            for worker in self.state.fleet.workers
+        ]
+        return _json({"object": "list", "data": rows})
+
+    async def metrics(self, request: Request) -> Response:
+        """Publish the series of all workers that answer."""
+        replies = await self._ask_all(request, METRICS, self.state.fleet.workers)
+        good = {str(worker.number): text.decode() for worker, (status, text, _) in replies.items() if status == 200}
+        refused = [reply for reply in replies.values() if reply[0] in (401, 403)]
+        if refused and not good:
+            return Response(refused[0][1], refused[0][0], media_type=refused[0][2])
+        fleet, starts = self.state.fleet, sum(child.num_starts for child in self.state.children)
+        mine = own(len(fleet.ready()), len(fleet.workers), starts, self.state.placement.num_placed)
+        return Response(mine + merged(good), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def loads(self, request: Request) -> Response:
+        """Give each worker's load, by its number."""
+        replies = await self._ask_all(request, METRICS, self.state.fleet.ready())
+        rows: list[dict[str, Any]] = []
+        for worker, (status, body, media) in replies.items():
+            if status != 200:
+                return Response(body, status, media_type=media)
+            rows += [{**row, "dp_rank": worker.number} for row in msgspec.json.decode(body)["loads"]]
+        now = {"timestamp": datetime.now(UTC).isoformat(), "version": dovetail.__version__}
+        return _json({**now, "dp_rank_count": len(self.state.fleet.workers), "loads": rows})
+
+    async def command(self, request: Request) -> Response:
+        """Have every ready worker do something; the answer is that of the first which refuses, or of the first."""
+        began = time.monotonic()
+        replies = await self._ask_all(request, ANSWER, self.state.fleet.ready())
+        if not replies:
+            raise self.state.fleet.nobody()
+        chosen = next((reply for reply in replies.values() if not 200 <= reply[0] < 300), next(iter(replies.values())))
+        if chosen[0] == 0:
+            text = f"not every worker answered within {time.monotonic() - began:.0f} s: {chosen[1].decode()}"
+            raise ServiceError(text, code="no_worker", retry_after_s=1)
+        return Response(chosen[1], chosen[0], media_type=chosen[2])
+
+    async def _ask_all(
+        self, request: Request, timeout: aiohttp.ClientTimeout, workers: Any
+    ) -> dict[Worker, tuple[int, bytes, str]]:
+        """Send a request to several workers; status 0 and the reason where there is no answer."""
+        body, query = await request.body(), request.scope["query_string"].decode("latin-1")
+        names = ("authorization", "x-api-key", "content-type")
+        headers = {name: request.headers[name] for name in names if name in request.headers}
+        path = request.scope["path"] + (f"?{query}" if query else "")
+
+        async def ask(worker: Worker) -> tuple[int, bytes, str]:
+            try:
+                async with self.state.session.request(
+                    request.method, worker.url + path, data=body, headers=headers, timeout=timeout
+                ) as reply:
+                    return reply.status, await reply.read(), reply.headers.get("content-type", "text/plain")
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return 0, (str(error) or type(error).__name__).encode(), "text/plain"
+
+        replies = await asyncio.gather(*(ask(worker) for worker in workers))
+        return dict(zip(workers, replies, strict=True))
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

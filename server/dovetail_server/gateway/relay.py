@@ -1,0 +1,251 @@
+"""Forwards a request to a worker and its reply to the client, byte by byte, with bounds on both sides.
+
+A request for a text is read whole, as every server does (`Guard` bounds it), so that it can be given to another worker
+when the one that was chosen cannot be reached, or says that it is stopping. Uploads go through piece by piece. Of a
+reply 64 KiB are held; a client that takes nothing for `--stream-write-timeout` is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import aiohttp
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from dovetail_server.errors import ClientGoneError, ServiceError
+from dovetail_server.gateway.fleet import Worker
+from dovetail_server.gateway.prompts import beginning
+
+if TYPE_CHECKING:
+    from dovetail_server.gateway.state import GatewayState
+
+logger = logging.getLogger("dovetail.server")
+PLACED = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/invocations"}
+)
+"""Routes that read a prompt and write a text: their worker is chosen by prefix."""
+WHOLE = frozenset(
+    (
+        *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify"),
+        *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/parse_function_call", "/separate_reasoning"),
+        *(
+            "/v1/chat/completions/render",
+            "/v1/completions/render",
+            "/v1/responses/compact",
+            "/v1/messages/count_tokens",
+        ),
+    )
+)
+"""Routes whose bodies are small enough to be held, and which change nothing: any worker will do, the least busy one."""
+HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
+        *("transfer-encoding", "host", "content-length", "date", "server", "x-request-id"),
+    )
+)
+"""Headers that belong to one connection, or that each server writes itself."""
+ELSEWHERE = frozenset({"draining", "starting", "engine_dead", "no_worker"})
+"""Codes of a 503 after which another worker may do better."""
+BACKGROUND = b'"background"'
+"""A response that goes on by itself is asked about later, where all such questions go."""
+WAIT_S = 20.0
+"""So long a request waits for a worker when none is ready: one that is started again takes some seconds."""
+PIECE = 1 << 16
+
+
+class Relay:
+    """ASGI application: every route that is not one of this process's own."""
+
+    def __init__(self, state: GatewayState) -> None:
+        """Relay for `state`."""
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        is_whole = request.method == "POST" and scope["path"] in PLACED | WHOLE
+        try:
+            if not is_whole:
+                await self._through(request, send)
+                return
+            body = await request.body()
+            if scope["path"] == "/v1/responses" and BACKGROUND in body:
+                await self._through(request, send, body)
+                return
+        except ClientDisconnect:
+            raise ClientGoneError("the client left before the end of its request") from None
+        text = beginning(body) if scope["path"] in PLACED else None
+        async with self._placed(text) as chosen:
+            await self._deliver(request, send, body, chosen)
+
+    @asynccontextmanager
+    async def _placed(self, text: str | None) -> AsyncIterator[Worker | None]:
+        if text is None:
+            yield None
+            return
+        async with self.state.placement.choose(text) as chosen:
+            yield chosen
+
+    async def _deliver(self, request: Request, send: Send, body: bytes, chosen: Worker | None) -> None:
+        """Give a request to one worker after the other, until one answers it.
+
+        Raises:
+            ServiceError: None does.
+        """
+        fleet, tried = self.state.fleet, set[Worker]()
+        while True:
+            worker = chosen if chosen is not None and chosen.is_ready and chosen not in tried else None
+            worker = worker or fleet.least_busy(tried)
+            if worker is None:
+                tried.clear()  # what could not be reached may have been started again
+                worker = await fleet.wait_ready(WAIT_S)
+            if worker is None:
+                raise fleet.nobody()
+            tried.add(worker)
+            try:
+                await self._exchange(request, send, worker, body)
+                return
+            except UnreachableError as error:
+                worker.is_lost(str(error))
+                logger.warning("Worker %s did not take a request (%s); another one gets it.", worker.tag, error)
+
+    async def _through(self, request: Request, send: Send, held: bytes | None = None) -> None:
+        """Give a request that is not held to a worker: what is asked twice is asked of the same one.
+
+        Raises:
+            ServiceError: No worker answers.
+        """
+        worker = self.state.fleet.ready()[0] if self.state.fleet.ready() else await self.state.fleet.wait_ready(WAIT_S)
+        if worker is None:
+            raise self.state.fleet.nobody()
+        try:
+            has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+            body = held if held is not None else request.stream() if has_body else None
+            await self._exchange(request, send, worker, body)
+        except UnreachableError as error:
+            worker.is_lost(str(error))
+            text = f"worker {worker.tag} cannot be reached ({error}); try again"
+            raise ServiceError(text, code="no_worker", retry_after_s=1) from None
+
+    async def _exchange(
+        self, request: Request, send: Send, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+    ) -> None:
+        """Send a request to a worker and its reply to the client.
+
+        Raises:
+            UnreachableError: Nothing of a reply came, or one that another worker may do better.
+        """
+        worker.num_running += 1
+        try:
+            work = self.state.tasks.start("relay", self._relay(request, send, worker, body), is_awaited=True)
+            # A body that goes through is read by the work itself, which then notices by itself that the client left.
+            watched = body is None or isinstance(body, bytes)
+            gone = self.state.tasks.start("client watch", _gone(request.receive, watched), is_awaited=True)
+            try:
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+            finally:
+                work.cancel()
+                gone.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+        finally:
+            worker.num_running -= 1
+
+    async def _relay(
+        self, request: Request, send: Send, worker: Worker, body: bytes | AsyncIterator[bytes] | None
+    ) -> None:
+        query = request.scope["query_string"].decode("latin-1")
+        url = URL(worker.url + quote(request.scope["path"]) + (f"?{query}" if query else ""), encoded=True)
+        headers = [(name, value) for name, value in request.headers.items() if name not in HOP | {"origin"}]
+        headers.append(("x-request-id", request.scope["state"]["request_id"]))
+        try:
+            reply = await self.state.session.request(
+                request.method, url, data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(str(error) or type(error).__name__) from None
+        async with reply:
+            if reply.status == 503 and isinstance(body, bytes) and await _is_elsewhere(reply):
+                raise UnreachableError("it says that it is stopping or starting")
+            await Outlet(self.state, request.scope, send).send_all(reply)
+
+
+class UnreachableError(Exception):
+    """A worker gave no reply: another one may be asked."""
+
+
+class Outlet:
+    """Sends a worker's reply to the client."""
+
+    def __init__(self, state: GatewayState, scope: Scope, send: Send) -> None:
+        """Send through `send`."""
+        self.state = state
+        self.scope = scope
+        self._send = send
+
+    async def head(self, reply: aiohttp.ClientResponse) -> None:
+        """Send status and headers."""
+        headers = [(n.lower(), v) for n, v in reply.raw_headers if n.lower().decode("latin-1") not in HOP]
+        if (length := reply.headers.get("content-length")) is not None:
+            headers.append((b"content-length", length.encode()))
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+
+    async def body(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece; a client that does not take it is cut off.
+
+        Raises:
+            ClientGoneError: It was.
+        """
+        limit = self.state.settings.stream_write_timeout
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(limit or None):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            logger.warning("A client took nothing for %.0f s and was cut off.", time.monotonic() - began)
+            self.state.cut_off(self.scope)
+            raise ClientGoneError("the client takes nothing") from None
+
+    async def send_all(self, reply: aiohttp.ClientResponse) -> None:
+        """Send the whole reply as it comes.
+
+        Raises:
+            UnreachableError: The worker broke off before the first byte of a reply's body.
+        """
+        pieces = reply.content.iter_any()
+        try:
+            first = await anext(pieces, b"")
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(str(error) or type(error).__name__) from None
+        await self.head(reply)
+        await self.body(first)
+        async for piece in pieces:
+            await self.body(piece)
+        await self.body(b"", more=False)
+
+
+async def _gone(receive: Receive, is_watched: bool) -> None:
+    """Return when the client has left; never, where somebody else reads what it sends."""
+    if not is_watched:
+        await asyncio.Event().wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _is_elsewhere(reply: aiohttp.ClientResponse) -> bool:
+    """Whether a 503 is about the worker rather than about the request; reads it."""
+    try:
+        body = await reply.json(content_type=None)
+        detail = body.get("error", {}) if isinstance(body, dict) else {}
+    except (ValueError, aiohttp.ClientError):
+        return False
+    return isinstance(detail, dict) and detail.get("code") in ELSEWHERE

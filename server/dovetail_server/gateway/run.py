@@ -1,0 +1,190 @@
+"""Brings up workers, smg and the address in front of them, and takes them down together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.errors import ConfigError, DovetailError
+from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
+from dovetail_server import preflight
+from dovetail_server.connections import raise_file_limit
+from dovetail_server.gateway.app import create_app
+from dovetail_server.gateway.child import Child, reserve_port
+from dovetail_server.gateway.division import count_gpus, divide
+from dovetail_server.gateway.fleet import Fleet, Worker
+from dovetail_server.gateway.lookout import Lookout
+from dovetail_server.gateway.placement import check_installed
+from dovetail_server.gateway.server import GatewayServer
+from dovetail_server.gateway.state import GatewayState
+from dovetail_server.run import announce, forget_secrets, new_event_loop
+from dovetail_server.startup import Phases
+
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
+
+logger = logging.getLogger("dovetail.server")
+WATCH_S = 0.1
+RENEW_S = 600.0
+"""A worker that is started anew gets so long to become ready, before the next one's turn."""
+
+
+def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
+    """Serve until a signal, with workers of this process's own, or with those at `urls`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: Something that the user can fix, of this process or of a worker.
+        DovetailError: A worker could not start, or is gone for good.
+    """
+    check_installed()
+    raise_file_limit()
+    phases = Phases()
+    shares = []
+    with phases.phase("checks") as notes:
+        preflight.check_certificate(settings)
+        if not urls:
+            settings = preflight.with_model(settings)
+            preflight.check_storage(settings)
+            shares = divide(settings, count_gpus(settings), num_cores())
+            notes.append(f"{len(shares)} workers, {described(shares[0])} each")
+        listener = preflight.bind(settings.host, settings.port)
+    held = [reserve_port() for _ in shares]
+    ports = [int(one.getsockname()[1]) for one in held]
+    own = [f"http://127.0.0.1:{port}" for port in ports]
+    fleet = Fleet([Worker(number, url) for number, url in enumerate(own or urls)])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
+    tasks = Supervisor()
+    with contextlib.ExitStack() as stack:
+        for one in held:
+            stack.enter_context(one)
+        stack.enter_context(tasks.whole_life())
+        runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
+        children = [
+            Child(worker, settings, port, share, tasks)
+            for worker, port, share in zip(fleet.workers, ports, shares, strict=False)
+        ]
+        return runner.run(Gateway(settings, fleet, children, tasks).run(listener, phases))
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def described(share: dict[str, object]) -> str:
+    """Say what one worker gets."""
+    if isinstance(devices := share.get("devices"), list):
+        return f"{len(devices)} GPU{'' if len(devices) == 1 else 's'}"
+    threads = share.get("num_threads", 1)
+    return f"{threads} thread{'' if threads == 1 else 's'}"
+
+
+class Gateway:
+    """One run of it."""
+
+    def __init__(self, settings: ServeSettings, fleet: Fleet, children: Sequence[Child], tasks: Supervisor) -> None:
+        """Start nothing yet; `children` are the workers' processes, none where they are elsewhere."""
+        self.settings = settings
+        self.fleet = fleet
+        self.children = children
+        self.tasks = tasks
+        self._lookouts: list[Service] = []
+
+    async def run(self, listener: socket.socket, phases: Phases) -> int:
+        """Serve until told to stop; see `serve`."""
+        forget_secrets()
+        state = GatewayState(self.settings, self.fleet, self.tasks)
+        state.children = self.children
+        server = GatewayServer(create_app(state), state, self._renew if self.children else None)
+        key = self.settings.api_key[0].get_secret_value() if self.settings.api_key else None
+        lookout = Lookout(self.fleet, state.session, key, are_ours=bool(self.children))
+        try:
+            await state.placement.open()
+            self.tasks.keep("smg", state.placement.keep_smg)
+            runs = [self.tasks.start("worker", child.keep_running(), is_awaited=True) for child in self.children]
+            for worker in self.fleet.workers:
+                self._lookouts.append(self.tasks.keep("worker lookout", partial(lookout.watch, worker)))
+            http = self.tasks.start("http", server.serve(sockets=[listener]), is_awaited=True)
+            ready = self.tasks.start("start-up", self._get_ready(state, phases), is_awaited=True)
+            try:
+                await asyncio.wait({http, ready, *runs}, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    ready.result()
+                    state.has_started = True
+                    announce(self.settings, listener, phases)
+                    await asyncio.wait({http, *runs}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                server.should_exit = True
+                await self.tasks.stop([ready])
+                await asyncio.gather(http, return_exceptions=True)
+            if failure := next((child.failure for child in self.children if child.failure is not None), None):
+                raise failure
+        finally:
+            await self._end(state)
+            listener.close()
+        return 0 if server.started else 1
+
+    async def _get_ready(self, state: GatewayState, phases: Phases) -> None:
+        """Wait for smg and the workers: for all of our own, for one of others.
+
+        Raises:
+            ConfigError: A worker that is there does not fit.
+            DovetailError: A worker cannot start.
+        """
+        with phases.phase("workers"):
+            while not self._are_ready():
+                for worker in self.fleet.workers:
+                    if worker.refusal is not None:
+                        raise ConfigError(worker.refusal)
+                await asyncio.sleep(WATCH_S)
+            for worker in self.fleet.workers:
+                if not worker.is_ready:
+                    logger.warning("Worker %s at %s: %s.", worker.tag, worker.url, worker.why_not)
+        with phases.phase("smg"):
+            while not state.placement.is_up.is_set():
+                if (problem := self.tasks.problem) is not None:
+                    raise DovetailError(f"smg, which chooses workers, cannot be started: {problem}")
+                await asyncio.sleep(WATCH_S)
+
+    def _are_ready(self) -> bool:
+        return len(self.fleet.ready()) >= (len(self.fleet.workers) if self.children else 1)
+
+    def _renew(self) -> None:
+        logger.info("SIGHUP: the workers are started anew, one after the other.")
+        self.tasks.start("rolling restart", self._renew_each())
+
+    async def _renew_each(self) -> None:
+        """Start every worker anew; the next one when the last one serves again.
+
+        Raises:
+            DovetailError: One did not become ready.
+        """
+        for child in self.children:
+            worker, starts = child.worker, child.num_starts
+            worker.is_lost("it is started anew")
+            child.restart()
+            async with asyncio.timeout(RENEW_S):
+                while child.num_starts == starts or not worker.is_ready:
+                    if child.failure is not None:
+                        raise DovetailError(f"the rolling restart ends at worker {worker.tag}: {child.failure}")
+                    await asyncio.sleep(WATCH_S)
+        logger.info("All %d workers were started anew.", len(self.children))
+
+    async def _end(self, state: GatewayState) -> None:
+        """End the workers, smg and the session."""
+        self.tasks.exit_after(self.settings.drain_timeout + LAST_RESORT_S)
+        await asyncio.gather(*(lookout.stop() for lookout in self._lookouts))
+        await asyncio.gather(*(child.end() for child in self.children))
+        await self.tasks.close()
+        await state.placement.close()
+        await state.session.close()
