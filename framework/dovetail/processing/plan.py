@@ -15,6 +15,7 @@ import msgspec
 from pydantic import ValidationError
 
 from dovetail.errors import ConfigError, PluginError
+from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import ENV_PREFIX, GivenOption, PluginSettings, is_secret
 from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file, files_in
@@ -77,8 +78,8 @@ def plan_plugins(settings: S, architecture: str, classes: Classes | None = None)
 
 def _quant_method(settings: PluginSettings) -> str:
     """What the model's `config.json` says; nothing where there is no file: whoever reads the model says so."""
-    file = settings.folder / "config.json"
-    return quant_method(read_config(settings.folder)) if file.is_file() else ""
+    is_there = (settings.folder / "config.json").is_file() or gguf_file(settings.folder) is not None
+    return quant_method(read_config(settings.folder)) if is_there else ""
 
 
 def make_parsers(plan: PluginPlan) -> None:

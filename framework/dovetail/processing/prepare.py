@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from dovetail.errors import ModelError
+from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.processing.classes import Classes
@@ -65,7 +66,8 @@ def check_model(settings: PluginSettings) -> str:
     if settings.load_format != "dummy":
         checkpoint_files(folder)
     check_memory_settings(settings, None if settings.device == "auto" else settings.device)
-    if settings.tokenizer_path is not None and not Path(settings.tokenizer_path).is_dir():
+    tokenizer = None if settings.tokenizer_path is None else Path(settings.tokenizer_path)
+    if tokenizer is not None and not tokenizer.is_dir() and gguf_file(tokenizer) is None:
         raise ModelError(f"--tokenizer-path {settings.tokenizer_path!r}: no such folder; give one with tokenizer.json")
     if settings.chat_template is not None:
         from dovetail.text.chat.templates import template_path

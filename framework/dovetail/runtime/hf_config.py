@@ -12,6 +12,8 @@ from typing import Any, cast
 from dovetail.contracts.cache import Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
 from dovetail.errors import ModelError
+from dovetail.gguf.config import generation_config, model_config
+from dovetail.gguf.reader import gguf_of
 from dovetail.runtime.rope_config import rope_config, ropes_by_layer
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -24,13 +26,17 @@ DTYPES = ("bfloat16", "float16", "float32")
 def read_config(folder: Path) -> dict[str, Any]:
     """Parse `config.json` of a model folder; what stands beside it of quantisation becomes a key of it.
 
+    A GGUF file, or a folder with one, gives what the file says, in the same words.
+
     Raises:
         ModelError: No such folder, no `config.json`, or it is not a JSON object; with the way out.
     """
+    if (gguf := gguf_of(folder)) is not None:
+        return model_config(gguf)
     where = f"model path {str(folder)!r}"
     if not folder.is_dir():
         if folder.is_file():
-            raise ModelError(f"{where}: is a file; give the folder with config.json and *.safetensors")
+            raise ModelError(f"{where}: is a file, and no GGUF; give the folder with config.json and *.safetensors")
         hint = "give a folder with config.json, *.safetensors and tokenizer.json"
         raise ModelError(f"{where}: no such folder; {hint}")
     path = folder / "config.json"
@@ -57,11 +63,13 @@ def architecture(hf: Mapping[str, Any], folder: Path) -> str:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a checkpoint: those the index names, else `model.safetensors`, else all.
+    """List the files of a checkpoint: GGUF's, or those the index names, else `model.safetensors`, else all such.
 
     Raises:
         ModelError: None is there, or the index names a file that is not.
     """
+    if (gguf := gguf_of(folder)) is not None:
+        return list(gguf.files)
     if weight_map := index_of(folder):
         names = sorted(set(weight_map.values()))
         absent = [name for name in names if not (folder / name).is_file()]
@@ -113,6 +121,8 @@ def eos_token_ids(folder: Path, hf: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that end a request: those of `generation_config.json`, else of `config.json`."""
     path = folder / "generation_config.json"
     generation = _read_object(path) if path.is_file() else {}
+    if (gguf := gguf_of(folder)) is not None:
+        generation = generation_config(gguf)
     value = generation.get("eos_token_id", hf.get("eos_token_id"))
     if value is None:
         return ()

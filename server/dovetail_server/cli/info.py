@@ -47,6 +47,7 @@ def info(
     Raises:
         ConfigError: The folder, the tokenizer's files or the template cannot be read.
     """
+    from dovetail.gguf.reader import gguf_of
     from dovetail.plugins import Registry
     from dovetail.runtime.checkpoint.hub import with_folders
     from dovetail.runtime.hf_config import read_config
@@ -63,7 +64,8 @@ def info(
     asked = {"model_path": model, "tokenizer_path": tokenizer_path, "load_format": "dummy"}
     places = with_folders(EngineSettings.model_validate(asked))
     folder, tokenizer_path = places.folder, places.tokenizer_path
-    config = read_config(folder)
+    config, gguf = read_config(folder), gguf_of(folder)
+    weights = folder.glob("*.safetensors") if gguf is None else gguf.files
     texts = Path(tokenizer_path) if tokenizer_path else folder
     files = TokenizerFiles.read(texts)
     said = files.tokenizer_config.get("response_template")
@@ -74,7 +76,7 @@ def info(
         "architecture": (config.get("architectures") or [None])[0],
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "context_length": config.get("max_position_embeddings"),
-        "weights_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        "weights_bytes": sum(file.stat().st_size for file in weights),
         **served_as(folder, config, impl, template.source),
         "chat_template": {
             "from": template.origin if template.source else None,
@@ -178,7 +180,7 @@ def table(facts: dict[str, Any]) -> str:
         f"model              {facts['model']}",
         f"architecture       {facts['architecture']}, {facts['dtype']}, context {facts['context_length']}",
         f"served by          {facts['served_by'] or 'nobody: ' + facts['refused']}",
-        f"weights            {size:,.1f} MiB of safetensors",
+        f"weights            {size:,.1f} MiB in files",
     ]
     lines += [
         f"cache              {group['group']}: {group['layers']} layers, {group['bytes']:,} bytes a {group['per']}"

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.errors import ModelError, PluginError
+from dovetail.gguf.reader import gguf_of
+from dovetail.runtime.checkpoint.gguf import GgufTensors
 from dovetail.runtime.checkpoint.weight_size import TensorHeader, checkpoint_headers
 from dovetail.runtime.hf_config import some
 
@@ -45,6 +47,8 @@ class Checkpoint:
         self._made: dict[str, Conversion] = {}
         self._left: dict[str, Tensor] = {}
         self._opened: dict[Path, Any] = {}
+        gguf = gguf_of(folder)
+        self._gguf = None if gguf is None else GgufTensors(gguf)
         by_source: dict[str, Conversion] = {}
         conversions = tuple(conversions)
         for conversion in conversions:
@@ -74,6 +78,8 @@ class Checkpoint:
     ) -> None:
         self._left.clear()
         self._close(0)
+        if self._gguf is not None:
+            self._gguf.close()
 
     def read(self, name: str, device: torch.device | None = None) -> Tensor:
         """Return a tensor; a view of the file where it is not converted. Results of a conversion are given once.
@@ -97,6 +103,8 @@ class Checkpoint:
         return self._left.pop(name)
 
     def _stored(self, name: str) -> Tensor:
+        if self._gguf is not None:
+            return self._gguf.read(name)
         file = self._files[name]
         try:
             if file not in self._opened:

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from dovetail.contracts.config import ModelConfig
 from dovetail.errors import ModelError
+from dovetail.gguf.blocks import PLAIN
+from dovetail.gguf.names import named_tensors
+from dovetail.gguf.reader import Gguf, gguf_of
 from dovetail.runtime.hf_config import checkpoint_files, index_of, some
 from dovetail.runtime.memory.plan import ITEM_BYTES
 
@@ -96,6 +99,8 @@ def checkpoint_headers(folder: Path) -> list[TensorHeader]:
     Raises:
         ModelError: The checkpoint cannot be read, or a file lacks tensors that the index says it has.
     """
+    if (gguf := gguf_of(folder)) is not None:
+        return gguf_headers(gguf)
     found = [header for file in checkpoint_files(folder) for header in headers(file)]
     present = {(header.name, str(header.file.relative_to(folder))) for header in found}
     lost = sorted(f"{name} ({file})" for name, file in index_of(folder).items() if (name, file) not in present)
@@ -120,6 +125,24 @@ def headers(file: Path) -> list[TensorHeader]:
             ]
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: broken safetensors file ({error}); download it again") from None
+
+
+def gguf_headers(gguf: Gguf) -> list[TensorHeader]:
+    """Return the headers of a GGUF file's tensors, under transformers' names; the shape of blocks is that of bytes.
+
+    Raises:
+        ModelError: Rows of queries or keys are no pairs in heads, or a norm is in blocks.
+    """
+    found = []
+    for named in named_tensors(gguf):
+        place = named.place
+        if named.heads and named.shape[0] % (2 * named.heads):
+            raise ModelError(f"{place.file}: {place.name} has {named.shape[0]} rows, no pairs in {named.heads} heads")
+        if named.offset and place.kind not in PLAIN:
+            raise ModelError(f"{place.file}: {place.name} is {place.kind}; a norm is F32, F16 or BF16")
+        shape = named.shape if place.kind in PLAIN else (*named.shape[:-1], place.row_bytes)
+        found.append(TensorHeader(named.name, place.file, shape, place.kind))
+    return found
 
 
 def dense_numel(config: ModelConfig) -> int:

@@ -6,6 +6,8 @@
 | `tokenizer_config.json`, `special_tokens_map.json` | special tokens, `add_bos_token`, chat templates |
 | `generation_config.json`, `config.json` | end-of-sequence ids, sampling defaults |
 | `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/*.jinja` | chat templates |
+
+A GGUF file has all of it in its metadata.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from typing import Any
 import tokenizers
 
 from dovetail.errors import ModelError
+from dovetail.gguf.config import generation_config
+from dovetail.gguf.reader import gguf_of
+from dovetail.text.tokenizer.gguf import backend_of, chat_templates, special_tokens
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 _SPECIAL_NAMES = (
@@ -51,6 +56,12 @@ class TokenizerFiles:
         Raises:
             ModelError: A file is not the JSON object, or the text, that it should be.
         """
+        if (gguf := gguf_of(folder)) is not None:
+            return cls(
+                tokenizer_config=special_tokens(gguf),
+                generation_config=generation_config(gguf),
+                chat_templates=chat_templates(gguf),
+            )
         config = _read_json(folder / "tokenizer_config.json")
         return cls(
             tokenizer_config=config,
@@ -88,11 +99,13 @@ class TokenizerFiles:
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
-    """Load tokenizer.json, or convert an older format through transformers.
+    """Load tokenizer.json or what a GGUF file has, or convert an older format through transformers.
 
     Raises:
         ModelError: There is no tokenizer, or it cannot be read or converted.
     """
+    if (gguf := gguf_of(folder)) is not None:
+        return backend_of(gguf)
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _convert(folder)
