@@ -23,6 +23,8 @@ from dovetail_server.asgi import Edge, Guard, Holder
 from dovetail_server.auth import OPEN, Auth, Keys, open_paths
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
+from dovetail_server.journal import MAX_JOURNAL_BYTES, Resumable
+from dovetail_server.journal import PATH as RESUME_PATH
 from dovetail_server.openai.errors import ErrorDetail
 from dovetail_server.openapi import complete
 from dovetail_server.peers.endpoints import why_not
@@ -108,7 +110,9 @@ def create_app(state: ServerState) -> FastAPI:
     for path, endpoint in state.hooks.routes.items():
         app.router.routes.append(PluginRoute(path, endpoint, include_in_schema=False))
     upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
-    add_layers(app, state, {"/v1/files": upload_bytes})
+    resume_bytes = state.settings.max_body_bytes + 2 * MAX_JOURNAL_BYTES
+    app.add_middleware(Resumable, key=state.settings.resume_key)
+    add_layers(app, state, {"/v1/files": upload_bytes, RESUME_PATH: resume_bytes})
     app.add_middleware(Dialect)
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)

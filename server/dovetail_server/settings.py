@@ -69,6 +69,12 @@ class ServeSettings(TextSettings, BaseSettings):
         description="Key that /flush_cache, /start_profile and other admin routes need; it opens everything else too.",
         json_schema_extra=flag(),
     )
+    resume_key: ApiKey = Field(
+        None,
+        description="Key that this server and the gateways before it share, so that these can move a stream here from "
+        "a server that is gone. Better in the environment (DOVETAIL_RESUME_KEY).",
+        json_schema_extra=flag(),
+    )
     closed_probes: bool = Field(
         False,
         description="Let /health, /readyz, /health_generate and /ping ask for a key, too; /livez never does.",

@@ -7,17 +7,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
+from gateway_process import ADMIN, KEY, OTHER, RESUME, Served, chat
 
 pytest.importorskip("smg", reason="needs dovetail[gateway]")
 pytestmark = pytest.mark.timeout(240)
@@ -25,93 +24,6 @@ pytestmark = pytest.mark.timeout(240)
 GROUPS, PER_GROUP, IN_FLIGHT = 13, 5, 4
 MAX_ROUNDS = 3
 """On a busy machine replies overlap in other ways, and smg balances loads where it would follow a prefix."""
-KEY, OTHER, ADMIN = "first-key", "second-key", "admin-key"
-
-
-class Served:
-    """A gateway process."""
-
-    def __init__(self, folder: Path, *arguments: str, key: str | None = KEY) -> None:
-        self.log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "dovetail_server", *arguments, "--port", "0"]
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-        self.session = requests.Session()
-        if key is not None:
-            self.session.headers["authorization"] = f"Bearer {key}"
-        self.base = ""
-
-    def text(self) -> str:
-        return self.log.read_text("utf-8", "replace")
-
-    def wait(self, limit_s: float = 120.0) -> Served:
-        deadline = time.monotonic() + limit_s
-        while "fired up" not in self.text():
-            assert self.process.poll() is None, self.text()[-3000:]
-            assert time.monotonic() < deadline, self.text()[-3000:]
-            time.sleep(0.1)
-        self.base = self.text().partition("Serving ")[2].partition(" at ")[2].partition("/v1")[0]
-        return self
-
-    def post(self, path: str, body: dict[str, Any], **more: Any) -> requests.Response:
-        return self.session.post(self.base + path, json=body, timeout=60, **more)
-
-    def get(self, path: str, **more: Any) -> requests.Response:
-        return self.session.get(self.base + path, timeout=60, **more)
-
-    def workers(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.get("/v1/workers").json()["data"]
-        return rows
-
-    def count(self, name: str) -> dict[str, float]:
-        lines = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + "{")]
-        return {line.partition('worker="')[2].partition('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
-
-    def num_placed(self) -> float:
-        lines = self.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith("dovetail_gateway_placed_total ")).split()[1])
-
-    def pids(self) -> list[int]:
-        """The worker processes, by number: children of the gateway that are servers."""
-        found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-        rows = [line.split(None, 2) for line in found.splitlines()]
-        mine = [int(pid) for pid, parent, args in rows if int(parent) == self.process.pid and "cli.owned" in args]
-        ports = {int(worker["url"].rsplit(":", 1)[1]): worker["number"] for worker in self.workers()}
-        return [pid for _, pid in sorted((number_of(pid, ports), pid) for pid in mine)]
-
-    def until(self, is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not is_so():
-            assert time.monotonic() < deadline, self.text()[-3000:]
-            time.sleep(0.1)
-
-    def close(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            return self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
-
-
-def number_of(pid: int, ports: dict[int, int]) -> int:
-    """Return the number of the worker that listens on its port, by the sockets that the process has open."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = os.readlink(entry)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        port = int(fields[1].rpartition(":")[2], 16)
-        if fields[9] in inodes and fields[3] == "0A" and port in ports:
-            return ports[port]
-    raise AssertionError(f"{pid} listens on no worker's port")
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +31,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("gateway")
     flags = ["--data-parallel-size", "2", "--device", "cpu", "--file-storage-path", str(folder / "files")]
     flags += ["--api-key", f"{KEY},{OTHER}", "--admin-api-key", ADMIN, "--drain-timeout", "20", "--drain-grace", "1"]
-    running = Served(folder, "serve", *flags, "--random-seed", "3")
+    running = Served(folder, "serve", *flags, "--random-seed", "3", "--resume-key", RESUME)
     try:
         yield running.wait()
     finally:
         running.close()
-
-
-def chat(group: int, member: int, **more: Any) -> dict[str, Any]:
-    """A chat request; those of a group share a system prompt of some 430 tokens."""
-    rules = " ".join(f"Rule {group}.{n}: answer in {group + n} words." for n in range(28))
-    question = f"Capital {group * 100 + member}?"
-    messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
-    return {"messages": messages, "max_tokens": 8, "temperature": 0, **more}
 
 
 def test_prefixes_are_found_by_who_has_them_cached(served: Served) -> None:

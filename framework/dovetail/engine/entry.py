@@ -77,7 +77,7 @@ class Entry:
         """Prepare; `every` as in `EngineClient.submit`."""
         self.number = submit.handle
         self.submit = submit
-        self.output: list[int] = []
+        self.output: list[int] = submit.output_ids[:]
         self.is_sent = self.is_admitted = self.is_aborted = self.has_ended = False
         self.place, self.num_deaths, self.num_trials = -1, 0, 0
         self.is_suspect = False

@@ -12,7 +12,17 @@ from dovetail_server.settings import ServeSettings
 
 FIELDS = frozenset(
     (
-        *("config", "host", "port", "api_key", "admin_api_key", "closed_probes", "open_metrics", "allow_origins"),
+        *(
+            "config",
+            "host",
+            "port",
+            "api_key",
+            "admin_api_key",
+            "resume_key",
+            "closed_probes",
+            "open_metrics",
+            "allow_origins",
+        ),
         *("allowed_hosts", "max_connections", "max_connections_per_address", "header_timeout", "body_timeout"),
         *("min_body_rate", "keep_alive_timeout", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
         *("max_queued_bytes", "max_body_bytes", "max_file_bytes", "stream_write_timeout", "drain_timeout"),

@@ -58,7 +58,6 @@ class Child:
         self._deaths: deque[float] = deque()
         self._is_ending = False
         self._is_restarting = False
-        self._was_ready = False
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +86,7 @@ class Child:
         """Note a death, and whether the process is started again."""
         tag, said = self.worker.tag, f": {reason}" if reason else ""
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
-        if code == 2 and reason is not None and not self._was_ready:
+        if code == 2 and reason is not None and not self.worker.has_served:
             self.failure = ConfigError(reason)
             return
         now, window = time.monotonic(), self.settings.engine_restart_window
@@ -95,9 +94,9 @@ class Child:
         while self._deaths and self._deaths[0] < now - window:
             self._deaths.popleft()
         most = self.settings.max_engine_restarts
-        if not self._was_ready or len(self._deaths) > most:
+        if not self.worker.has_served or len(self._deaths) > most:
             often = f" (its {len(self._deaths)}th end within {window:g} s, --max-engine-restarts)" if most else ""
-            self.failure = DovetailError(f"worker {tag} ended {how}{often if self._was_ready else ''}{said}")
+            self.failure = DovetailError(f"worker {tag} ended {how}{often if self.worker.has_served else ''}{said}")
             return
         logger.warning("Worker %s ended %s%s; it is started again.", tag, how, said)
 
@@ -126,7 +125,6 @@ class Child:
             writer = -1
             lines = self._tasks.start("worker log", log.follow(_stdout(process)), is_awaited=True)
             code = await process.wait()
-            self._was_ready = self._was_ready or self.worker.is_ready
             self.worker.is_lost("its process has ended")
             # Its engine holds the other end, too: when that has ended, its memory is free for the next one.
             await asyncio.wait({lines}, timeout=END_S)

@@ -20,6 +20,7 @@ class Worker:
         why_not: What it said last, or why nobody asked.
         num_running: Requests that are relayed to it now.
         refusal: Why it may not take part although it answers.
+        has_served: It was ready once.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Worker:
     why_not: str = "starting"
     num_running: int = 0
     refusal: str | None = None
+    has_served: bool = False
 
     @property
     def tag(self) -> str:
@@ -53,7 +55,7 @@ class Fleet:
 
     def is_now_ready(self, worker: Worker) -> None:
         """Note a worker's word."""
-        worker.is_ready, worker.why_not = True, ""
+        worker.is_ready, worker.why_not, worker.has_served = True, "", True
         self.changed.set()
         self.changed = asyncio.Event()
 

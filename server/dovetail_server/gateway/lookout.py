@@ -12,6 +12,7 @@ import aiohttp
 import dovetail
 from dovetail.errors import ConfigError
 from dovetail_server.gateway.fleet import Fleet, Worker
+from dovetail_server.journal import KEY_HEADER, PATH
 
 logger = logging.getLogger("dovetail.server")
 STARTING_S = 0.1
@@ -37,6 +38,7 @@ class Lookout:
     session: aiohttp.ClientSession
     key: str | None
     are_ours: bool
+    resume_key: str | None = None
     _models: list[str] | None = field(default=None)
 
     async def watch(self, worker: Worker) -> None:
@@ -91,6 +93,7 @@ class Lookout:
         Raises:
             ConfigError: It has another version, another model, or does not know the key.
         """
+        await self._check_resume(worker)
         version = (await self._get(worker, "/version")).get("version")
         if version != dovetail.__version__:
             raise ConfigError(
@@ -105,6 +108,22 @@ class Lookout:
                 f"--worker {worker.url}: it serves {', '.join(models)}, and others {', '.join(self._models)}; "
                 "give workers of one model, under one name (--served-model-name)"
             )
+
+    async def _check_resume(self, worker: Worker) -> None:
+        """See that a worker knows the resume key.
+
+        Raises:
+            ConfigError: It has none, or another one.
+        """
+        if self.resume_key is None:
+            return
+        headers = {**self._headers(), KEY_HEADER: self.resume_key}
+        async with self.session.post(worker.url + PATH, data=b"", headers=headers, timeout=TIMEOUT) as reply:
+            if reply.status in (403, 404):
+                has = "has no --resume-key" if reply.status == 404 else "has another --resume-key"
+                raise ConfigError(
+                    f"--worker {worker.url}: it {has}; give it and this gateway the same, or none to both"
+                )
 
     async def _get(self, worker: Worker, path: str) -> dict[str, Any]:
         async with self.session.get(worker.url + path, headers=self._headers(), timeout=TIMEOUT) as reply:

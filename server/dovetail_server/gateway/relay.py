@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -22,7 +21,10 @@ from yarl import URL
 
 from dovetail_server.errors import ClientGoneError, ServiceError
 from dovetail_server.gateway.fleet import Worker
+from dovetail_server.gateway.outlet import HOP, Outlet, UnreachableError, reason
 from dovetail_server.gateway.prompts import beginning
+from dovetail_server.gateway.streams import STILL, Stream
+from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState
@@ -45,13 +47,6 @@ WHOLE = frozenset(
     )
 )
 """Routes whose bodies are small enough to be held, and which change nothing: any worker will do, the least busy one."""
-HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
-        *("transfer-encoding", "host", "content-length", "date", "server", "x-request-id"),
-    )
-)
-"""Headers that belong to one connection, or that each server writes itself."""
 ELSEWHERE = frozenset({"draining", "starting", "engine_dead", "no_worker"})
 """Codes of a 503 after which another worker may do better."""
 BACKGROUND = b'"background"'
@@ -100,8 +95,8 @@ class Relay:
         Raises:
             ServiceError: None does.
         """
-        fleet, tried = self.state.fleet, set[Worker]()
-        while True:
+        fleet, tried, num_taken = self.state.fleet, set[Worker](), 0
+        while num_taken <= STILL:
             worker = chosen if chosen is not None and chosen.is_ready and chosen not in tried else None
             worker = worker or fleet.least_busy(tried)
             if worker is None:
@@ -115,7 +110,10 @@ class Relay:
                 return
             except UnreachableError as error:
                 worker.is_lost(str(error))
-                logger.warning("Worker %s did not take a request (%s); another one gets it.", worker.tag, error)
+                num_taken += error.was_taken
+                logger.warning("Worker %s did not answer a request (%s); another one gets it.", worker.tag, error)
+        text = f"{num_taken} workers ended while they had this request, and no other one gets it"
+        raise ServiceError(text, code="request_lost")
 
     async def _through(self, request: Request, send: Send, held: bytes | None = None) -> None:
         """Give a request that is not held to a worker: what is asked twice is asked of the same one.
@@ -167,70 +165,25 @@ class Relay:
         url = URL(worker.url + quote(request.scope["path"]) + (f"?{query}" if query else ""), encoded=True)
         headers = [(name, value) for name, value in request.headers.items() if name not in HOP | {"origin"}]
         headers.append(("x-request-id", request.scope["state"]["request_id"]))
+        if self.state.resume_key is not None and request.scope["path"] in PLACED and isinstance(body, bytes):
+            headers.append((KEY_HEADER, self.state.resume_key))
         try:
             reply = await self.state.session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
             )
+        except aiohttp.ClientConnectorError as error:
+            raise UnreachableError(str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise UnreachableError(str(error) or type(error).__name__) from None
+            raise UnreachableError(reason(error), was_taken=True) from None
         async with reply:
             if reply.status == 503 and isinstance(body, bytes) and await _is_elsewhere(reply):
                 raise UnreachableError("it says that it is stopping or starting")
-            await Outlet(self.state, request.scope, send).send_all(reply)
-
-
-class UnreachableError(Exception):
-    """A worker gave no reply: another one may be asked."""
-
-
-class Outlet:
-    """Sends a worker's reply to the client."""
-
-    def __init__(self, state: GatewayState, scope: Scope, send: Send) -> None:
-        """Send through `send`."""
-        self.state = state
-        self.scope = scope
-        self._send = send
-
-    async def head(self, reply: aiohttp.ClientResponse) -> None:
-        """Send status and headers."""
-        headers = [(n.lower(), v) for n, v in reply.raw_headers if n.lower().decode("latin-1") not in HOP]
-        if (length := reply.headers.get("content-length")) is not None:
-            headers.append((b"content-length", length.encode()))
-        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
-
-    async def body(self, data: bytes, *, more: bool = True) -> None:
-        """Send a piece; a client that does not take it is cut off.
-
-        Raises:
-            ClientGoneError: It was.
-        """
-        limit = self.state.settings.stream_write_timeout
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(limit or None):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            logger.warning("A client took nothing for %.0f s and was cut off.", time.monotonic() - began)
-            self.state.cut_off(self.scope)
-            raise ClientGoneError("the client takes nothing") from None
-
-    async def send_all(self, reply: aiohttp.ClientResponse) -> None:
-        """Send the whole reply as it comes.
-
-        Raises:
-            UnreachableError: The worker broke off before the first byte of a reply's body.
-        """
-        pieces = reply.content.iter_any()
-        try:
-            first = await anext(pieces, b"")
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnreachableError(str(error) or type(error).__name__) from None
-        await self.head(reply)
-        await self.body(first)
-        async for piece in pieces:
-            await self.body(piece)
-        await self.body(b"", more=False)
+            outlet = Outlet(self.state, request.scope, send)
+            is_stream = JOURNAL_HEADER in reply.headers and reply.content_type == "text/event-stream"
+            if is_stream and isinstance(body, bytes):
+                await Stream(self.state, outlet, request.scope["path"], headers, body).run(worker, reply)
+            else:
+                await outlet.send_all(reply)
 
 
 async def _gone(receive: Receive, is_watched: bool) -> None:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
@@ -54,6 +57,8 @@ def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
         preflight.check_certificate(settings)
         if not urls:
             settings = preflight.with_model(settings)
+            if settings.resume_key is None:
+                settings = settings.model_copy(update={"resume_key": SecretStr(secrets.token_hex(24))})
             preflight.check_storage(settings)
             shares = divide(settings, count_gpus(settings), num_cores())
             notes.append(f"{len(shares)} workers, {described(shares[0])} each")
@@ -107,7 +112,7 @@ class Gateway:
         state.children = self.children
         server = GatewayServer(create_app(state), state, self._renew if self.children else None)
         key = self.settings.api_key[0].get_secret_value() if self.settings.api_key else None
-        lookout = Lookout(self.fleet, state.session, key, are_ours=bool(self.children))
+        lookout = Lookout(self.fleet, state.session, key, are_ours=bool(self.children), resume_key=state.resume_key)
         try:
             await state.placement.open()
             self.tasks.keep("smg", state.placement.keep_smg)

@@ -109,7 +109,9 @@ class ResponseStore:
         async with self.database.write() as db:
             if new:
                 now = self.database.now()
-                await db.execute(sa.insert(table).values(created_at=now, expires_at=now + self.ttl_s), new)
+                await db.execute(
+                    self.database.insert_once(table).values(created_at=now, expires_at=now + self.ttl_s), new
+                )
             for row in rows:
                 if not is_first(row):
                     values = {name: value for name, value in row.items() if name not in FIXED}

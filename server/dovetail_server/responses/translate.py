@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.identity import time_ns
 from dovetail_server import errors
 from dovetail_server.openai import response_objects as ro
 from dovetail_server.openai.chat import ChatRequest
@@ -171,7 +171,7 @@ def echo(
     """Return the response before anything was generated."""
     return ro.ResponseObject(
         id=response_id,
-        created_at=int(time.time()),
+        created_at=time_ns() // 10**9,
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
         frequency_penalty=params.frequency_penalty,

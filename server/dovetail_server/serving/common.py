@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.identity import time_ns, token_hex
 from dovetail_server import errors
 from dovetail_server.auth import CALLER
 from dovetail_server.openai.common import ServiceFields, StructuredOutput, Usage, same_field
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 def new_id(prefix: str) -> str:
     """Return a fresh identifier such as `chatcmpl-…`."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{token_hex(16)}"
 
 
 def reply_head(state: ServingContext, request_id: str, model: str) -> dict[str, Any]:
     """Return the fields that a reply and all its chunks carry."""
-    return {"id": request_id, "created": int(time.time()), "model": model, "system_fingerprint": state.fingerprint}
+    return {"id": request_id, "created": time_ns() // 10**9, "model": model, "system_fingerprint": state.fingerprint}
 
 
 def rid_of(request: ServiceFields, prefix: str) -> str:

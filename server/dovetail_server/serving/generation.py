@@ -15,16 +15,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.output import Event
 from dovetail.engine.client import TokenStream
+from dovetail.errors import RequestError
 from dovetail.grammar.spec.blame import explained
 from dovetail.grammar.spec.route import GrammarReport, Route
 from dovetail.grammar.structured_outputs import StructuredOutputs
 from dovetail.messages import Submit, TokenDelta, TokenLogprob
+from dovetail.messages.seeds import derive_seed
 from dovetail.processing.constraints import outcome_of
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
+from dovetail_server.journal import JOURNAL, Journal
 from dovetail_server.origin import ORIGIN
 from dovetail_server.pace import EVERY, EXACT, Pace
 from dovetail_server.serving.times import ChoiceClock
@@ -183,6 +188,8 @@ class Generation:
     """Its name in `RequestStart`."""
     pace: Pace | None = None
     """Set where somebody observes."""
+    journal: Journal | None = None
+    """Set where a gateway keeps one."""
 
     async def steps(self, *, whole: bool = False) -> AsyncGenerator[list[Step], None]:
         """Submit everything and yield what comes, several choices' steps together where they come together.
@@ -197,10 +204,15 @@ class Generation:
             EngineDeadError: The engine died.
         """
         admitted = self.state.admit([choice.submit.rid for choice in self.choices], self._num_prompt())
+        self._follow_journal()
         try:
             self._tell_start()
+            async for steps in self._replayed():
+                yield steps
             if len(self.choices) == 1:
                 choice = self.choices[0]
+                if choice.finish_reason:
+                    return
                 async with aclosing(self._deltas(choice, admitted[0], whole)) as deltas:
                     async for delta in deltas:
                         step = await self._accept(choice, delta)
@@ -216,6 +228,51 @@ class Generation:
             self.state.release(admitted)
             self._tell_end()
 
+    def _follow_journal(self) -> None:
+        """Let draws follow from the journal's identity, if this is what a journal is kept of."""
+        journal = JOURNAL.get()
+        if journal is None or not journal.takes_generation():
+            return
+        self.journal = journal
+        for choice in self.choices:
+            if choice.submit.params.seed is None:
+                params = replace(choice.submit.params, seed=derive_seed(journal.identity.seed, choice.index))
+                choice.submit = replace(choice.submit, params=params)
+
+    async def _replayed(self) -> AsyncGenerator[list[Step], None]:
+        """Yield the steps that another server's engine made, and have this one go on behind them.
+
+        Raises:
+            RequestError: They are not of this request.
+        """
+        if self.journal is None or not self.journal.deltas:
+            return
+        outputs: list[list[int]] = [[] for _ in self.choices]
+        size = self.state.info.vocab_size
+        places = {choice.index: place for place, choice in enumerate(self.choices)}
+        for index, delta in self.journal.deltas:
+            if (place := places.get(index)) is None or self.choices[place].finish_reason:
+                raise RequestError(f"the journal tells of choice {index}, which does not run", code="invalid_value")
+            choice = self.choices[place]
+            outputs[place] += delta.ids
+            if delta.ids and not 0 <= min(delta.ids) <= max(delta.ids) < size:
+                raise RequestError("the journal has a token outside the vocabulary", code="invalid_value")
+            if len(outputs[place]) > choice.submit.params.max_tokens:
+                raise RequestError("the journal has more tokens than the reply may have", code="invalid_value")
+            choice.submit = replace(
+                choice.submit,
+                again=True,
+                output_ids=outputs[place],
+                cached_tokens=delta.cached_tokens,
+                num_retractions=delta.num_retractions,
+                grammar_step=delta.grammar_step,
+            )
+            step = choice.accept(delta)
+            if step.is_last and choice.route is not None:
+                await choice.judge(self.state.text.grammar)
+            yield [step]
+        self.journal.deltas = []
+
     async def finished(self, make: Callable[[], bytes]) -> bytes:
         """Return the reply that `make` builds of the choices, without holding others up."""
         return make() if len(self.choices) <= AT_ONCE else await asyncio.to_thread(make)
@@ -229,6 +286,9 @@ class Generation:
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
         pace = self.pace
+        is_cut = delta.finish is not None and delta.finish.reason == "abort" and self.state.is_draining
+        if self.journal is not None and not is_cut:
+            self.journal.note(choice.index, delta)
         if pace is None:
             step = choice.accept(delta)
         elif pace.num_steps > EXACT and pace.num_steps % EVERY:
@@ -248,7 +308,8 @@ class Generation:
         """Run the choices side by side: as many as keep the engine busy, so that a round of the loop stays short."""
         taken = asyncio.Event()
         queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
-        waiting = zip(self.choices, admitted, strict=True)
+        pairs = [pair for pair in zip(self.choices, admitted, strict=True) if not pair[0].finish_reason]
+        waiting = iter(pairs)
         loop, left = asyncio.get_running_loop(), AT_ONCE
 
         def refill() -> None:
@@ -269,10 +330,10 @@ class Generation:
                 # Whatever it is, the request's own task is to raise it.
                 queue.put_nowait(error)
 
-        count = min(len(self.choices), self.state.engine.info.max_running_requests + AT_ONCE)
+        count = min(len(pairs), self.state.engine.info.max_running_requests + AT_ONCE)
         tasks = [asyncio.create_task(run_some()) for _ in range(count)]
         try:
-            open_choices = len(self.choices)
+            open_choices = len(pairs)
             while open_choices:
                 items = [await queue.get()]
                 while not queue.empty():

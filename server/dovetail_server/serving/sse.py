@@ -22,7 +22,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dovetail_server.errors import ClientGoneError, describe
+from dovetail.errors import EngineDeadError
+from dovetail_server.errors import DRAINING, ClientGoneError, describe
+from dovetail_server.journal import JOURNAL, MovedError
 from dovetail_server.openai.errors import ErrorBody
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ def error_event(error: Exception) -> bytes:
     """Return the event that tells of an error after the headers are gone."""
     _, detail, _ = describe(error)
     return b"event: error\ndata: " + msgspec.json.encode(ErrorBody(detail)) + b"\n\n"
+
+
+def ends_here(error: Exception) -> bool:
+    """Whether it is this server that cannot go on, and not the request."""
+    return isinstance(error, EngineDeadError) or getattr(error, "code", None) == DRAINING
 
 
 def last_words(error: Exception) -> bytes:
@@ -124,6 +131,8 @@ async def _guarded(first: asyncio.Future[bytes], chunks: Chunks, ends: Callable[
         async for chunk in chunks:
             yield chunk
     except Exception as error:
+        if JOURNAL.get() is not None and ends_here(error):
+            raise MovedError(str(error)) from error
         yield ends(error)
     finally:
         await _cancel(first)
@@ -156,6 +165,8 @@ class EventStream(Response):
         except TimeoutError:
             logger.warning("A client took nothing of its stream for %g s and was cut off.", self._write_timeout)
             self._state.cut_off(scope)
+        except MovedError:
+            self._state.cut_off(scope)
         finally:
             await _cancel(sender, gone)
 
@@ -164,7 +175,9 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._is_writing = False
-            async for chunk in self._chunks:
+            journal = JOURNAL.get()
+            async for made in self._chunks:
+                chunk = made if journal is None else journal.written(made)
                 self._moved, self._is_writing = time.monotonic(), True
                 await direct({"type": "http.response.body", "body": chunk, "more_body": True})
                 self._is_writing = False

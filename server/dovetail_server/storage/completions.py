@@ -68,7 +68,7 @@ class CompletionStore:
                 "body": body,
                 "messages": messages,
             }
-            await db.execute(sa.insert(table).values(values))
+            await db.execute(self.database.insert_once(table).values(values))
         self._num_new, self._num_new_bytes = self._num_new + 1, self._num_new_bytes + size
         if self._num_new * LOOK_EVERY > self.max_num or self._num_new_bytes * LOOK_EVERY > self.max_bytes:
             await self.trim()

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -48,6 +49,15 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         self._writer = asyncio.Lock()
+
+    def insert_once(self, table: sa.Table) -> sa.Insert:
+        """Return an insertion into a table with a key `id`, which leaves a row alone that is there.
+
+        A reply that is made again on another server has the identifier that it had on the first, which may have
+        written it.
+        """
+        insert = sqlite.insert if self.is_sqlite else postgresql.insert
+        return insert(table).on_conflict_do_nothing(index_elements=["id"])
 
     def now(self) -> sa.ColumnElement[float]:
         """Return the time as the database has it, in seconds: the clocks of servers may differ and jump."""

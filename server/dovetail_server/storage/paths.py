@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import time
 from pathlib import Path
 
+from dovetail.identity import time_ns, token_hex
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.private import make_private
 
@@ -25,7 +25,7 @@ def storage_folder(settings: ServeSettings) -> Path:
 
 def new_id(prefix: str) -> str:
     """Return an identifier that nobody can guess and that sorts by age."""
-    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(12)}"
+    return f"{prefix}{time_ns():016x}{token_hex(12)}"
 
 
 def result_file_id(batch_id: str, kind: str, epoch: int) -> str:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import enum
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
+from dovetail.identity import token_hex
 from dovetail.text.parsing.layout import Layout, Phase, View
 from dovetail.text.parsing.plain import Plain, plain_tokens
 from dovetail.text.tokenizer.detokenizer import Detokenizer
@@ -29,7 +29,7 @@ _SPACE = re.compile(r"\s+")
 
 def new_call_id() -> str:
     """Return a fresh tool call id."""
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{token_hex(12)}"
 
 
 class Machine(ABC):

@@ -1,0 +1,410 @@
+"""Streams that outlive their server: `/v1/resume`, and a gateway whose workers are killed, ended and started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import requests
+from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
+
+import dovetail
+from dovetail_server.gateway.streams import Stream
+
+pytest.importorskip("smg", reason="needs dovetail[gateway]")
+pytestmark = pytest.mark.timeout(240)
+PREFIX = b": dovetail "
+QUESTION = [{"role": "user", "content": "Count from one to twenty, then say what the capital of France is."}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+LOOSE = {"temperature": 0.9, "max_tokens": 24, "ignore_eos": True, "stream": True}
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": QUESTION, **LOOSE}),
+    "chat usage": (
+        "/v1/chat/completions",
+        {"messages": QUESTION, **LOOSE, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "chat choices": ("/v1/chat/completions", {"messages": QUESTION, **LOOSE, "n": 3}),
+    "chat logprobs": (
+        "/v1/chat/completions",
+        {"messages": QUESTION, **LOOSE, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
+    ),
+    "chat tool": (
+        "/v1/chat/completions",
+        {"messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "max_tokens": 48, "stream": True},
+    ),
+    "chat schema": (
+        "/v1/chat/completions",
+        {
+            "messages": QUESTION,
+            "max_tokens": 40,
+            "stream": True,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 4}},
+            },
+        },
+    ),
+    "chat penalties": ("/v1/chat/completions", {"messages": QUESTION, **LOOSE, "frequency_penalty": 1.5}),
+    "chat stop": ("/v1/chat/completions", {"messages": QUESTION, **LOOSE, "seed": 5, "stop": ["zz"]}),
+    "completions": ("/v1/completions", {"prompt": ["One, two,", "The capital"], **LOOSE, "echo": True}),
+    "responses": (
+        "/v1/responses",
+        {"input": "Count to ten.", "stream": True, "max_output_tokens": 16, "temperature": 0.9},
+    ),
+    "messages": ("/v1/messages", {"messages": QUESTION, "model": "m", "stream": True, "max_tokens": 16}),
+    "generate": (
+        "/generate",
+        {
+            "text": "One, two,",
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 16, "temperature": 0.9, "ignore_eos": True},
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("resume")
+    flags = ["--data-parallel-size", "2", "--device", "cpu", "--file-storage-path", str(folder / "files")]
+    flags += ["--api-key", f"{KEY},{OTHER}", "--admin-api-key", ADMIN, "--resume-key", RESUME, "--drain-timeout", "30"]
+    running = Served(folder, "serve", *flags, "--drain-grace", "1", "--served-model-name", "m,dovetail-demo")
+    try:
+        yield running.wait()
+    finally:
+        running.close()
+
+
+def events(data: bytes) -> tuple[list[bytes], list[tuple[int, bytes]]]:
+    """Return a stream's events, and its journal's lines, each with the number of events before it."""
+    found: list[bytes] = []
+    lines: list[tuple[int, bytes]] = []
+    for event in data.split(b"\n\n")[:-1]:
+        if event.startswith(PREFIX):
+            lines.append((len(found), event.removeprefix(PREFIX)))
+        elif not event.startswith(b":"):
+            found.append(event)
+    return found, lines
+
+
+JOINED = frozenset({"content", "reasoning", "text", "arguments", "delta", "partial_json", "thinking", "token"})
+SAME = frozenset({"id", "created", "created_at", "item_id", "finish_reason", "stop_reason", "name", "type", "model"})
+
+
+def folded(path: str, found: list[bytes]) -> dict[str, Any]:
+    """Return what a client makes of events: texts by their place, and identifiers.
+
+    How many tokens come in one event depends on the moment.
+    """
+    texts: dict[str, str] = {}
+    facts: set[str] = set()
+
+    def walk(value: Any, place: str) -> None:
+        if isinstance(value, dict):
+            index = f"{place}/{value.get('index', value.get('output_index', ''))}"
+            for key, inner in value.items():
+                if isinstance(inner, str) and key in JOINED:
+                    texts[f"{index}.{key}"] = texts.get(f"{index}.{key}", "") + inner
+                elif key in SAME and inner is not None:
+                    facts.add(f"{key}={inner}")
+                elif key not in ("top_logprobs", "meta_info", "response", "message"):
+                    walk(inner, index)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner, place)
+
+    data = [event.partition(b"data: ")[2] for event in found]
+    objects = [json.loads(line) for line in data if line and line != b"[DONE]"]
+    for value in objects[-1:] if path == "/generate" else objects:
+        walk(value, "")
+    return {"texts": texts, "facts": facts, "end": data[-1] == b"[DONE]"}
+
+
+def resume(base: str, path: str, body: bytes, name: str, skip: int, lines: list[bytes], **headers: str) -> Any:
+    head = json.dumps({"path": path, "journal": name, "skip": skip})[:-1].encode()
+    data = head + b',"deltas":[' + b",".join(lines) + b"]}\n" + body
+    sent = {"authorization": f"Bearer {KEY}", "x-dovetail-resume-key": RESUME, "content-type": "application/json"}
+    return requests.post(f"{base}/v1/resume", data=data, headers={**sent, **headers}, timeout=60)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_another_server_makes_the_rest_of_a_stream(served: Served, name: str) -> None:
+    """Letter for letter, identifiers and draws included, wherever it breaks off, of every API that streams."""
+    path, sent = STREAMS[name]
+    first, second = (worker["url"] for worker in served.workers())
+    body = json.dumps(sent).encode()
+    headers = {"authorization": f"Bearer {KEY}", "x-dovetail-resume-key": RESUME, "content-type": "application/json"}
+    reply = requests.post(first + path, data=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    whole, journal = events(reply.content)
+    assert len(journal) > 3
+    cuts = sorted({0, 1, 2, 3, len(whole) // 2, len(whole) - 1})
+    for cut in cuts:
+        lines = [line for before, line in journal if before <= cut] if cut else []
+        again = resume(second, path, body, reply.headers["x-dovetail-journal"], cut, lines)
+        assert again.status_code == 200, again.text
+        rest, more = events(again.content)
+        assert more or cut == len(whole) - 1
+        assert folded(path, whole[:cut] + rest) == folded(path, whole), cut
+
+
+def test_only_gateways_resume(served: Served) -> None:
+    """A key of a user does not do, nor a wrong resume key; through the gateway nobody reaches it at all."""
+    worker = served.workers()[0]["url"]
+    path, sent = STREAMS["chat"]
+    body = json.dumps(sent).encode()
+    name = "00" * 16 + ".1"
+    assert resume(worker, path, body, name, 0, []).status_code == 200
+    assert resume(worker, path, body, name, 0, [], authorization="Bearer wrong").status_code == 401
+    for key in ("", "wrong", KEY, ADMIN):
+        reply = resume(worker, path, body, name, 0, [], **{"x-dovetail-resume-key": key})
+        assert reply.json()["error"]["code"] == "invalid_resume_key"
+    for base in (served.base,):
+        assert resume(base, path, body, name, 0, []).status_code == 403
+    asked = served.post(path, sent, headers={"x-dovetail-resume-key": RESUME})
+    assert PREFIX not in asked.content
+    assert "x-dovetail-journal" not in asked.headers
+    assert PREFIX not in served.post(path, sent).content
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"journal": "zz"}, "needs its journal's name"),
+        ({"journal": "00.1"}, "needs its journal's name"),
+        ({"skip": -1}, "needs its journal's name"),
+        ({"path": "/v1/resume"}, "needs its journal's name"),
+        ({"more": 1}, "unknown field"),
+        ({"deltas": [[7, {"handle": 1, "ids": [5]}]]}, "choice 7, which does not run"),
+        ({"deltas": [[0, {"handle": 1, "ids": [999999]}]]}, "outside the vocabulary"),
+        ({"deltas": [[0, {"handle": 1, "ids": [-1]}]]}, "outside the vocabulary"),
+        ({"deltas": [[0, {"handle": 1, "ids": [5] * 99}]]}, "more tokens than the reply may have"),
+        ({"deltas": [[0, {"handle": 1}]]}, "missing required field"),
+        ({"path": "/v1/models"}, "takes GET, not POST"),
+    ],
+)
+def test_what_is_no_journal_is_refused(served: Served, change: dict[str, Any], said: str) -> None:
+    """With what is wrong; the server goes on."""
+    path, sent = STREAMS["chat"]
+    head = {"path": path, "journal": "00" * 16 + ".1", "skip": 0, "deltas": [], **change}
+    data = json.dumps(head).encode() + b"\n" + json.dumps(sent).encode()
+    headers = {"authorization": f"Bearer {KEY}", "x-dovetail-resume-key": RESUME, "content-type": "application/json"}
+    reply = requests.post(served.workers()[0]["url"] + "/v1/resume", data=data, headers=headers, timeout=60)
+    assert reply.status_code in (400, 405), reply.text
+    assert said in reply.json()["error"]["message"]
+    assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_tokens_that_a_grammar_refuses_end_that_request_only(served: Served) -> None:
+    """A journal that was tampered with harms nobody else."""
+    path, sent = STREAMS["chat schema"]
+    worker = served.workers()[0]["url"]
+    restarts = served.count("dovetail_engine_restarts_total")
+    lines = [b'[0,{"handle":1,"ids":[%d,%d],"grammar_step":0}]' % (n, n) for n in range(300, 310)]
+    reply = resume(worker, path, json.dumps(sent).encode(), "11" * 16 + ".1", 0, lines)
+    assert reply.status_code in (200, 400, 500)
+    assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert served.count("dovetail_engine_restarts_total") == restarts
+
+
+def story(number: int) -> dict[str, Any]:
+    text = f"Tell me everything about the number {number}, and then about its neighbours."
+    draws = {"temperature": 0.9, "seed": number, "max_tokens": 100, "ignore_eos": True, "stream": True}
+    return {"messages": [{"role": "user", "content": text}], **draws}
+
+
+def told(served: Served, number: int, **headers: str) -> str:
+    """Return a stream's text; what is no whole stream says why."""
+    with requests.post(
+        f"{served.base}/v1/chat/completions",
+        json=story(number),
+        headers={"authorization": f"Bearer {KEY}", **headers},
+        stream=True,
+        timeout=120,
+    ) as reply:
+        data = b"".join(reply.iter_content(None))
+    found, _ = events(data)
+    if reply.status_code != 200 or not found or found[-1] != b"data: [DONE]" or b"event: error" in data:
+        return f"broken: {reply.status_code} {found[-2:]}"
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in found[:-1]]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    return "".join(c["delta"].get("content") or c["delta"].get("reasoning") or "" for k in chunks for c in k["choices"])
+
+
+NUM_STREAMS, IN_FLIGHT, AFTER = 40, 6, 12
+
+
+@pytest.fixture(scope="module")
+def unbroken(served: Served) -> list[str]:
+    """What forty streams say if nothing happens."""
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        texts = list(pool.map(lambda number: told(served, number), range(NUM_STREAMS)))
+    assert not [text for text in texts if text.startswith("broken")]
+    return texts
+
+
+def while_streaming(served: Served, happens: Callable[[], None]) -> list[str]:
+    """Return what forty streams say while something happens after the twelfth."""
+    ended = threading.Semaphore(0)
+
+    def one(number: int) -> str:
+        text = told(served, number)
+        ended.release()
+        return text
+
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        texts = [pool.submit(one, number) for number in range(NUM_STREAMS)]
+        for _ in range(AFTER):
+            ended.acquire()
+        happens()
+        return [text.result() for text in texts]
+
+
+def all_ready(served: Served) -> bool:
+    return all(worker["ready"] for worker in served.workers())
+
+
+def test_no_stream_is_cut_by_the_death_of_a_worker(served: Served, unbroken: list[str]) -> None:
+    """0 of 40 by `kill -9`, and each says what it would have said."""
+    pid = served.pids()[0]
+    texts = while_streaming(served, lambda: os.kill(pid, signal.SIGKILL))
+    assert texts == unbroken
+    assert "goes on with DP1" in served.text()
+    served.until(lambda: all_ready(served))
+
+
+def test_no_stream_is_cut_by_the_end_of_a_worker(served: Served, unbroken: list[str]) -> None:
+    """0 of 40 by SIGTERM: it drains, and is started again."""
+    pid = served.pids()[1]
+    assert while_streaming(served, lambda: os.kill(pid, signal.SIGTERM)) == unbroken
+    served.until(lambda: all_ready(served) and pid not in served.pids())
+
+
+def test_no_stream_is_cut_by_a_rolling_restart(served: Served, unbroken: list[str]) -> None:
+    """0 of 40 by SIGHUP, after which both workers are new."""
+    pids = served.pids()
+    assert while_streaming(served, lambda: os.kill(served.process.pid, signal.SIGHUP)) == unbroken
+    served.until(lambda: "All 2 workers were started anew." in served.text(), 120)
+    assert not set(pids) & set(served.pids())
+
+
+def test_two_clients_with_one_identifier_keep_their_own_streams(served: Served, unbroken: list[str]) -> None:
+    """Of two tenants and of one, while both workers are killed in turn: nothing is found by an identifier."""
+    served.until(lambda: all_ready(served))
+    pid = served.pids()[0]
+    keys = (KEY, OTHER, KEY, OTHER)
+    with ThreadPoolExecutor(len(keys)) as pool:
+        texts = [
+            pool.submit(told, served, number, **{"x-request-id": "the-same", "authorization": f"Bearer {key}"})
+            for number, key in enumerate(keys)
+        ]
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGKILL)
+        assert [text.result() for text in texts] == unbroken[: len(keys)]
+    served.until(lambda: all_ready(served))
+
+
+class Breaking(BaseHTTPRequestHandler):
+    """A worker that breaks off every stream behind its first event, and every stream that it is to go on with."""
+
+    protocol_version = "HTTP/1.1"
+    num_broken = 0
+
+    def do_GET(self) -> None:
+        known = {"/version": {"version": dovetail.__version__}, "/v1/models": {"data": [{"id": "m"}]}}
+        self.answer(200, known.get(self.path, {"status": "ok"}))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", "0")))
+        if not body:
+            self.answer(400, {"error": {"message": "no body"}})
+            return
+        type(self).num_broken += 1
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.send_header("x-dovetail-journal", "00" * 16 + ".1")
+        self.end_headers()
+        if self.path != "/v1/resume":
+            data = PREFIX + b'[0,{"handle":1,"ids":[5]}]\n\ndata: {"n": 1}\n\ndata: {"n'
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.close_connection = True
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
+    """After the third one without a new token, with an error in the stream: it does not go round for ever."""
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Breaking) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    named = [flag for server in servers for flag in ("--worker", f"http://127.0.0.1:{server.server_port}")]
+    running = Served(tmp_path, "gateway", *named, "--resume-key", RESUME, key=None)
+    try:
+        running.wait()
+        reply = running.post("/v1/chat/completions", story(1))
+        found, _ = events(reply.content)
+        assert found[0] == b'data: {"n": 1}'
+        assert b"stream_lost" in found[-2]
+        assert found[-1] == b"data: [DONE]"
+        assert Breaking.num_broken == 3
+    finally:
+        assert running.close() == 0
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+
+def stream_of(limit: int = 1 << 30) -> tuple[Stream, SimpleNamespace]:
+    settings = SimpleNamespace(max_queued_bytes=limit)
+    state = SimpleNamespace(num_journal_bytes=0, settings=settings)
+    stream = Stream(cast(Any, state), cast(Any, None), "/v1/completions", [], b"{}")
+    stream._name = "name"
+    return stream, state
+
+
+def test_events_are_told_from_the_journal_wherever_pieces_end() -> None:
+    """One byte at a time or all at once: the same events, the same lines."""
+    data = b"".join(
+        PREFIX + b"[0,%d]\n\n" % n + b'data: {"n": %d}\n\n' % n + (b": keep-alive\n\n" if n % 3 == 0 else b"")
+        for n in range(20)
+    )
+    for size in (1, 2, 3, 7, 64, len(data)):
+        stream, state = stream_of()
+        out = b"".join(stream._take(data[at : at + size]) for at in range(0, len(data), size))
+        assert out == b"".join(event + b"\n\n" for event in data.split(b"\n\n")[:-1] if not event.startswith(PREFIX))
+        assert stream._lines == [b"[0,%d]" % n for n in range(20)]
+        assert (stream._num_events, state.num_journal_bytes) == (20, sum(map(len, stream._lines)))
+        stream._forget()
+        assert state.num_journal_bytes == 0
+
+
+def test_a_journal_ends_where_memory_does(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream goes on without, and gives back what it held; the log says so once."""
+    stream, state = stream_of(limit=100)
+    piece = PREFIX + b"[0,%b]\n\n" % (b"1" * 40) + b"data: {}\n\n"
+    with caplog.at_level("WARNING", "dovetail.server"):
+        assert [stream._take(piece) for _ in range(5)] == [b"data: {}\n\n"] * 5
+    assert (stream._name, stream._lines, state.num_journal_bytes) == (None, [], 0)
+    assert sum("would end with its worker" in record.message for record in caplog.records) == 1
