@@ -40,6 +40,11 @@ def none_word(value: object) -> object:
     return value
 
 
+def cache_word(value: object) -> object:
+    """Accept the peers' other words for `fp8`."""
+    return {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}.get(value, value) if isinstance(value, str) else value
+
+
 def task_word(value: object) -> object:
     """Accept `auto` for no task, and the peers' other word for `embed`."""
     return {"auto": None, "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
@@ -170,6 +175,12 @@ class EngineSettings(BaseModel):
     )
     page_size: int = Field(
         16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
+    )
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8"], BeforeValidator(cache_word)] = Field(
+        "auto",
+        description="What keys and values are cached in: `auto` the model's dtype, `fp8` (e4m3) or `int8` with a scale "
+        "for each token and head: twice the tokens in the same memory, see the page on quantisation for the loss.",
+        json_schema_extra=flag(),
     )
     max_total_tokens: Tokens | None = Field(
         None,

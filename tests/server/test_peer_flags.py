@@ -57,6 +57,7 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     "--speculative-algorithm NGRAM --speculative-num-draft-tokens 6": {"speculator": "ngram"},
     '-sc \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}\'': {"speculator": "ngram"},
     "--kv-cache-dtype auto --quantization none": {},
+    "--kv-cache-dtype fp8_e4m3": {"kv_cache_dtype": "fp8"},
     "--skip-server-warmup --watchdog-timeout 600": {},
     "--schedule-conservativeness 0.3 --num-continuous-decode-steps 4": {},
     "--cuda-graph-max-bs-decode 64 --cuda-graph-bs-decode 1 2 4 --max-running-requests 8": {"max_running_requests": 8},
@@ -113,7 +114,7 @@ def test_lines_of_the_peers_are_taken(line: str) -> None:
 REFUSED = {
     "--pipeline-parallel-size=8": "--data-parallel-size divide work",
     "--nnodes 2": "--data-parallel-size divide work",
-    "--kv-cache-dtype fp8_e5m2": "the model's dtype",
+    "--kv-cache-dtype fp8_e5m2": "'auto', 'fp8' or 'int8'",
     "--speculative-algorithm EAGLE": "drafting",
     "--speculative-config '{}'": "drafting",
     '--speculative-config \'{"method": "ngram", "disable_by_batch_size": 4}\'': "not supported with ngram",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
+from typing import Literal, get_args
 
 from dovetail.errors import ModelError
 
@@ -84,6 +85,11 @@ DTYPE_BYTES = {
     **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
 }
 """What a tensor of a cache may consist of, by name, and its size."""
+
+
+ScaledDtype = Literal["int8", "float8_e4m3fn"]
+SCALED_DTYPES: tuple[ScaledDtype, ...] = get_args(ScaledDtype)
+"""In what keys, values and latent rows may be cached instead of the model's dtype, with a scale for each head."""
 
 
 @dataclass(frozen=True, slots=True)

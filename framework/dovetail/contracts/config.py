@@ -13,12 +13,14 @@ from typing import Any, Literal, NamedTuple
 from dovetail.contracts.cache import (
     DTYPE_BYTES,
     FULL,
+    SCALED_DTYPES,
     CacheGroup,
     CacheTensor,
     Chunk,
     Full,
     Reach,
     Recurrent,
+    ScaledDtype,
     Window,
 )
 from dovetail.errors import ModelError
@@ -75,6 +77,8 @@ class LayerSpec:
         mixer: What it keeps of a token: `kv`, a key and a value for each KV head; or `latent`, one row, which is the
             key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
         extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
+        cache_dtype: What keys and values, or the row, are stored as, with a bfloat16 scale for each token and KV head
+            in tensors `k_scale`, `v_scale`, `latent_scale`; see `dovetail.cache.quantized`. None: the model's dtype.
         cache_layer: The layer before it whose keys and values it reads; it writes none of its own.
         state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
     """
@@ -93,6 +97,7 @@ class LayerSpec:
     extra: tuple[CacheTensor, ...] = ()
     cache_layer: int | None = None
     state: tuple[CacheTensor, ...] = ()
+    cache_dtype: ScaledDtype | None = None
 
     def __post_init__(self) -> None:
         """Check that what it says of its cache fits together.
@@ -118,6 +123,11 @@ class LayerSpec:
             )
         if self.extra and self.cache_layer is not None:
             raise ModelError(f"layer {self.index}: it reads the cache of layer {self.cache_layer} and has no `extra`")
+        if self.cache_dtype is not None and (self.state or not self.causal or self.cache_dtype not in SCALED_DTYPES):
+            raise ModelError(
+                f"layer {self.index}: cache_dtype {self.cache_dtype!r}: possible: {', '.join(SCALED_DTYPES)}, of "
+                "layers that cache keys and values"
+            )
         known = [name for name, size in DTYPE_BYTES.items() if size > 1 or not self.state]  # states are computed with
         unknown = [tensor.dtype for tensor in self.cache_tensors if tensor.dtype not in (None, *known)]
         if unknown:
@@ -164,10 +174,14 @@ class LayerSpec:
             return self.state
         if self.cache_layer is not None or not self.causal:
             return ()
+        dtype, heads = self.cache_dtype, self.num_kv_heads
         if self.mixer == "latent":
-            return CacheTensor("latent", (self.qk_dim,), values=self.v_dim), *self.extra
-        heads = self.num_kv_heads
-        return CacheTensor("k", (heads, self.qk_dim)), CacheTensor("v", (heads, self.v_dim)), *self.extra
+            own = [CacheTensor("latent", (self.qk_dim,), dtype, values=self.v_dim)]
+            scales = [CacheTensor("latent_scale", (), "bfloat16")]
+        else:
+            own = [CacheTensor("k", (heads, self.qk_dim), dtype), CacheTensor("v", (heads, self.v_dim), dtype)]
+            scales = [CacheTensor(f"{name}_scale", (heads,), "bfloat16") for name in "kv"]
+        return *own, *(scales if dtype is not None else ()), *self.extra
 
     @property
     def sliding_window(self) -> int | None:

@@ -25,6 +25,7 @@ class Needs:
         soft_cap: A layer caps its scores.
         sinks: A layer has sinks.
         bidirectional: A layer sees what is behind a token.
+        cache_dtypes: In what layers keep keys, values and rows, where not in the model's dtype.
     """
 
     head_dims: frozenset[int]
@@ -35,6 +36,7 @@ class Needs:
     soft_cap: bool = False
     sinks: bool = False
     bidirectional: bool = False
+    cache_dtypes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ class AttentionCaps:
     """What a backend provides; compared with what a model needs before a weight is read. `None` for a set: any.
 
     Every backend multiplies scores by the layer's `scale`. `head_dims` are widths of keys and values for each head;
-    whoever serves latent rows serves them at any width.
+    whoever serves latent rows serves them at any width. `cache_dtypes` are those with scales that it reads and writes
+    (`LayerSpec.cache_dtype`) beside the model's dtype, in all layouts that it serves.
     """
 
     devices: frozenset[str]
@@ -59,6 +62,7 @@ class AttentionCaps:
     mixers: frozenset[Mixer] = frozenset({"kv"})
     unequal_dims: bool = False
     needs_cpu_lens: bool = False
+    cache_dtypes: frozenset[str] = frozenset()
 
 
 MIXERS: dict[Mixer, str] = {"kv": "keys and values for each head", "latent": "latent rows (MLA)"}
@@ -85,6 +89,7 @@ def needs_of(config: ModelConfig) -> Needs:
         soft_cap=any(spec.soft_cap is not None for spec in specs),
         sinks=any(spec.sinks for spec in specs),
         bidirectional=any(not spec.causal for spec in specs),
+        cache_dtypes=frozenset(spec.cache_dtype for spec in specs if spec.cache_dtype is not None),
     )
 
 
@@ -95,6 +100,7 @@ def unmet(config: ModelConfig, caps: AttentionCaps) -> str | None:
         lacking.append(f"head dim {_list(needs.head_dims - caps.head_dims)} (possible: {_list(caps.head_dims)})")
     lacking += [what for mixer, what in MIXERS.items() if mixer in needs.mixers - caps.mixers]
     lacking += [what for name, what in FLAGS.items() if getattr(needs, name) and not getattr(caps, name)]
+    lacking += [f"a cache in {name} with scales" for name in sorted(needs.cache_dtypes - caps.cache_dtypes)]
     return f"{config.architecture} needs {', '.join(lacking)}, which it does not provide" if lacking else None
 
 
@@ -130,7 +136,7 @@ def _misread(specs: Sequence[LayerSpec]) -> str | None:
 
 
 def _layout(spec: LayerSpec) -> tuple[object, ...]:
-    return spec.reach, spec.mixer, spec.num_kv_heads, spec.qk_dim, spec.v_dim
+    return spec.reach, spec.mixer, spec.num_kv_heads, spec.qk_dim, spec.v_dim, spec.cache_dtype
 
 
 def _list(dims: frozenset[int]) -> str:

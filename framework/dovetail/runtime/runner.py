@@ -24,6 +24,7 @@ from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.attention.backends import choose_backends, find_device
 from dovetail.runtime.attention.grouped import make_attention
+from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.quantization import Place, choose_quantization, converted, factory_of
@@ -76,7 +77,7 @@ class ModelRunner:
         config = translate(plugin.config_from_hf, hf, served=() if chosen is None else CONFIG_KEYS)
         logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
         self.quantization, quantization = chosen or ("", None)
-        self.config = replace(config, context_len=context_len(settings, config))
+        self.config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
         self.eos_ids = eos_token_ids(folder, hf)
         self.dtype: torch.dtype = getattr(torch, self.config.dtype if settings.dtype == "auto" else settings.dtype)
         local = self.config.of_rank(rank.parallel.size)  # what is cached and attended here

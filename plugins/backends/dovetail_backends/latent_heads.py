@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from dovetail.cache.quantized import read_scaled
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch, KVPool
 from dovetail_backends.torch_layouts import widened
 
@@ -88,6 +89,11 @@ def is_less_work(layer: AttentionLayer, heads: Tensor, chunks: list[Chunk]) -> b
 def pieces(pool: KVPool, layer: AttentionLayer, heads: Tensor, chunk: Chunk, batch: ForwardBatch) -> Iterator[Piece]:
     """Expand what a chunk attends, piece by piece, from the first token on; a piece begins with a page."""
     cache, size = pool.tensor(layer.index, "latent"), pool.page_size
+
+    def read(pages: Tensor) -> Tensor:
+        is_scaled = cache.dtype.itemsize == 1
+        return read_scaled(pool, layer.index, "latent", pages).to(heads.dtype) if is_scaled else cache[pages]
+
     table = batch.page_table[batch.rows[chunk.request]]
     num_all = chunk.num_cached + chunk.end - chunk.first
     a_page = size * heads.shape[0] * heads.shape[1] * heads.element_size()
@@ -95,7 +101,7 @@ def pieces(pool: KVPool, layer: AttentionLayer, heads: Tensor, chunk: Chunk, bat
     weight = heads.reshape(-1, heads.shape[2])
     for start in range(0, num_all, step):
         end = min(start + step, num_all)
-        rows = cache[table[start // size : -(-end // size)].long()].flatten(0, 1)[: end - start]
+        rows = read(table[start // size : -(-end // size)].long()).flatten(0, 1)[: end - start]
         made = rows[:, : layer.v_dim] @ weight.t()
         yield Piece(rows, made.view(end - start, heads.shape[0], -1), start, end == num_all)
 

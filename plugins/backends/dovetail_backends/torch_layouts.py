@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.cache.quantized import DTYPES, read_scaled, rounded, write_scaled
 from dovetail.contracts.attention import AttentionLayer, KVPool
+from dovetail.contracts.cache import ScaledDtype
 from dovetail.contracts.config import LayerSpec
 
 
@@ -120,6 +122,52 @@ class Rows:
         return widened(k, width), widened(v, width)
 
 
+class ScaledRows:
+    """Keys and values, or latent rows, in 8 bits with scales: `dovetail.cache.quantized`.
+
+    Gathered they are float32. What is not read from pages is rounded all the same, so that a token gets the same result
+    whether its prompt is computed whole, in chunks, or again after a retraction.
+    """
+
+    def __init__(self, pool: KVPool, dtype: ScaledDtype) -> None:
+        self._pool, self._dtype = pool, DTYPES[dtype]
+        self._slots = torch.empty(0)
+
+    def plan(self, slots: Tensor) -> None:
+        self._slots = slots
+
+    def wanted(self, pages: Tensor) -> Tensor:
+        """The pages: `[n N]`."""
+        return pages.reshape(-1)
+
+    def write(self, layer: AttentionLayer, k: Tensor, v: Tensor) -> None:
+        if layer.latent:
+            write_scaled(self._pool, layer.index, "latent", self._slots, k[:, 0])
+            return
+        write_scaled(self._pool, layer.index, "k", self._slots, k)
+        write_scaled(self._pool, layer.index, "v", self._slots, v)
+
+    def gather(self, layer: AttentionLayer, wanted: Tensor, num: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        if layer.latent:
+            rows = read_scaled(self._pool, layer.index, "latent", wanted)
+            keys = rows.view(num, 1, -1, rows.shape[-1])[:, :, :num_keys]
+            return keys, keys
+        width = max(layer.qk_dim, layer.v_dim)
+        keys, values = (self._collect(layer, name, wanted, num, num_keys, width) for name in ("k", "v"))
+        return keys, values
+
+    def _collect(self, layer: AttentionLayer, name: str, wanted: Tensor, num: int, num_keys: int, width: int) -> Tensor:
+        found = read_scaled(self._pool, layer.index, name, wanted)
+        return widened(found.view(num, -1, *found.shape[2:]).transpose(1, 2)[:, :, :num_keys], width)
+
+    def fresh(self, layer: AttentionLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k = rounded(k, self._dtype)
+        if layer.latent:
+            return k, k
+        width = max(layer.qk_dim, layer.v_dim)
+        return widened(k, width), widened(rounded(v, self._dtype), width)
+
+
 class NoPages:
     """Of layers that keep nothing: only what is fresh is attended."""
 
@@ -142,6 +190,8 @@ class NoPages:
 
 def make_layout(spec: LayerSpec, pool: KVPool, device: torch.device) -> Layout:
     """Return the layout of the layers that are like `spec`."""
+    if spec.cache_dtype is not None:
+        return ScaledRows(pool, spec.cache_dtype)
     if spec.mixer == "kv" and spec.qk_dim == spec.v_dim:
         return Pairs(pool, spec.index, device)
     return Rows(pool)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import AttentionCaps
 from dovetail_backends.latent_heads import extend_by_heads
@@ -70,6 +71,7 @@ class TorchNativeBackend(AttentionBackend):
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         needs_cpu_lens=True,
+        cache_dtypes=frozenset(SCALED_DTYPES),
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
@@ -118,7 +120,7 @@ class TorchNativeBackend(AttentionBackend):
     def _decode_group(self, q: Tensor, layer: AttentionLayer, group: DecodeGroup) -> Tensor:
         """Attend the rows of one group: `[n, Hq, D]` to `[n, Hq, Dv]`."""
         n, hk = q.shape[0], layer.num_kv_heads
-        keys, values = self._layout.gather(layer, group.wanted, n, group.num_keys)
+        keys, values = (x.to(q.dtype) for x in self._layout.gather(layer, group.wanted, n, group.num_keys))
         q, d = widened(q, keys.shape[-1]), keys.shape[-1]
         mask = self._decode_mask(bounds(layer), q.dtype, group)
         if is_plain(layer):
@@ -141,7 +143,8 @@ class TorchNativeBackend(AttentionBackend):
                 keys, values = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in fresh)
             else:
                 num_keys, row = num_keys_for(num_all), batch.rows[index : index + 1]
-                keys, values = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
+                both = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
+                keys, values = (x.to(q.dtype) for x in both)
             self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
             start = end
 

@@ -96,6 +96,7 @@ def plan(wish: Wish) -> MemoryPlan:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
     from dovetail.processing.prepare import check_model
+    from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import weight_size
     from dovetail.runtime.memory.plan import plan_memory
     from dovetail_server import preflight
@@ -107,7 +108,7 @@ def plan(wish: Wish) -> MemoryPlan:
     device = device_of(settings, wish.device_memory)
     from dovetail_server.model_facts import config_of
 
-    config = config_of(settings.folder, architecture, settings.model_impl)
+    config = with_cache_dtype(config_of(settings.folder, architecture, settings.model_impl), settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     read = quantised(settings, architecture, config, dtype, device.kind)
     headers = None if read is None else read.headers

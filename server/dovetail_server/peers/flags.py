@@ -180,7 +180,6 @@ _free(
     "warmups optimization-level performance-mode",
     "what is prepared before the start is worked out from the model and the device",
 )
-_values("kv-cache-dtype", "the KV cache has the model's dtype", "auto")
 _values("load-balance-method", ONE, "auto", "round_robin")
 _values("tokenizer-mode", "the tokenizer is tokenizer.json, the fast one", "auto", "hf")
 _values("tokenizer-backend", "the tokenizer is tokenizer.json, read by the tokenizers library", "huggingface")

@@ -128,6 +128,7 @@ def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
         soft_cap=prefill.soft_cap and decode.soft_cap,
         bidirectional=prefill.bidirectional and decode.bidirectional,
         mixers=prefill.mixers & decode.mixers,
+        cache_dtypes=prefill.cache_dtypes & decode.cache_dtypes,
         unequal_dims=prefill.unequal_dims and decode.unequal_dims,
         needs_cpu_lens=prefill.needs_cpu_lens or decode.needs_cpu_lens,
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import Phase
+from dovetail.contracts.cache import SCALED_DTYPES, ScaledDtype
 from dovetail.contracts.needs import AttentionCaps
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_graph import capture_and_replay, padded_prefill, rerun
@@ -107,8 +108,10 @@ class AttentionBackendConformance(Conformance):
             "sinks": {"sinks": True},
             "bidirectional": {"bidirectional": True},
         }
+        needs |= {name: {"cache_dtype": name} for name in SCALED_DTYPES}
         needs["latent"], needs["unequal_dims"] = {"latent": True, "num_kv_heads": 1}, {"v_dim": 2 * case.head_dim}
-        served = {name: getattr(self._caps(), name, name in self._caps().mixers) for name in needs}
+        others = self._caps().mixers | self._caps().cache_dtypes
+        served = {name: getattr(self._caps(), name, name in others) for name in needs}
         for name, changes in needs.items():
             if not served[name]:
                 wrong[f"a model with {name}"] = (replace(case, **changes).config(), device, case.dtype, case.page_size)
@@ -260,6 +263,27 @@ class AttentionBackendConformance(Conformance):
         wide, narrow = self._two_dims()
         for dim, v_dim in ((wide, narrow), (narrow, wide)):
             self._verify_layout({"head_dim": dim, "v_dim": v_dim, "num_kv_heads": 2})
+
+    @pytest.mark.parametrize("name", SCALED_DTYPES)
+    def test_a_cache_of_8_bits(self, name: ScaledDtype) -> None:
+        """Keys and values in int8 or float8, a scale for each token and head: in every layout that caps claim.
+
+        What a prompt's own tokens get is of rounded keys and values, too: as it will be when they are read again.
+        """
+        caps = self._caps()
+        if name not in caps.cache_dtypes:
+            pytest.skip(f"caps claim no cache in {name}")
+        for size in self._page_sizes():
+            for lengths in (DECODE, PREFILL, MIXED):
+                self._verify(lengths, page_size=size, num_kv_heads=2, cache_dtype=name)
+        self._verify_layout({"num_kv_heads": 2, "cache_dtype": name})
+        self._verify(COMMON, "common prefixes", common=COMMON_TOKENS[0], num_kv_heads=2, cache_dtype=name)
+        wide, narrow = self._two_dims()
+        if "latent" in caps.mixers:
+            latent: dict[str, Any] = {"latent": True, "num_kv_heads": 1, "head_dim": wide, "v_dim": narrow}
+            self._verify_layout({**latent, "scale": 0.3, "cache_dtype": name})
+        if caps.unequal_dims:
+            self._verify_layout({"head_dim": wide, "v_dim": narrow, "num_kv_heads": 2, "cache_dtype": name})
 
     def test_both_directions(self) -> None:
         """A layer that is not causal keeps nothing: a token sees its whole prompt, or a window to either side."""
@@ -482,15 +506,16 @@ class AttentionBackendConformance(Conformance):
         world = make_world(self._case(MIXED, **changes), self._device())
         backend = make_backend(self.plugin(), world)
         backend.plan(world.batch, Phase.EAGER)
-        before = [memory.clone() for memory in world.pool.memories]
+        before = [memory.clone() for memory in world.pool.everything]
         size, slots = world.case.page_size, world.batch.kv_slots
         backend.write_kv(world.layer, world.k, world.v, world.batch)
-        got = [memory.clone() for memory in world.pool.memories]
-        for memory, old in zip(world.pool.memories, before, strict=True):
+        got = [memory.clone() for memory in world.pool.everything]
+        for memory, old in zip(world.pool.everything, before, strict=True):
             memory.copy_(old)
         world.pool.write(world.layer.index, slots // size, slots % size, world.k, world.v)
         same = all(
-            torch.equal(a.nan_to_num(-9.0), b.nan_to_num(-9.0)) for a, b in zip(world.pool.memories, got, strict=True)
+            torch.equal(a.float().nan_to_num(-9.0), b.float().nan_to_num(-9.0))
+            for a, b in zip(world.pool.everything, got, strict=True)
         )
         check(same, f"write_kv writes other keys and values, or elsewhere than in batch.kv_slots ({world.case})")
         if self._caps().graph != "none":

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.cache.quantized import DTYPES, rounded, write_scaled
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
-from dovetail.contracts.cache import Chunk, Full, Window
+from dovetail.contracts.cache import Chunk, Full, ScaledDtype, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.testing.checks import check, fail, raised
 from dovetail.testing.conformance.attention_reference import attend_all, error_by_token, mistakes
@@ -35,7 +36,8 @@ class Case:
     With `gives_back`, pages wholly behind the window or chunk of a request's first query are not its any more. `v_dim`
     is the width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are
     the value. With `reads_another`, the layer has no cache of its own. Of
-    a `bidirectional` layer nothing is cached, and all prompts are whole.
+    a `bidirectional` layer nothing is cached, and all prompts are whole. With a `cache_dtype`, keys and values stand in
+    it, with scales, and count as they are after that.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -58,6 +60,7 @@ class Case:
     latent: bool = False
     reads_another: bool = False
     bidirectional: bool = False
+    cache_dtype: ScaledDtype | None = None
 
     @property
     def value_dim(self) -> int:
@@ -94,6 +97,7 @@ class Case:
         parts += ["pages given back"] if self.gives_back else []
         parts += [f"latent rows whose first {self.value_dim} numbers are the value"] if self.latent else []
         parts += [f"values {self.value_dim} wide"] if not (self.latent or self.has_pairs) else []
+        parts += [f"a cache in {self.cache_dtype} with scales"] if self.cache_dtype else []
         parts += ["in both directions"] if self.bidirectional else []
         parts += ["a layer that reads another one's cache"] if self.reads_another else []
         parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
@@ -122,6 +126,7 @@ class Case:
             sinks=self.sinks,
             soft_cap=self.soft_cap,
             causal=not self.bidirectional,
+            cache_dtype=self.cache_dtype,
         )
 
     def specs(self) -> tuple[LayerSpec, ...]:
@@ -159,12 +164,15 @@ class Pool:
         self.num_pages = num_pages
         self._owner = {NUM_LAYERS: case.layer}
 
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(NUM_LAYERS, num_pages, *shape, dtype=case.dtype, device=device)
+        stored = case.dtype if case.cache_dtype is None else DTYPES[case.cache_dtype]
+
+        def empty(*shape: int, dtype: torch.dtype = stored) -> Tensor:
+            return torch.empty(NUM_LAYERS, num_pages, *shape, dtype=dtype, device=device)
 
         size, heads, dim, v_dim = case.page_size, case.num_kv_heads, case.head_dim, case.value_dim
         self.memories: list[Tensor] = []
         self._named: dict[str, Tensor] = {}
+        self._scales: dict[str, Tensor] = {}
         if case.bidirectional:
             return  # as the engine's own: such layers have no tensors
         if case.has_pairs:
@@ -177,6 +185,9 @@ class Pool:
         else:
             self.memories = [empty(size, heads, dim), empty(size, heads, v_dim)]
             self._named = dict(zip("kv", self.memories, strict=True))
+        if case.cache_dtype is not None:
+            names, shape = (("latent_scale",), ()) if case.latent else (("k_scale", "v_scale"), (heads,))
+            self._scales = {name: empty(size, *shape, dtype=torch.bfloat16) for name in names}
         self.poison()
 
     @property
@@ -190,9 +201,20 @@ class Pool:
         self.fill(0, 3.0)
 
     def fill(self, pages: Any, value: float) -> None:
-        """Write a number all over pages."""
+        """Write a number all over pages; it is the scale of numbers that have one."""
         for memory in self.memories:
-            memory[:, pages] = value
+            memory[:, pages] = 1 if self._scales else value
+        for scale in self._scales.values():
+            scale[:, pages] = value
+
+    @property
+    def everything(self) -> list[Tensor]:
+        """All memories, and scales where there are some."""
+        return [*self.memories, *self._scales.values()]
+
+    def floats(self) -> list[Tensor]:
+        """Return what may hold NaN: all memories, or scales where there are some."""
+        return list(self._scales.values()) or self.memories
 
     def layer(self, index: int) -> Tensor:
         """Return one layer, as backends get it that serve keys and values of one width."""
@@ -202,10 +224,14 @@ class Pool:
 
     def tensor(self, index: int, name: str) -> Tensor:
         """Return one tensor of a layer."""
-        return self._named[name][self._owner.get(index, index)]
+        return (self._named | self._scales)[name][self._owner.get(index, index)]
 
     def write(self, layer: int, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """Put keys and values into a layer."""
+        if self._scales:
+            for name, x in (("latent", k[:, 0]),) if "latent" in self._named else (("k", k), ("v", v)):
+                write_scaled(self, layer, name, pages * self.page_size + offsets, x)
+            return
         self.tensor(layer, "k")[pages, offsets] = k
         self.tensor(layer, "v")[pages, offsets] = v
 
@@ -270,6 +296,7 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
     table = torch.zeros(len(rows), widest + 2, dtype=torch.int32)
     slots: list[int] = []
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    raw: list[tuple[Tensor, Tensor]] = []
     pages: list[int] = []
     for number, ((cached, new), row) in enumerate(zip(case.lengths, rows, strict=False)):
         same = case.common_pages(number)
@@ -277,6 +304,10 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
         table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         q, k, v = (_random(case, cached + new, *shape, torch_rng, device) for shape in _shapes(case))
         v = k[..., : case.value_dim] if case.latent else v
+        if case.cache_dtype is not None:
+            raw.append((k[cached:], v[cached:]))
+            k = rounded(k, DTYPES[case.cache_dtype])
+            v = k[..., : case.value_dim] if case.latent else rounded(v, DTYPES[case.cache_dtype])
         if same:
             k[: same * size], v[: same * size] = (tensor[: same * size] for tensor in parts[-1][1:])
         _store(pool, case, pages, k[:cached], v[:cached])
@@ -291,6 +322,8 @@ def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | Non
     new_k, new_v = (
         torch.cat([p[i][c:] for p, (c, _) in zip(parts, case.lengths, strict=True)]).contiguous() for i in (1, 2)
     )
+    if raw:  # rounding is the backend's
+        new_k, new_v = (torch.cat([each[i] for each in raw]).contiguous() for i in (0, 1))
     batch = _batch(case, slots, rows[: len(case.lengths)], table, device)
     return World(case, device, pool, layer, batch, torch.cat([p[0] for p in parts]), new_k, new_v, parts)
 
@@ -387,7 +420,7 @@ def _why_not_finite(world: World, backend_class: type[AttentionBackend], token: 
     if bool((out[token] == UNWRITTEN).any()):
         return "NaN rows: a row of `out` is not written"
     calm = make_world(world.case, world.device)
-    for memory in calm.pool.memories:
+    for memory in calm.pool.floats():
         memory.nan_to_num_(nan=0.0)
     if bool(calm.run(make_backend(backend_class, calm))[token].isfinite().all()):
         return "it reads a page that no request of the batch owns (they hold NaN)"
