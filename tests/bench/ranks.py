@@ -64,7 +64,7 @@ def is_equal(links: Any, size: int) -> bool:
     """Whether sums of all sizes have the bits of shares added in rank order, in graphs that take turns."""
     import torch.distributed as dist
 
-    from dovetail.layers.ops.peer_sum import peer_sum
+    from dovetail.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
 
     good, graphs = True, []
     for index, rows in enumerate((1, 3, 16, 64, 256, 2)):
@@ -73,13 +73,15 @@ def is_equal(links: Any, size: int) -> bool:
         for share in shares[1:]:
             summed = summed + share.float()
         expected, value = summed.to(torch.bfloat16), share_of(99, rows, index)
-        for two_shot in (False, True):
+        for how in ("pushed", "read", "owners"):
+            if how == "pushed" and rows > PUSHED_ROWS:
+                continue
             mine = shares[links.rank]
-            found, _ = peer_sum(mine, links._peers, value, two_shot=two_shot)
+            found, _ = peer_sum(mine, links._peers, value, how=how)
             good &= bool(torch.equal(found, value + expected))
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                out, _ = peer_sum(mine, links._peers, value, two_shot=two_shot)
+                out, _ = peer_sum(mine, links._peers, value, how=how)
             graphs.append((graph, out, value + expected, (mine, value)))  # which the graph reads
     for step in range(200):
         graph, out, expected, _ = graphs[(step * step + 3 * step) % len(graphs)]
@@ -95,6 +97,7 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
     """Time the collectives on one rank; all do the same."""
     import torch.distributed as dist
 
+    from dovetail.layers.ops.peer_sum import PUSHED_ROWS, peer_sum
     from dovetail.runtime.cuda_ranks import CudaCommunicator
 
     torch.cuda.set_device(rank)
@@ -116,6 +119,10 @@ def work_of_rank(rank: int, size: int, meeting: Path, *, check: bool) -> list[di
                 "KB": rows * WIDTH * 2 / 1024,
                 "equal": equal,
                 "sum_us": graph_us(lambda share=share: links.all_reduce(share)),
+                **{
+                    f"{how}_us": graph_us(lambda share=share, how=how: peer_sum(share, links._peers, how=how))
+                    for how in (("pushed", "read", "owners") if rows <= PUSHED_ROWS else ("read", "owners"))
+                },
                 "add_us": graph_us(lambda share=share, value=value: links.add(share, value)),
                 "norm_us": graph_us(lambda share=share, value=value: links.add_norm(share, value, weight, 1e-6)),
                 "nccl_us": graph_us(nccl),

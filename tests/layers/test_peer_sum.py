@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.contracts.layers import BuildContext, Parallel, Stream
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.ops import reference
-from dovetail.layers.ops.peer_sum import PeerBuffers, peer_sum
+from dovetail.layers.ops.peer_sum import PUSHED_ROWS, PeerBuffers, Sums, peer_sum
 from dovetail.layers.plain import PLAIN
 from dovetail.runtime.cuda_ranks import CudaCommunicator
 
@@ -39,7 +39,13 @@ class World:
 
     def numbers(self, rank: int) -> Tensor:
         """A rank's shares and sums, `[2, 2, rows, width]`."""
-        return self.memory[rank][8 * ROWS * self.size :].view(self.dtype).view(2, 2, ROWS, WIDTH)
+        start = 8 * ROWS * self.size
+        return self.memory[rank][start : start + 8 * ROWS * WIDTH].view(self.dtype).view(2, 2, ROWS, WIDTH)
+
+    def pushed(self, rank: int) -> Tensor:
+        """What was pushed to a rank, `[2, size, rows, width / 2, 4]` with two numbers in front of the launch's."""
+        at = PeerBuffers.pushed_at(self.size, ROWS, WIDTH)
+        return self.memory[rank][at:].view(torch.int16).view(2, self.size, ROWS, WIDTH // 2, 4)
 
     def others_have_come(self, rank: int, shares: list[Tensor], launch: int) -> None:
         """Write what the other ranks write in a launch."""
@@ -72,13 +78,13 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("how", ["pushed", "read", "owners"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_rank_computes_the_reference(size: int, two_shot: bool, dtype: torch.dtype) -> None:
+def test_every_rank_computes_the_reference(size: int, how: Sums, dtype: torch.dtype) -> None:
     """Bit by bit, in launches that follow each other, of other sizes; with a stream and a norm, or without."""
     for rank in range(size):
         world = World(size, dtype)
-        for launch, (rows, width) in enumerate([(1, 100), (5, 112), (3, 64), (6, 7)], 1):
+        for launch, (rows, width) in enumerate([(1, 100), (5, 112), (3, 64), (6, 8 if how == "pushed" else 7)], 1):
             shares = [random(rows, width, seed=10 * launch + other, dtype=dtype) for other in range(size)]
             summed = shares[0].float()
             for share in shares[1:]:
@@ -89,12 +95,15 @@ def test_every_rank_computes_the_reference(size: int, two_shot: bool, dtype: tor
             for row in range(rows):
                 one = [share[row : row + 1] for share in shares]
                 world_row = Row(world, row)
-                world_row.others_have_come(rank, one, int(counted[row]))
-                if two_shot:
+                if how == "pushed":
+                    world_row.others_have_pushed(rank, one, int(counted[row]))
+                else:
+                    world_row.others_have_come(rank, one, int(counted[row]))
+                if how == "owners":
                     world_row.owner_has_added(rank, total[row], int(counted[row]))
             value = random(rows, width, seed=launch, dtype=dtype) if launch != 2 else None
             weight = random(width, seed=99, dtype=dtype) if launch > 2 else None
-            found, normed = peer_sum(shares[rank], world.peers[rank], value, weight, 1e-5, two_shot=two_shot)
+            found, normed = peer_sum(shares[rank], world.peers[rank], value, weight, 1e-5, how=how)
             expected = total if value is None else value + total
             check(found, expected)
             if weight is None:
@@ -103,7 +112,7 @@ def test_every_rank_computes_the_reference(size: int, two_shot: bool, dtype: tor
                 assert normed is not None
                 torch.testing.assert_close(normed, reference.rms_norm(found, weight, 1e-5), rtol=2**-6, atol=2**-6)
             assert torch.equal(world.peers[rank].launches[:rows], counted)
-            told(world, rank, counted, two_shot)
+            told(world, rank, counted, how, shares[rank])
 
 
 class Row:
@@ -118,6 +127,14 @@ class Row:
                 self.world.numbers(other)[0, launch % 2, self.row, : shares[other].shape[1]] = shares[other][0]
                 self.world.signals(rank)[0, self.row, other] = launch
 
+    def others_have_pushed(self, rank: int, shares: list[Tensor], launch: int) -> None:
+        for other in range(self.world.size):
+            if other != rank:
+                pairs = shares[other][0].view(torch.int16).view(-1, 2)
+                place = self.world.pushed(rank)[launch % 2, other, self.row, : len(pairs)]
+                place[:, :2] = pairs
+                place[:, 2:] = torch.tensor([launch], dtype=torch.int32).view(torch.int16)
+
     def owner_has_added(self, rank: int, total: Tensor, launch: int) -> None:
         owner = self.row % self.world.size
         if owner != rank:
@@ -125,7 +142,7 @@ class Row:
             self.world.signals(rank)[1, self.row, owner] = launch
 
 
-def told(world: World, rank: int, counted: Tensor, two_shot: bool) -> None:
+def told(world: World, rank: int, counted: Tensor, how: Sums, share: Tensor) -> None:
     """All that have to be told were told: everybody, or the owner of a row, and by it everybody."""
     for row, launch in enumerate(counted.tolist()):
         owner = row % world.size
@@ -133,18 +150,39 @@ def told(world: World, rank: int, counted: Tensor, two_shot: bool) -> None:
             if other == rank:
                 continue
             first, second = (int(world.signals(other)[phase, row, rank]) for phase in (0, 1))
-            assert first == (launch if not two_shot or other == owner else 0)
-            assert second == (launch if two_shot and rank == owner else 0)
+            assert first == (launch if how == "read" or (how == "owners" and other == owner) else 0)
+            assert second == (launch if how == "owners" and rank == owner else 0)
+            pushed = world.pushed(other)[launch % 2, rank, row, : share.shape[1] // 2]
+            if how == "pushed":
+                assert torch.equal(pushed[:, :2].reshape(-1), share[row].view(torch.int16))
+                assert pushed[:, 2:].contiguous().view(torch.int32).unique().tolist() == [launch]
+            else:
+                assert not pushed.any()
 
 
-def test_launches_may_overflow() -> None:
+def test_how_a_sum_is_made() -> None:
+    """Few rows of pairs are pushed, others read, many of several ranks added by owners."""
+    peers = [PeerBuffers.alone(0, size, 256, 4096, CPU) for size in (2, 4)]
+    share = torch.zeros(64, 4096, dtype=torch.float16)
+    assert [[one.usual(share[:rows]) for rows in (1, 16, 32, 33, 64)] for one in peers] == [
+        ["pushed", "pushed", "pushed", "pushed", "pushed"],
+        ["pushed", "pushed", "owners", "owners", "owners"],
+    ]
+    assert peers[0].usual(share[:4, :4095]) == "read"
+    assert peers[0].usual(share[:4], share[:4, :64].reshape(-1)[1:].reshape(1, -1)[:, :64]) == "read"
+    assert peers[0].usual(torch.zeros(PUSHED_ROWS + 1, 2, dtype=torch.float16)) == "read"
+
+
+@pytest.mark.parametrize("how", ["pushed", "read"])
+def test_launches_may_overflow(how: Sums) -> None:
     """After 2³¹ launches of a program signals count on from below zero."""
     world = World(2, torch.float16)
     shares = [random(1, 64, seed=other, dtype=torch.float16) for other in range(2)]
     world.peers[0].launches[0] = 2**31 - 2
     for launch in (2**31 - 1, -(2**31), -(2**31) + 1):
         world.others_have_come(0, shares, launch)
-        found, _ = peer_sum(shares[0], world.peers[0])
+        Row(world, 0).others_have_pushed(0, shares, launch)
+        found, _ = peer_sum(shares[0], world.peers[0], how=how)
         assert torch.equal(found, (shares[0].float() + shares[1].float()).to(torch.float16))
         assert int(world.peers[0].launches[0]) == launch
 

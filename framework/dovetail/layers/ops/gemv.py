@@ -30,8 +30,27 @@ TILES: dict[tuple[int, int], tuple[int, int, int]] = {
     (4096, 4096): (2, 1024, 4),
     (28672, 4096): (8, 512, 2),
     (4096, 14336): (1, 2048, 4),
+    # What each of two ranks has of the 8B, the 30B-A3B, and of dense models of 32B and 70B.
+    (3072, 4096): (2, 2048, 1),
+    (4096, 2048): (2, 1024, 1),
+    (14336, 4096): (4, 2048, 1),
+    (4096, 7168): (4, 4096, 4),
+    (64128, 4096): (1, 4096, 8),
+    (2560, 2048): (2, 1024, 1),
+    (2048, 2048): (4, 1024, 1),
+    (75968, 2048): (4, 1024, 4),
+    (5120, 5120): (2, 1024, 1),
+    (5120, 4096): (2, 1024, 1),
+    (25600, 5120): (4, 1024, 1),
+    (5120, 12800): (2, 1024, 1),
+    (75968, 5120): (1, 1024, 1),
+    (5120, 8192): (2, 1024, 2),
+    (8192, 4096): (2, 1024, 4),
+    (28672, 8192): (4, 4096, 4),
+    (8192, 14336): (1, 2048, 4),
+    (64128, 8192): (1, 4096, 2),
 }
-"""Best (BLOCK_N, BLOCK_K, warps) by (N, K), measured on an H200 with Triton 3.6 and cold weights."""
+"""Best (BLOCK_N, BLOCK_K, warps) by (N, K): on an H200, Triton 3.6, cold weights, by `tests/bench/gemv_tiles.py`."""
 
 
 def best_tile(n: int, k: int, *, gate: bool = False) -> tuple[int, int, int]:
@@ -42,7 +61,9 @@ def best_tile(n: int, k: int, *, gate: bool = False) -> tuple[int, int, int]:
     if (n, k) in TILES:
         return TILES[n, k]
     if n * k >= 1 << 25:
-        return (2, 512, 1) if k <= 1024 else (1, 2048, 1)
+        return (2, 512, 1) if k <= 1024 else (4, 1024, 4) if k <= 2048 else (1, 2048, 1)
+    if k >= 2048:
+        return (2, 1024, 1)
     if n >= 4096:
         return (4, 512, 1) if k <= 1024 else (2, 1024, 4)
     return (2, min(2048, triton.next_power_of_2(k)), 4)
