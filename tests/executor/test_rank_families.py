@@ -47,6 +47,18 @@ def test_built_in_families(kind: str, tmp_path: Path) -> None:
         assert tokens(tmp_path, num) == expected, num
 
 
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_gemma4_as_published(has_experts: bool, tmp_path: Path) -> None:
+    """Layers that read another's cache; keys that are values, one head of them for all ranks, and experts."""
+    shared = {"num_kv_shared_layers": 2, "layer_types": FAMILIES.TURNS, "use_double_wide_mlp": True}
+    sparse = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}
+    sparse |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+    FAMILIES.make_checkpoint(tmp_path, "gemma4_text", vocab_size=VOCAB, **(sparse if has_experts else shared))
+    expected = tokens(tmp_path, 1)
+    for num in (2, 4):
+        assert tokens(tmp_path, num) == expected, num
+
+
 @pytest.mark.parametrize("kind", SPARSE if FULL else ("gpt_oss",))
 def test_whole_experts(kind: str, tmp_path: Path) -> None:
     """Ranks have whole experts each, of biases too, beside shared ones that they divide."""

@@ -140,11 +140,10 @@ def test_the_examples_models_on_two_ranks(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv", [1, 2, 4])
 def test_a_norm_over_all_heads(kv: int, tmp_path: Path) -> None:
     """OLMo 2 normalises all queries together: ranks add up the squares of their shares."""
-    example = Example("olmo2", "Olmo2ForCausalLM")
     folder = make_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=kv)
 
     def make(**settings: Any) -> EngineCore:
-        return example.make_engine(folder, **settings)
+        return make_core(folder, "Olmo2ForCausalLM", **settings)
 
     found = said(make, 2)
     assert found == said(make, 1)

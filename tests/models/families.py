@@ -71,8 +71,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     | {"no_rope_layer_interval": 4, "num_experts_per_tok": 1},
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
     "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 24, "query_pre_attn_scalar": 24},
-    "gemma4_text": {"num_hidden_layers": 6, "sliding_window": 24, "vocab_size_per_layer_input": 131}
-    | {"hidden_size_per_layer_input": 8},
+    "gemma4_text": {"num_hidden_layers": 6, "sliding_window": 24, "hidden_size_per_layer_input": 8}
+    | {"vocab_size_per_layer_input": 199, "global_head_dim": 32},
     "phimoe": FEW,
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
@@ -107,8 +107,8 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 FAMILIES = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe
-exaone4 gemma2 gemma3_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo3 phi3 smollm3
-stablelm starcoder2 llama4_text
+exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense ministral3 olmo2
+olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""
@@ -137,10 +137,16 @@ VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "image_siz
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}
+TURNS = ["sliding_attention", "full_attention"] * 3
 SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
         {**DECODERS["gemma3_text"]},
         {"vision_config": {**VISION, **LAYERS}, "mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
+    ),
+    "gemma4": (
+        {**DECODERS["gemma4_text"], "num_kv_shared_layers": 2, "layer_types": TURNS, "use_double_wide_mlp": True}
+        | {"pad_token_id": 0},
+        {"vision_config": {**VISION, **LAYERS, "head_dim": 16, "num_key_value_heads": 2}, "audio_config": None},
     ),
     "mistral3": ({"model_type": "mistral"}, {"vision_config": {**VISION, **LAYERS, "head_dim": 16}}),
     "llama4": (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import DECODERS, OWN, SEEING, make_checkpoint, make_seeing
+from families import DECODERS, OWN, SEEING, TURNS, make_checkpoint, make_seeing
 from parity import check, check_logits, check_schedules
 
 from dovetail.errors import ConfigError
@@ -48,11 +48,23 @@ def test_through_transformers(kind: str, tmp_path: Path) -> None:
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 5.0}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+WITHOUT_OWN = {"hidden_size_per_layer_input": 0, "tie_word_embeddings": False}
+GEMMA4_EXPERTS = {
+    **{"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 40, **WITHOUT_OWN},
+    **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "tie_word_embeddings": True},
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"intermediate_size": 64, "hidden_size": 64}),  # a square matrix: its shape does not tell how it lies
     ("gpt_oss", {"head_dim": 24, "num_hidden_layers": 3}),
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("gemma3_text", {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 60, "head_dim": 20}),
+    ("gemma4_text", {"num_kv_shared_layers": 2, "layer_types": TURNS, "use_double_wide_mlp": True}),
+    ("gemma4_text", {"num_kv_shared_layers": 4, "layer_types": TURNS, "final_logit_softcapping": 3.0}),
+    ("gemma4_text", {**GEMMA4_EXPERTS, "hidden_size_per_layer_input": 8, "num_global_key_value_heads": None}),
+    ("gemma4_text", {**GEMMA4_EXPERTS, "attention_bias": True, "head_dim": 20, "global_head_dim": 48}),
+    ("seed_oss", {"attention_out_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True}),
+    ("seed_oss", {"attention_bias": False}),
+    ("olmo2", {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 16}),
     ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     ("stablelm", {"partial_rotary_factor": 0.5}),
     ("granite", {**FACTORS, "attention_bias": True, "mlp_bias": True}),

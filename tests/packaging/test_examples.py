@@ -24,9 +24,9 @@ IS_FULL = bool(os.environ.get("DOVETAIL_FULL"))
 COMPUTING = ("model", "attention_backend", "quantization")
 
 NEW = {kind: f"new-{kind.replace('_', '-')}" for kind in KINDS if kind != "model"} | {"model": "MinistralForCausalLM"}
-OLMO2 = {
-    "architectures": ["Olmo2ForCausalLM"],
-    "model_type": "olmo2",
+OLMO = {
+    "architectures": ["OlmoForCausalLM"],
+    "model_type": "olmo",
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -38,7 +38,7 @@ OLMO2 = {
     "dtype": "float32",
 }
 TWO_WIDTHS = {
-    **OLMO2,
+    **OLMO,
     "architectures": ["TwoWidthsForCausalLM"],
     "model_type": "two_widths",
     "head_dim": 8,
@@ -47,7 +47,7 @@ TWO_WIDTHS = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 LATENT = {
-    **{key: value for key, value in OLMO2.items() if key != "num_key_value_heads"},
+    **{key: value for key, value in OLMO.items() if key != "num_key_value_heads"},
     "architectures": ["LatentForCausalLM"],
     "model_type": "latent",
     "kv_lora_rank": 16,
@@ -56,7 +56,7 @@ LATENT = {
     "v_head_dim": 8,
 }
 RECURRENT = {
-    **OLMO2,
+    **OLMO,
     "architectures": ["RecurrentForCausalLM"],
     "model_type": "recurrent",
     "head_dim": 8,
@@ -145,7 +145,7 @@ def test_examples_serve_together(clean: CleanEnv) -> None:
         assert given["blockwise"]["block"] == {"value": "32", "source": "--blockwise.block"}
 
 
-@pytest.mark.parametrize("config", [OLMO2, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("config", [OLMO, TWO_WIDTHS, LATENT, RECURRENT], ids=lambda config: config["model_type"])
 def test_the_models_examples_serve(config: dict[str, Any], clean: CleanEnv) -> None:
     """A server runs the architectures of the examples, with random weights."""
     model = clean.folder / config["model_type"]

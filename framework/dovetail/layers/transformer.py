@@ -49,6 +49,7 @@ class SelfAttention(nn.Module):
         out_bias: Bias on the output projection.
         qk_norm: RMS norm on each query and key head before rotation.
         qk_norm_offset: Added to that norm's weights.
+        key_is_value: There is no value projection: the key's is the value's, too. A subclass attends with that.
     """
 
     def __init__(
@@ -61,15 +62,16 @@ class SelfAttention(nn.Module):
         out_bias: bool = False,
         qk_norm: bool = False,
         qk_norm_offset: float = 0.0,
+        key_is_value: bool = False,
     ) -> None:
         super().__init__()
         spec, ranks = config.layer(index), ctx.parallel.size
         hq, hk, d = spec.num_qo_heads, spec.num_kv_heads, spec.qk_dim
         copies = max(1, ranks // hk)  # fewer KV heads than ranks: several ranks keep the same one
         order = head_order(config.rope_of(index), d)
-        self.has_cache = spec.cache_layer is None
-        kv = (Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies)) if self.has_cache else ()
-        parts = (Part("q", hq * d, d, order=order), *kv)
+        self.has_cache, self.key_is_value = spec.cache_layer is None, key_is_value
+        kv = (Part("k", hk * d, d, copies, order), Part("v", hk * d, d, copies))
+        parts = (Part("q", hq * d, d, order=order), *(kv[: 1 if key_is_value else 2] if self.has_cache else ()))
         self.qkv = ctx.linear("qkv", config.hidden_size, parts, bias=qkv_bias, shard="out")
         self.out = ctx.linear("out", hq * d, config.hidden_size, bias=out_bias, shard="in")
         self.hq, self.hk, self.d = hq // ranks, hk * copies // ranks, d

@@ -16,6 +16,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.errors import ModelError
 from dovetail_models.gemma3 import Gemma3
+from dovetail_models.gemma4 import Gemma4
 from dovetail_models.glm4 import Glm4
 from dovetail_models.llama import Llama
 from dovetail_models.llama4 import Llama4
@@ -27,15 +28,18 @@ from dovetail_models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
-    **{"gemma3_text": Gemma3, "qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3},
-    **{"qwen3_vl_moe_text": Qwen3Moe, "glm4": Glm4, "llama4_text": Llama4},
+    **{"gemma3_text": Gemma3, "gemma4_text": Gemma4, "glm4": Glm4, "llama4_text": Llama4},
+    **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},
 }
 """Plugins by the `model_type` of the text part."""
 FLAT = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2}
 """By that of a config whose text keys stand beside the others."""
 
 PREFIX = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
-OTHERS = r"visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline|audio_tower"
+OTHERS = (
+    "visual|vision_tower|vision_model|vision_embed_tokens|embed_vision|multi_modal_projector|image_newline|audio_tower"
+    "|embed_audio"
+)
 NOT_TEXT = rf"(?:model\.)?(?:{OTHERS})(?:\..*)?"
 
 
@@ -61,6 +65,7 @@ class TextPart(ModelPlugin):
 
     architectures: ClassVar[Sequence[str]] = (
         "Gemma3ForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
@@ -82,7 +87,8 @@ class TextPart(ModelPlugin):
         given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, text)  # type: ignore[arg-type]
         config = family.config_from_hf(given)
         extra = {**config.extra, "family": family}
-        return replace(config, architecture=str(hf["architectures"][0]), extra=extra, not_loaded=NOT_TEXT)
+        unused = "|".join([NOT_TEXT, *([_named(config.not_loaded)] if config.not_loaded else [])])
+        return replace(config, architecture=str(hf["architectures"][0]), extra=extra, not_loaded=unused)
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
@@ -97,7 +103,11 @@ class TextPart(ModelPlugin):
 
 def _renamed(rule: WeightRule) -> WeightRule:
     """Return a rule that also knows the names under which a text part stands."""
-    pattern = rule.module_pattern
+    return replace(rule, module_pattern=_named(rule.module_pattern))
+
+
+def _named(pattern: str) -> str:
+    """Return a pattern of names with those under which a text part stands."""
     if pattern.startswith(r"model\."):
-        return replace(rule, module_pattern=PREFIX + pattern.removeprefix(r"model\."))
-    return replace(rule, module_pattern=rf"(?:language_model\.)?{pattern}")
+        return PREFIX + pattern.removeprefix(r"model\.")
+    return rf"(?:language_model\.)?{pattern}"

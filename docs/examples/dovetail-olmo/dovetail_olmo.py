@@ -1,19 +1,16 @@
-"""OLMo 2: Llama with the norms behind attention and MLP, and an RMS norm over all queries and one over all keys.
+"""OLMo: Llama with layer norms that have no weights; queries, keys and values may be clamped.
 
-Weights: as `Olmo2ForCausalLM` of transformers writes them. Source: arXiv:2501.00656.
+Weights: as `OlmoForCausalLM` of transformers writes them. Source: arXiv:2402.00838.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts import BuildContext, CausalLM, ForwardBatch, ModelConfig, ModelPlugin, Stream, WeightRule
-from dovetail.layers import ops
-from dovetail.layers.attention import attend
 from dovetail.layers.embedding import Embedding, LMHead
-from dovetail.layers.norm import RMSNorm, ShardedRMSNorm
 from dovetail.layers.rotary import Rotaries
 from dovetail.layers.transformer import GatedMLP, SelfAttention
 from dovetail.runtime.hf_config import dense_config
@@ -24,52 +21,49 @@ RULES = (
     WeightRule(LAYER + r"self_attn\.([qkv])_proj", r"layers.\1.attention.qkv", r"\2"),
     WeightRule(LAYER + r"self_attn\.qkv_proj", r"layers.\1.attention.qkv"),
     WeightRule(LAYER + r"self_attn\.o_proj", r"layers.\1.attention.out"),
-    WeightRule(LAYER + r"self_attn\.([qk])_norm", r"layers.\1.attention.\2_norm"),
     WeightRule(LAYER + r"mlp\.(gate|up)_proj", r"layers.\1.mlp.gate_up", r"\2"),
     WeightRule(LAYER + r"mlp\.gate_up_proj", r"layers.\1.mlp.gate_up"),
     WeightRule(LAYER + r"mlp\.down_proj", r"layers.\1.mlp.down"),
-    WeightRule(LAYER + r"post_attention_layernorm", r"layers.\1.attention_norm"),
-    WeightRule(LAYER + r"post_feedforward_layernorm", r"layers.\1.mlp_norm"),
-    WeightRule(r"model\.norm", "norm"),
     WeightRule(r".*rotary_emb\.inv_freq", ""),
 )
 
 
-class Olmo2Attention(SelfAttention):
-    """Self-attention whose queries, and whose keys, are normalised across all heads before rotation."""
+class PlainNorm(nn.Module):
+    """Layer norm over the last axis without weight and bias, computed in float32."""
+
+    def forward(self, x: Tensor | Stream) -> Tensor:
+        """Normalise `[T, H]`; a stream is added up first."""
+        x = x.total() if isinstance(x, Stream) else x
+        return F.layer_norm(x.float(), x.shape[-1:], eps=1e-5).to(x.dtype)
+
+
+class OlmoAttention(SelfAttention):
+    """Self-attention whose queries, keys and values are clamped before rotation."""
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         bias = bool(config.extra["bias"])
         super().__init__(config, index, ctx, qkv_bias=bias, out_bias=bias)
-        spec, d, ranks = config.layer(index), self.d, ctx.parallel.size
-        self.q_norm = ShardedRMSNorm(spec.num_qo_heads * d, config.norm_eps, ctx.at("q_norm"), d)
-        copies = max(1, ranks // spec.num_kv_heads)
-        self.k_norm = ShardedRMSNorm(spec.num_kv_heads * d, config.norm_eps, ctx.at("k_norm"), d, copies)
+        self.clip = config.extra["clip"]
 
     def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
         """Map the projection `[T, (Hq + 2 Hk) D]` to `[T, Hq D]`."""
-        hq, hk, d = self.hq, self.hk, self.d
-        q, k, v = qkv.split((hq * d, hk * d, hk * d), dim=-1)
-        qk = torch.cat((self.q_norm(q.contiguous()), self.k_norm(k.contiguous())), dim=-1)
-        qk = ops.norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
-        out: Tensor = attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch)
-        return out.view(-1, hq * d)
+        return super().attend(qkv if self.clip is None else qkv.clamp(-self.clip, self.clip), rope, batch)
 
 
-class Olmo2Layer(nn.Module):
-    """Attention and MLP, each normalised before it is added."""
+class OlmoLayer(nn.Module):
+    """Attention and MLP, each of what the norm makes of the stream."""
 
     def __init__(self, config: ModelConfig, index: int, ctx: BuildContext) -> None:
         super().__init__()
-        self.attention = Olmo2Attention(config, index, ctx.at(f"layers.{index}.attention"))
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        self.norm = PlainNorm()
+        self.attention = OlmoAttention(config, index, ctx.at(f"layers.{index}.attention"))
         self.mlp = GatedMLP(config, ctx.at(f"layers.{index}.mlp"))
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
 
     def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
         """Return the residual stream with this layer's part added."""
-        stream = stream.plus(self.attention_norm(self.attention(stream, rope, batch)))
-        return stream.plus(self.mlp_norm(self.mlp(stream)))
+        stream = self.attention(stream, rope, batch, norm=self.norm, add=stream)
+        added: Stream = self.mlp(stream, norm=self.norm, add=stream)
+        return added
 
 
 class Decoder(nn.Module):
@@ -79,8 +73,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed = Embedding(config.vocab_size, config.hidden_size, ctx)
         self.rotary = Rotaries(config, ctx)
-        self.layers = nn.ModuleList(Olmo2Layer(config, index, ctx) for index in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        self.layers = nn.ModuleList(OlmoLayer(config, index, ctx) for index in range(config.num_layers))
+        self.norm = PlainNorm()
         tied = self.embed if config.tie_word_embeddings else None
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, ctx, tied)
 
@@ -93,15 +87,17 @@ class Decoder(nn.Module):
         return hidden
 
 
-class Olmo2(ModelPlugin):
-    """Serves `Olmo2ForCausalLM`."""
+class Olmo(ModelPlugin):
+    """Serves `OlmoForCausalLM`."""
 
-    architectures: ClassVar[Sequence[str]] = ("Olmo2ForCausalLM",)
+    architectures: ClassVar[Sequence[str]] = ("OlmoForCausalLM",)
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         """Translate `config.json`."""
-        return dense_config(hf, bias=bool(hf.get("attention_bias", False)))
+        clip = hf.get("clip_qkv")
+        bias = bool(hf.get("attention_bias", False))
+        return dense_config(hf, bias=bias, clip=None if clip is None else float(clip))
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
