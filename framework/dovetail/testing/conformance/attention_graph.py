@@ -67,10 +67,12 @@ def padded_prefill(backend_class: type[AttentionBackend], case: Case, device: to
     backend = make_backend(backend_class, max(worlds, key=lambda world: world.pool.num_pages))
     pool: Any = backend.kv_pool
     backend.init_graph_state(max_batch=num_chunks, max_tokens=num_tokens)
-    memories = [world.pool.memory.clone() for world in worlds]  # one of the pools is the backend's
-    for world, memory in zip(worlds, memories, strict=True):
+    # One of the pools is the backend's.
+    memories = [[memory.clone() for memory in world.pool.everything] for world in worlds]
+    for world, saved in zip(worlds, memories, strict=True):
         pool.poison()
-        pool.memory[:, : memory.shape[1]].copy_(memory)
+        for memory, given_back in zip(pool.everything, saved, strict=True):
+            memory[:, : given_back.shape[1]].copy_(given_back)
         given = _padded(world, num_tokens, num_chunks)
         if static is None:
             static = given
@@ -133,7 +135,7 @@ def _padded(world: World, num_tokens: int, num_chunks: int) -> Padded:
 def overwrite(world: World, other: World) -> None:
     """Put `other`'s batch into the tensors that the graph reads."""
     pages = other.pool.num_pages
-    for memory, given in zip(world.pool.memories, other.pool.memories, strict=True):
+    for memory, given in zip(world.pool.everything, other.pool.everything, strict=True):
         memory[:, :pages].copy_(given)
     for name in ("positions", "kv_slots", "rows", "seq_lens", "q_starts"):
         getattr(world.batch, name).copy_(getattr(other.batch, name))

@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dovetail.cache.quantized import as_bytes
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
+from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.needs import AttentionCaps
 from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import extend
-from dovetail_backends.triton.kv import write_kv, write_rows
+from dovetail_backends.triton.kv import Scales, scales_of, write_kv, write_rows, write_scaled_kv, write_scaled_rows
 from dovetail_backends.triton.latent_heads import extend_by_heads
 from dovetail_backends.triton.prefix import PrefixScratch
 
@@ -31,12 +33,13 @@ class TritonBackend(AttentionBackend):
         sinks=True,
         soft_cap=True,
         mixers=frozenset({"kv", "latent"}),
+        cache_dtypes=frozenset(SCALED_DTYPES),
     )
 
     def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
         self.kv_pool = kv_pool
         spec, self.prefix_group = config.layers[0], 0
-        self._is_latent = spec.mixer == "latent"
+        self._is_latent, self._is_scaled = spec.mixer == "latent", spec.cache_dtype is not None
         if self._is_latent:
             self._scratch = DecodeScratch(spec.num_qo_heads, latent.blocks(spec.num_qo_heads), spec.v_dim, device)
         else:
@@ -60,18 +63,31 @@ class TritonBackend(AttentionBackend):
             self._prefixes = Prefixes(shared, self._prefix_scratch)
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        if self._is_latent:
-            write_rows(k, self.kv_pool.tensor(layer.index, "latent"), batch.kv_slots)
+        cache, scales = self._cache(layer)
+        if scales is None and self._is_latent:
+            write_rows(k, cache, batch.kv_slots)
+        elif scales is None:
+            write_kv(k, v, cache, batch.kv_slots)
+        elif self._is_latent:
+            write_scaled_rows(k, cache, scales, batch.kv_slots)
         else:
-            write_kv(k, v, self.kv_pool.layer(layer.index), batch.kv_slots)
+            write_scaled_kv(k, v, cache, scales, batch.kv_slots)
+
+    def _cache(self, layer: AttentionLayer) -> tuple[Tensor, Scales | None]:
+        """Return a layer: `[N, 2, P, Hk, D]`, or latent rows `[N, P, D]`; in 8 bits as int8, with scales."""
+        cache = self.kv_pool.tensor(layer.index, "latent") if self._is_latent else self.kv_pool.layer(layer.index)
+        if not self._is_scaled:
+            return cache, None
+        return as_bytes(cache), scales_of(self.kv_pool, layer.index, is_latent=self._is_latent)
 
     def forward_decode(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
+        cache, scales = self._cache(layer)
         if self._is_latent:
-            latent.decode(q, self.kv_pool.tensor(layer.index, "latent"), layer, batch, self._scratch, out)
+            latent.decode(q, cache, layer, batch, self._scratch, out, scales)
         else:
-            decode(q, self.kv_pool.layer(layer.index), layer, batch, self._scratch, out, self._prefixes)
+            decode(q, cache, layer, batch, self._scratch, out, self._prefixes, scales)
 
     def forward_decode_qkv(
         self,
@@ -82,7 +98,9 @@ class TritonBackend(AttentionBackend):
         batch: ForwardBatch,
         out: Tensor,
     ) -> bool:
-        """One kernel for the rotation, the write and the attention; serves always."""
+        """One kernel for the rotation, the write and the attention; serves a cache in the model's dtype."""
+        if self._is_scaled:
+            return False
         kv = self.kv_pool.layer(layer.index)
         decode_qkv(qkv, norm, rope, kv, layer, batch, self._scratch, out, self._prefixes)
         return True
@@ -90,10 +108,11 @@ class TritonBackend(AttentionBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
+        cache, scales = self._cache(layer)
         if self._is_latent:
-            latent.extend(q, self.kv_pool.tensor(layer.index, "latent"), layer, batch, out, self._longest)
+            latent.extend(q, cache, layer, batch, out, self._longest, scales)
         else:
-            extend(q, self.kv_pool.layer(layer.index), layer, batch, out, self._longest)
+            extend(q, cache, layer, batch, out, self._longest, scales=scales)
 
     def forward_extend_latent(
         self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

@@ -26,8 +26,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
+from dovetail_backends.triton.kv import Scales, scale_arguments
 from dovetail_backends.triton.prefix import PrefixScratch, Shared, attend_prefix
-from dovetail_backends.triton.tiles import capped, load_pages, load_tile, merged, rotated
+from dovetail_backends.triton.tiles import capped, load_pages, load_scales, load_tile, merged, rotated, unpacked
 
 LOG2E = 1.4426950408889634
 
@@ -36,13 +37,13 @@ LOG2E = 1.4426950408889634
 @triton.jit
 def _decode_kernel(
     q, kv, page_table, rows, seq_lens, slots, weight, cos, sin, sinks, part, part_max, part_sum, arrived, out,
-    behind, prefix, prefix_max, prefix_sum,
+    behind, prefix, prefix_max, prefix_sum, k_scale, v_scale,
     scale, eps, stride_qb, stride_qh, stride_ob, stride_oh, stride_table,
-    stride_page, stride_half, stride_token, stride_head,
+    stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, HK: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
     SINKS: tl.constexpr, FUSED: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, PREFIX_N: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -70,6 +71,10 @@ def _decode_kernel(
     keys, values = load_tile(
         kv, pages, tile, first, end, head, stride_page, stride_half, stride_token, stride_head, P, D, BLOCK_D, BLOCK_N
     )  # fmt: skip
+    if SCALED:
+        key_scales, value_scales = load_scales(
+            k_scale, v_scale, pages, tile, first, end, head, stride_scale_page, stride_scale_token, P, BLOCK_N
+        )  # fmt: skip
     pages = load_pages(table, tile + NUM_SPLITS, first, end, P, BLOCK_N)
     if PDL and FUSED:
         gdc_wait()
@@ -105,17 +110,27 @@ def _decode_kernel(
             kv, pages, tile + NUM_SPLITS, first, end, head, stride_page, stride_half, stride_token, stride_head,
             P, D, BLOCK_D, BLOCK_N,
         )  # fmt: skip
+        if SCALED:
+            next_key_scales, next_value_scales = load_scales(
+                k_scale, v_scale, pages, tile + NUM_SPLITS, first, end, head, stride_scale_page, stride_scale_token,
+                P, BLOCK_N,
+            )  # fmt: skip
+            keys_now = unpacked(keys, key_scales, queries, E4M3)
+            values_now = unpacked(values, value_scales, queries, E4M3)
+            key_scales, value_scales = next_key_scales, next_value_scales
+        else:
+            keys_now, values_now = keys, values
         pages = load_pages(table, tile + 2 * NUM_SPLITS, first, end, P, BLOCK_N)
         places = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (places < end) & (places >= first)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.dot(queries, tl.trans(keys_now), input_precision="ieee") * scale
         if CAP > 0:
             scores = capped(scores, CAP)
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(best, tl.max(scores, 1))
         shares = tl.exp2(scores - new[:, None])
         shrink = tl.exp2(best - new)
-        acc = acc * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+        acc = acc * shrink[:, None] + tl.dot(shares.to(values_now.dtype), values_now, input_precision="ieee")
         total = total * shrink + tl.sum(shares, 1)
         best = new
         keys, values = next_keys, next_values
@@ -212,6 +227,7 @@ def decode(
     scratch: DecodeScratch,
     out: Tensor,
     prefixes: Prefixes | None = None,
+    scales: Scales | None = None,
 ) -> None:
     """Attend one token per request.
 
@@ -223,8 +239,9 @@ def decode(
         scratch: Buffers for the splits.
         out: `[B, Hq, D]`, written in full.
         prefixes: What rows share, to be read once.
+        scales: Of the numbers of a pool in 8 bits.
     """
-    _launch(q, kv, layer, batch, scratch, out, None, (q, q), prefixes, is_fused=False)
+    _launch(q, kv, layer, batch, scratch, out, None, (q, q), prefixes, scales, is_fused=False)
 
 
 def decode_qkv(
@@ -251,7 +268,7 @@ def decode_qkv(
         out: `[B, Hq, D]`, written in full.
         prefixes: What rows share, to be read once.
     """
-    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, prefixes, is_fused=True)
+    _launch(qkv, kv, layer, batch, scratch, out, norm, rope, prefixes, None, is_fused=True)
 
 
 def _launch(
@@ -264,9 +281,11 @@ def _launch(
     norm: tuple[Tensor, float] | None,
     rope: tuple[Tensor, Tensor],
     prefixes: Prefixes | None,
+    scales: Scales | None,
     *,
     is_fused: bool,
 ) -> None:
+    scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
     shape = choose_shape(num, hk, d)
     block_g, block_d = max(16, triton.next_power_of_2(hq // hk)), max(16, triton.next_power_of_2(d))
@@ -276,18 +295,18 @@ def _launch(
     if prefixes is not None and layer.sliding_window is None:
         behind = prefixes.shared.behind
         parts = attend_prefix(
-            q, kv, layer, batch, prefixes.shared, prefixes.scratch, norm, rope, is_fused=is_fused
+            q, kv, layer, batch, prefixes.shared, prefixes.scratch, norm, rope, scales, is_fused=is_fused
         )  # fmt: skip
         prefix, prefix_max, prefix_sum = parts.part, parts.part_max, parts.part_sum
         cut = {"SHARED": True, "PREFIX_N": parts.block_n, "PREFIX_SPLITS": parts.splits}
     _decode_kernel[(num, hk, shape.splits)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.kv_slots, q if norm is None else norm[0], *rope,
         q if layer.sinks is None else layer.sinks, part, part_max, part_sum, arrived, out,
-        behind, prefix, prefix_max, prefix_sum,
+        behind, prefix, prefix_max, prefix_sum, *scale_tensors,
         layer.scale * LOG2E, 0.0 if norm is None else norm[1], q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
+        batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3), *scale_strides,
         HQ=hq, HK=hk, BLOCK_G=block_g, D=d, BLOCK_D=block_d, P=kv.shape[2], BLOCK_N=shape.block_n,
         NUM_SPLITS=shape.splits, CHUNK=max(1, min(8, 8192 // (block_g * block_d))), WINDOW=layer.sliding_window or 0,
         SINKS=layer.sinks is not None, FUSED=is_fused, NORM=norm is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
-        num_warps=shape.warps, **cut, **launch_options(q),
+        num_warps=shape.warps, **cut, **kinds, **launch_options(q),
     )  # fmt: skip

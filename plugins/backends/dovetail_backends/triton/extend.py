@@ -22,17 +22,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
-from dovetail_backends.triton.tiles import capped
+from dovetail_backends.triton.kv import Scales, scale_arguments
+from dovetail_backends.triton.tiles import capped, unpacked
 
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
 def _attend_tile(
-    queries, kv, table, at, head, length, place, best, total, acc, scale,
-    stride_page, stride_half, stride_token, stride_head,
+    queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+    stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
     D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, CAP: tl.constexpr,
+    MASKED: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them."""
     d, places = tl.arange(0, BLOCK_D), at + tl.arange(0, BLOCK_N)
@@ -50,6 +51,10 @@ def _attend_tile(
         keys = tl.load(base, mask=mask, other=0.0)
     else:
         keys = tl.load(base)
+    if SCALED:
+        scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
+        there = places < length
+        keys = unpacked(keys, tl.load(k_scale + scale_at, mask=there, other=0.0), queries, E4M3)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if CAP > 0:
         scores = capped(scores * scale, CAP)
@@ -70,18 +75,21 @@ def _attend_tile(
         values = tl.load(base + stride_half, mask=mask, other=0.0)
     else:
         values = tl.load(base + stride_half)
+    if SCALED:
+        values = unpacked(values, tl.load(v_scale + scale_at, mask=there, other=0.0), queries, E4M3)
     acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return new, total * shrink + tl.sum(weights, 1), acc
 
 
 @triton.jit(do_not_specialize=["first_request", "first_token", "num"])
 def _extend_kernel(
-    q, kv, page_table, rows, seq_lens, q_starts, sinks, out,
+    q, kv, page_table, rows, seq_lens, q_starts, sinks, out, k_scale, v_scale,
     scale, first_request, first_token, num,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_half, stride_token, stride_head,
+    stride_scale_page, stride_scale_token,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
+    SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -120,13 +128,15 @@ def _extend_kernel(
         seen_by_all = first
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, kv, table, at, head, length, place, best, total, acc, scale,
-            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, False, CAP,
+            queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
+            D, BLOCK_D, P, BLOCK_N, WINDOW, False, CAP, SCALED, E4M3,
         )  # fmt: skip
     for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, kv, table, at, head, length, place, best, total, acc, scale,
-            stride_page, stride_half, stride_token, stride_head, D, BLOCK_D, P, BLOCK_N, WINDOW, True, CAP,
+            queries, kv, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            stride_page, stride_half, stride_token, stride_head, stride_scale_page, stride_scale_token,
+            D, BLOCK_D, P, BLOCK_N, WINDOW, True, CAP, SCALED, E4M3,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -176,6 +186,7 @@ def extend(
     out: Tensor,
     longest: int,
     tile: Tile | None = None,
+    scales: Scales | None = None,
 ) -> None:
     """Attend the prefill chunks of a batch.
 
@@ -187,19 +198,21 @@ def extend(
         out: `[T', Hq, D]`, written in full.
         longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
         tile: From `choose_tile` if not given.
+        scales: Of the numbers of a pool in 8 bits.
     """
     d, hk = q.shape[2], layer.num_kv_heads
+    scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     group = q.shape[1] // hk
     num = batch.num_requests - batch.num_decode
     block_m, block_n, warps, stages = tile or choose_tile(longest * group, d, q.dtype, shared_bytes(q.device))
     _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, hk)](
         q, kv, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
-        layer.sinks if layer.sinks is not None else q, out,
+        layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
         layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
+        kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3), *scale_strides,
         G=group, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)), P=kv.shape[2], BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_R=block_of(num), STAGES=stages, WINDOW=layer.sliding_window or 0, SINKS=layer.sinks is not None,
         CAP=(layer.soft_cap or 0.0) * LOG2E,
-        num_warps=warps, **launch_options(q),
+        num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip

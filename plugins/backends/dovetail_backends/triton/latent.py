@@ -18,7 +18,8 @@ from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options, shared_bytes
 from dovetail_backends.triton.decode import LOG2E, DecodeScratch
 from dovetail_backends.triton.extend import block_of
-from dovetail_backends.triton.tiles import capped, merged
+from dovetail_backends.triton.kv import Scales, scale_arguments
+from dovetail_backends.triton.tiles import capped, merged, unpacked
 
 HEADS = 16
 """Rows that a matrix instruction needs."""
@@ -26,9 +27,9 @@ HEADS = 16
 
 @triton.jit
 def _load_rows(
-    cache, table, at, first, end, stride_page, stride_token,
+    cache, scales, table, at, first, end, like, stride_page, stride_token, stride_scale_page, stride_scale_token,
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Rows of the tokens `at …` that are within `first … end - 1`: what is value `[BLOCK_N, BLOCK_R]`, and the rest."""
     places = at + tl.arange(0, BLOCK_N)
@@ -38,6 +39,9 @@ def _load_rows(
     r, e = tl.arange(0, BLOCK_R)[None, :], tl.arange(0, BLOCK_E)[None, :]
     values = tl.load(base + r, mask=inside[:, None] & (r < R), other=0.0)
     rest = tl.load(base + R + e, mask=inside[:, None] & (e < REST), other=0.0)
+    if SCALED:
+        scale = tl.load(scales + pages * stride_scale_page + (places % P) * stride_scale_token, mask=inside, other=0.0)
+        values, rest = unpacked(values, scale, like, E4M3), unpacked(rest, scale, like, E4M3)
     return values, rest
 
 
@@ -72,11 +76,13 @@ def _with_sinks(sinks, heads, live, best, total, acc):
 
 @triton.jit
 def _decode_kernel(
-    q, cache, page_table, rows, seq_lens, sinks, part, part_max, part_sum, arrived, out,
+    q, cache, page_table, rows, seq_lens, sinks, part, part_max, part_sum, arrived, out, scales,
     scale, stride_qb, stride_qh, stride_ob, stride_oh, stride_table, stride_page, stride_token,
+    stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -104,7 +110,8 @@ def _decode_kernel(
     for tile in tl.range(first_tile + split, end_tile, NUM_SPLITS, num_stages=STAGES):
         at = tile * BLOCK_N
         values, rest = _load_rows(
-            cache, table, at, first, length, stride_page, stride_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N
+            cache, scales, table, at, first, length, queries, stride_page, stride_token, stride_scale_page,
+            stride_scale_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N, SCALED, E4M3,
         )  # fmt: skip
         places = at + tl.arange(0, BLOCK_N)
         seen = ((places < length) & (places >= first))[None, :]
@@ -134,11 +141,13 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["first_request", "first_token", "num"])
 def _extend_kernel(
-    q, cache, page_table, rows, seq_lens, q_starts, sinks, out, scale, first_request, first_token, num,
+    q, cache, page_table, rows, seq_lens, q_starts, sinks, out, scales, scale, first_request, first_token, num,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_token,
+    stride_scale_page, stride_scale_token,
     HQ: tl.constexpr, R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
     P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -174,7 +183,8 @@ def _extend_kernel(
         first = tl.maximum(length - num_new + tile * BLOCK_M // HQ - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     for at in tl.range(first, highest + 1, BLOCK_N, num_stages=STAGES):
         values, rest = _load_rows(
-            cache, table, at, 0, length, stride_page, stride_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N
+            cache, scales, table, at, 0, length, queries, stride_page, stride_token, stride_scale_page,
+            stride_scale_token, R, REST, BLOCK_R, BLOCK_E, P, BLOCK_N, SCALED, E4M3,
         )  # fmt: skip
         places = at + tl.arange(0, BLOCK_N)
         seen = (places < length)[None, :] & (places[None, :] <= place[:, None])
@@ -211,7 +221,13 @@ def _facts(layer: AttentionLayer, cache: Tensor) -> dict[str, object]:
 
 
 def decode(
-    q: Tensor, cache: Tensor, layer: AttentionLayer, batch: ForwardBatch, scratch: DecodeScratch, out: Tensor
+    q: Tensor,
+    cache: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    scratch: DecodeScratch,
+    out: Tensor,
+    scales: Scales | None = None,
 ) -> None:
     """Attend one token per request.
 
@@ -222,20 +238,30 @@ def decode(
         batch: Lengths and page table of the first B requests.
         scratch: Buffers for the splits, of as many KV heads as there are blocks of 16 query heads.
         out: `[B, Hq, R]`, written in full.
+        scales: Of rows in 8 bits.
     """
+    (row_scales, _), scale_strides, kinds = scale_arguments(scales, q)
     num, num_blocks = q.shape[0], blocks(layer.num_qo_heads)
     splits = max(1, min(64, triton.next_power_of_2(max(1, 512 // (num * num_blocks)))))
     part, part_max, part_sum, arrived = scratch.get(num, splits)
     _decode_kernel[(num, num_blocks, splits)](
         q, cache, batch.page_table, batch.rows, batch.seq_lens, q if layer.sinks is None else layer.sinks,
-        part, part_max, part_sum, arrived, out,
+        part, part_max, part_sum, arrived, out, row_scales,
         layer.scale * LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        cache.stride(0), cache.stride(1), BLOCK_H=HEADS, BLOCK_N=32, NUM_SPLITS=splits, STAGES=2, num_warps=4,
-        **_facts(layer, cache), **launch_options(q),
+        cache.stride(0), cache.stride(1), *scale_strides, BLOCK_H=HEADS, BLOCK_N=32, NUM_SPLITS=splits, STAGES=2,
+        num_warps=4, **_facts(layer, cache), **kinds, **launch_options(q),
     )  # fmt: skip
 
 
-def extend(q: Tensor, cache: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, longest: int) -> None:
+def extend(
+    q: Tensor,
+    cache: Tensor,
+    layer: AttentionLayer,
+    batch: ForwardBatch,
+    out: Tensor,
+    longest: int,
+    scales: Scales | None = None,
+) -> None:
     """Attend the prefill chunks of a batch.
 
     Args:
@@ -245,15 +271,19 @@ def extend(q: Tensor, cache: Tensor, layer: AttentionLayer, batch: ForwardBatch,
         batch: The whole batch; requests `num_decode …` are attended.
         out: `[T', Hq, R]`, written in full.
         longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
+        scales: Of rows in 8 bits.
     """
+    (row_scales, _), scale_strides, kinds = scale_arguments(scales, q)
     num = batch.num_requests - batch.num_decode
     block_m, block_n, warps, stages = choose_tile(longest * layer.num_qo_heads, layer.qk_dim, q.dtype, q.device)
     _extend_kernel[(triton.cdiv(q.shape[0] * layer.num_qo_heads, block_m) + num,)](
         q, cache, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
-        q if layer.sinks is None else layer.sinks, out, layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
+        q if layer.sinks is None else layer.sinks, out, row_scales,
+        layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
-        cache.stride(0), cache.stride(1), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_Q=block_of(num), STAGES=stages,
-        num_warps=warps, **_facts(layer, cache), **launch_options(q),
+        cache.stride(0), cache.stride(1), *scale_strides,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_Q=block_of(num), STAGES=stages,
+        num_warps=warps, **_facts(layer, cache), **kinds, **launch_options(q),
     )  # fmt: skip
 
 

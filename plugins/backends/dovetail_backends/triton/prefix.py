@@ -23,7 +23,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.layers.ops.pdl import launch_options
-from dovetail_backends.triton.tiles import capped, rotated
+from dovetail_backends.triton.kv import Scales, scale_arguments
+from dovetail_backends.triton.tiles import capped, rotated, unpacked
 
 LOG2E = 1.4426950408889634
 MAX_ROWS = 16
@@ -78,11 +79,13 @@ def _plan_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q, kv, page_table, groups, weight, cos, sin, part, part_max, part_sum,
+    q, kv, page_table, groups, weight, cos, sin, part, part_max, part_sum, k_scale, v_scale,
     scale, eps, num, stride_qb, stride_qh, stride_table, stride_page, stride_half, stride_token, stride_head,
+    stride_scale_page, stride_scale_token,
     GROUP: tl.constexpr, HQ: tl.constexpr, HK: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    FUSED: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, PDL: tl.constexpr,
+    FUSED: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (group, KV head, split): tiles `split, split + NUM_SPLITS, …` of the shared tokens, for every row."""
     if PDL:
@@ -118,6 +121,10 @@ def _prefix_kernel(
             else:
                 keys = tl.load(base)
                 values = tl.load(base + stride_half)
+            if SCALED:
+                scale_at = pages * stride_scale_page + (places % P) * stride_scale_token + head
+                keys = unpacked(keys, tl.load(k_scale + scale_at), queries, E4M3)
+                values = unpacked(values, tl.load(v_scale + scale_at), queries, E4M3)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
             if CAP > 0:
                 scores = capped(scores * scale, CAP)
@@ -221,6 +228,7 @@ def attend_prefix(
     scratch: PrefixScratch,
     norm: tuple[Tensor, float] | None,
     rope: tuple[Tensor, Tensor],
+    scales: Scales | None,
     *,
     is_fused: bool,
 ) -> Parts:
@@ -235,6 +243,7 @@ def attend_prefix(
         scratch: Where the results go.
         norm: As `decode_qkv`.
         rope: As `decode_qkv`.
+        scales: Of the numbers of a pool in 8 bits.
         is_fused: Whether queries are still to be normalised and rotated.
 
     Returns:
@@ -243,15 +252,18 @@ def attend_prefix(
     num, hq, hk, d = q.shape[0], layer.num_qo_heads, layer.num_kv_heads, q.shape[2]
     num_groups = shared.groups.shape[1]
     block_m = max(16, triton.next_power_of_2(shared.group * (hq // hk)))
-    block_n, warps, stages = choose_tile(block_m, d, kv.dtype)
+    block_n, warps, stages = choose_tile(block_m, d, q.dtype)
+    scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     parts = scratch.parts(num, num_groups, block_n)
     _prefix_kernel[(num_groups, hk, parts.splits)](
         q, kv, batch.page_table, shared.groups, q if norm is None else norm[0], *rope,
-        parts.part, parts.part_max, parts.part_sum, layer.scale * LOG2E, 0.0 if norm is None else norm[1], num,
+        parts.part, parts.part_max, parts.part_sum, *scale_tensors,
+        layer.scale * LOG2E, 0.0 if norm is None else norm[1], num,
         q.stride(0), q.stride(1), batch.page_table.stride(0), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
+        *scale_strides,
         GROUP=shared.group, HQ=hq, HK=hk, BLOCK_M=block_m, D=d, BLOCK_D=max(16, triton.next_power_of_2(d)),
         P=kv.shape[2], BLOCK_N=block_n, NUM_SPLITS=parts.splits, STAGES=stages, FUSED=is_fused, NORM=norm is not None,
-        CAP=(layer.soft_cap or 0.0) * LOG2E, num_warps=warps, **launch_options(q),
+        CAP=(layer.soft_cap or 0.0) * LOG2E, num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip
     return parts
 
