@@ -317,6 +317,30 @@ def test_two_clients_with_one_identifier_keep_their_own_streams(served: Served, 
     served.until(lambda: all_ready(served))
 
 
+@pytest.mark.skipif(not os.environ.get("DOVETAIL_FULL"), reason="takes the 20 s of three unanswered questions")
+def test_no_stream_hangs_with_a_stopped_worker(served: Served, unbroken: list[str]) -> None:
+    """One that is stopped (SIGSTOP) answers nothing and breaks nothing off: it is ended, and its streams go on."""
+    served.until(lambda: all_ready(served))
+    pid = served.pids()[0]
+    assert while_streaming(served, lambda: os.kill(pid, signal.SIGSTOP)) == unbroken
+    served.until(lambda: all_ready(served) and pid not in served.pids())
+    assert "DP0 is stuck" in served.text()
+
+
+def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
+    """On the worker, too: nothing is computed for nobody."""
+    served.until(lambda: all_ready(served))
+    body = {**story(3), "max_tokens": 1500}
+    replies = [served.post("/v1/chat/completions", body, stream=True) for _ in range(3)]
+    readers = [reply.iter_content(None) for reply in replies]  # kept: one that nobody keeps closes its connection
+    assert all(next(reader) for reader in readers)
+    assert sum(worker["num_running"] for worker in served.workers()) == 3
+    for reply in replies:
+        reply.close()
+    served.until(lambda: not sum(worker["num_running"] for worker in served.workers()), 10)
+    served.until(lambda: not sum(served.count("dovetail_requests_running").values()), 10)
+
+
 class Breaking(BaseHTTPRequestHandler):
     """A worker that breaks off every stream behind its first event, and every stream that it is to go on with."""
 

@@ -58,6 +58,7 @@ class Child:
         self._deaths: deque[float] = deque()
         self._is_ending = False
         self._is_restarting = False
+        worker.when_stuck.add(self.kill)
 
     @property
     def pid(self) -> int | None:
@@ -139,6 +140,10 @@ class Child:
         """Have it end as by SIGTERM, and started again."""
         self._is_restarting = True
         self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it by force; it is started again."""
+        self._signal(signal.SIGKILL)
 
     async def end(self) -> None:
         """Have it end, and wait for that; by force if it takes too long."""

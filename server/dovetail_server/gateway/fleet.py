@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from dovetail_server.errors import ServiceError
@@ -21,6 +21,7 @@ class Worker:
         num_running: Requests that are relayed to it now.
         refusal: Why it may not take part although it answers.
         has_served: It was ready once.
+        when_stuck: Called when it has not answered for long: to end it, or to give up waiting for it.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Worker:
     num_running: int = 0
     refusal: str | None = None
     has_served: bool = False
+    when_stuck: set[Callable[[], object]] = field(default_factory=set)
 
     @property
     def tag(self) -> str:

@@ -20,6 +20,9 @@ READY_S = 0.5
 """Time between two questions."""
 ANSWER_S = 5.0
 """A worker that does not answer for so long gets no new requests."""
+SILENT = f"no answer in {ANSWER_S:g} s"
+STUCK = 3
+"""Questions without an answer after which what is open on a worker is given up."""
 TIMEOUT = aiohttp.ClientTimeout(total=ANSWER_S)
 
 
@@ -43,8 +46,15 @@ class Lookout:
 
     async def watch(self, worker: Worker) -> None:
         """Ask one worker, for ever."""
+        num_silent = 0
         while True:
             why = await self.ask(worker)
+            num_silent = num_silent + 1 if why == SILENT else 0
+            if num_silent >= STUCK and worker.has_served:
+                num_silent = 0
+                logger.error("Worker %s is stuck: %d times %s. Its streams go on elsewhere.", worker.tag, STUCK, SILENT)
+                for give_up in list(worker.when_stuck):
+                    give_up()
             if why is None and not worker.is_ready:
                 why = await self._check(worker)
             if why is None:
@@ -65,7 +75,7 @@ class Lookout:
                 body = await reply.json(content_type=None)
                 return str(body.get("reason", f"/readyz says {reply.status}")) if isinstance(body, dict) else "unready"
         except TimeoutError:
-            return f"no answer in {ANSWER_S:g} s"
+            return SILENT
         except (aiohttp.ClientError, OSError) as error:
             return f"cannot be reached: {error}"
         except ValueError:

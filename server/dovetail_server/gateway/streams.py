@@ -63,7 +63,7 @@ class Stream:
         try:
             await self.outlet.head(reply)
             try:
-                await self._pass_on(reply)
+                await self._pass_on(worker, reply)
             except CutError as error:
                 await self._move(worker, str(error))
             await self.outlet.body(b"", more=False)
@@ -124,16 +124,23 @@ class Stream:
                 if reply.status != 200:
                     self._name = None
                     raise CutError(f"worker {worker.tag} does not go on: {await said(reply)}")
-                await self._pass_on(reply)
+                await self._pass_on(worker, reply)
         except (aiohttp.ClientError, OSError) as error:
             raise CutError(reason(error)) from None
 
-    async def _pass_on(self, reply: aiohttp.ClientResponse) -> None:
+    async def _pass_on(self, worker: Worker, reply: aiohttp.ClientResponse) -> None:
         """Send the events of a reply to its end.
 
         Raises:
             CutError: It broke off before.
         """
+        worker.when_stuck.add(reply.close)
+        try:
+            await self._pass_pieces(reply)
+        finally:
+            worker.when_stuck.discard(reply.close)
+
+    async def _pass_pieces(self, reply: aiohttp.ClientResponse) -> None:
         pieces = reply.content.iter_any()
         while True:
             try:
