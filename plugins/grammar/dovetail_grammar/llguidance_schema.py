@@ -20,7 +20,7 @@ from dovetail.grammar.spec.schema import escape
 from dovetail_grammar.formats import FORMATS, PATTERNS, UNENFORCED
 from dovetail_grammar.gbnf import UnreadableError
 from dovetail_grammar.lookaround import without_lookaround, without_lookaround_in_one
-from dovetail_grammar.patterns import is_leaky, is_unreadable, tightened
+from dovetail_grammar.patterns import is_leaky, is_unreadable, readable, tightened
 
 REFUSED = frozenset(
     [
@@ -135,9 +135,10 @@ class SchemaWalk:
             self._ignored.append(where)
 
     def _pattern(self, where: str, *patterns: str, is_exact: bool = False) -> None:
-        if any(map(is_unreadable, patterns)):
+        known = [readable(pattern) for pattern in patterns]
+        if any(map(is_unreadable, known)):
             self._refuse(where)
-        elif any(is_leaky(pattern if is_exact else tightened(pattern)) for pattern in patterns):
+        elif any(is_leaky(pattern if is_exact else tightened(pattern)) for pattern in known):
             self._ignored.append(where)
 
     def _refuse(self, where: str) -> None:
@@ -314,12 +315,12 @@ def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
     also: list[Any] = []
     if isinstance(made.get("pattern"), str):
         first, *others = without_lookaround(made["pattern"]) or [made["pattern"]]
-        made["pattern"] = tightened(first)
-        also += ({"pattern": tightened(other)} for other in others)
+        made["pattern"] = tightened(readable(first))
+        also += ({"pattern": tightened(readable(other))} for other in others)
     if "patternProperties" in made:
         write = str if _is_open_beside(root) else tightened
         made["patternProperties"] = _renamed(
-            made["patternProperties"], lambda name: write(without_lookaround_in_one(name))
+            made["patternProperties"], lambda name: write(readable(without_lookaround_in_one(name)))
         )
     named = made.pop("format", None)
     if named in FORMATS:

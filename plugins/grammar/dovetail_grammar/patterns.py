@@ -18,11 +18,32 @@ _SPACES = r" \t\r\n\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _DASH = re.compile(r"(\\[wdsWDS])-(?!\])")
 _OPAQUE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a class."""
+_NAMED = re.compile(rf"{_OPAQUE.pattern}|\(\?<[A-Za-z_$][A-Za-z0-9_$]*>", re.DOTALL)
+_IN_CLASS = re.compile(r"\\.|\[|&&|~~", re.DOTALL)
+_ESCAPES = {"[": r"\[", "&&": r"\&\&", "~~": r"\~\~"}
 
 
 def is_unreadable(pattern: str) -> bool:
     """Whether a pattern has look-around, back-references or word boundaries."""
     return _UNREADABLE.search(pattern) is not None
+
+
+def readable(pattern: str) -> str:
+    """Return a pattern with the names of groups left out, and brackets in classes escaped.
+
+    To ECMAScript `[` and `&&` in a class are characters; to others classes within it, and what two have in common.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        body = found[0]
+        if body.startswith("(?<"):
+            return "(?:"
+        if not body.startswith("["):
+            return body
+        start = 2 if body.startswith("[^") else 1
+        return body[:start] + _IN_CLASS.sub(lambda part: _ESCAPES.get(part[0], part[0]), body[start:-1]) + "]"
+
+    return _NAMED.sub(one, pattern) if "[" in pattern or "(?<" in pattern else pattern
 
 
 @lru_cache(maxsize=256)

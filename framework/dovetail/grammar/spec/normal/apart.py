@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from dovetail.grammar.spec.normal.logic import Logic, Node, all_of, is_same, types_of_value, values_of
@@ -12,6 +13,7 @@ MAX_DEPTH = 5
 MAX_LOOKS = 50_000
 """Schemas that are looked at to compare one document's options."""
 _NUMBERS = frozenset(("integer", "number"))
+_FRONT = re.compile(r"\^([A-Za-z0-9_/:@#%&,;<=>~ -]+)")
 _LENGTHS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
@@ -50,9 +52,19 @@ class Apart:
             return True
         if len(kinds) == 1 and _lengths_apart(one, two, *kinds):
             return True
+        if kinds == {"array"} and _fewest(one, two) > 0 and self.are_items_apart(one, two, depth):
+            return True
+        if kinds == {"string"} and _texts_apart(one, two):
+            return True
         if kinds == {"object"} and self._objects_apart(one, two, beside, depth):
             return True
         return self._options_apart(one, two, beside, depth) or self._options_apart(two, one, beside, depth)
+
+    def are_items_apart(self, one: Node, two: Node, depth: int = 0) -> bool:
+        """Whether an array that conforms to both of two schemas, as `seen`, has no items."""
+        if "prefixItems" in one or "prefixItems" in two or not ("items" in one and "items" in two):
+            return False
+        return self.are_apart(one["items"], two["items"], {}, depth + 1)
 
     def _options_apart(self, one: Node, two: Node, beside: Node, depth: int) -> bool:
         """Whether each option of a schema is apart from another schema."""
@@ -136,6 +148,27 @@ _SEEN = ("anyOf", "oneOf", "allOf", "$ref")
 def _lengths_apart(one: Node, two: Node, kind: str) -> bool:
     low, high = _LENGTHS.get(kind, ("", ""))
     return any(first.get(low, 0) > second.get(high, math.inf) for first, second in ((one, two), (two, one)))
+
+
+def _fewest(one: Node, two: Node) -> float:
+    return float(max(one.get("minItems", 0), two.get("minItems", 0)))
+
+
+def _texts_apart(one: Node, two: Node) -> bool:
+    """Whether two patterns ask for different texts in front."""
+    if "pattern" not in one or "pattern" not in two:
+        return False
+    first, second = _front(one["pattern"]), _front(two["pattern"])
+    return not (first.startswith(second) or second.startswith(first))
+
+
+def _front(pattern: str) -> str:
+    """Return plain characters that each text of a pattern begins with."""
+    found = _FRONT.match(pattern)
+    if found is None or "|" in re.sub(r"\\.|\((?:[^()\\]|\\.)*\)", "", pattern):
+        return ""
+    rest = pattern[found.end() :]
+    return found[1][:-1] if rest[:1] in ("*", "?", "{", "+") else found[1]
 
 
 def _property(node: Node, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ MAX_GROWTH, MAX_ADDED = 4, 65536
 """A rewritten schema is kept within so many times its size, and so many bytes more."""
 
 _REFERENCES = frozenset(REFERENCES)
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
+"""Characters that a reference writes with escapes, which not every library reads."""
 _UNEVALUATED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 
@@ -199,7 +202,7 @@ class _Document:
         )
 
     def _new_name(self, pointer: str) -> str:
-        name = pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~") or "d"
+        name = _NO_NAME.sub("_", pointer.rsplit("/", 1)[-1]) or "d"
         made = name
         while made in self._taken:
             self._taken[name] = self._taken.get(name, 1) + 1

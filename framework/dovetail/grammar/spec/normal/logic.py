@@ -93,6 +93,8 @@ class Logic:
             return [{"type": "object", "properties": {name: False}} for name in value]
         if key == "properties":
             return self._other_properties(value, beside, depth)
+        if key == "additionalProperties":
+            return _other_names(node, beside) if value is False else None
         if key == "not":
             return [value]
         if key == "allOf":
@@ -107,6 +109,8 @@ class Logic:
         """Some property is there and is not what it should be."""
         ways = []
         for name, part in value.items():
+            if is_closed(beside) and name not in beside.get("properties", {}):
+                continue  # it cannot be there
             declared = self.followed(beside.get("properties", {}).get(name, {}))
             other = self.opposite(part, declared if isinstance(declared, dict) else {}, depth + 1)
             if other is None:
@@ -168,6 +172,20 @@ def _other_types(node: Node, beside: Node) -> list[Any] | None:
         taken |= _NUMBERS
     rest = [kind for kind in schema.TYPES if kind not in taken and kind != "integer"]
     return [{"type": rest}] if rest else []
+
+
+def is_closed(node: Node) -> bool:
+    """Whether an object has none but the properties that are listed."""
+    return node.get("additionalProperties") is False and "patternProperties" not in node
+
+
+def _other_names(node: Node, beside: Node) -> list[Any] | None:
+    """A property is there that a schema does not list, where the instance has some of few names only."""
+    if not is_closed(beside) or "patternProperties" in node:
+        return None
+    listed = node.get("properties", {})
+    others = [name for name, part in beside.get("properties", {}).items() if part is not False and name not in listed]
+    return [{"type": "object", "required": [name]} for name in others]
 
 
 def _other_texts(pattern: str) -> list[Any] | None:

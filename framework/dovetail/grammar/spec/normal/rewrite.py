@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import counts
 from dovetail.grammar.spec.normal.apart import Apart
-from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, has_repeats, types_of_value, values_of
+from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, has_repeats, is_closed, types_of_value, values_of
 from dovetail.grammar.spec.normal.names import Names
 from dovetail.grammar.spec.normal.nodes import Finder, Place, kinds_in_common, kinds_of
 from dovetail.grammar.spec.normal.unevaluated import Reader
@@ -218,7 +218,7 @@ class Rewriter:
             for other in options[:index] + options[index + 1 :]:
                 if self._apart.are_apart(option, other, beside):
                     continue
-                opposite = self._logic.opposite(other, beside) if len(options) <= MAX_OPTIONS else None
+                opposite = self._without(option, other, beside) if len(options) <= MAX_OPTIONS else None
                 if opposite is None:
                     return
                 parts.append(opposite)
@@ -233,6 +233,24 @@ class Rewriter:
             self._mark(node["allOf"][-1], self._place(node, "oneOf"))
         else:
             node["anyOf"] = options
+
+    def _without(self, option: Any, other: Any, beside: Node) -> Any:
+        """Return what must hold, too, of an option's instances not to conform to another; None where none can say."""
+        one, two = self._apart.seen(option), self._logic.followed(other)
+        if not isinstance(one, dict) or not isinstance(two, dict):
+            return self._logic.opposite(other, beside)
+        kinds = kinds_in_common(kinds_in_common(kinds_of(one), kinds_of(two)), kinds_of(beside))
+        if kinds == {"array"} and two.keys() <= _ARRAYS and self._apart.are_items_apart(one, two):
+            return {"minItems": 1}  # an empty array is all that conforms to both
+        named, listed = one.get("properties", {}), beside.get("properties", {})
+        known = {**beside, "type": sorted(kinds_in_common(kinds_of(one), kinds_of(beside)))}
+        known["properties"] = {**listed, **{n: part for n, part in named.items() if values_of(listed.get(n)) is None}}
+        own = self._logic.followed(option)
+        if isinstance(own, dict) and is_closed(own):
+            known["additionalProperties"] = False
+            known["properties"] = {name: known["properties"][name] for name in named}
+            known.pop("patternProperties", None)
+        return self._logic.opposite(other, known)
 
     def property_names(self, node: Node) -> None:
         """Names that are listed are properties, and those that match are properties by pattern."""
@@ -303,6 +321,8 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "uniqueItems": Rewriter.unique_items,
 }
 _KEYWORDS = frozenset(_REWRITES)
+_ARRAYS = frozenset(("type", "items", "maxItems", "uniqueItems"))
+"""Keywords with which a schema allows an empty array."""
 
 
 def _in_place(node: Node) -> list[Any]:
