@@ -118,8 +118,18 @@ def remember_types(interpreter: ModuleType) -> None:
     core._unwrap_shape, core.tensor.__init__, core.block_type.__init__ = unwrap, make_tensor, block_type
 
 
-LONG = ("tests/testing/test_builtins.py", "tests/packaging/test_examples.py", "tests/docs/test_tutorials.py")
-"""Files that take minutes: begun last, they would keep one of two processes busy while the other has nothing to do."""
+LONG = (
+    "tests/docs/test_tutorials.py",
+    "tests/testing/test_builtins.py",
+    "tests/packaging/test_examples.py",
+    "tests/peers/test_openai_suite.py",
+    "tests/peers/test_sglang_frontend.py",
+    "tests/peers/test_gateways.py",
+    "tests/executor/test_rank_processes.py",
+    "tests/storage/test_recovery.py",
+    "tests/server/test_bench.py",
+)
+"""Files that take half a minute or more: begun last, one would keep a process busy while others have nothing to do."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
