@@ -159,13 +159,15 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def core_as_before() -> Iterator[None]:
     """No file of tests leaves a public attribute of Dovetail changed: others would fail for it, in one order only."""
-    from dovetail.plugins.drift import drift_since, snapshot
+    from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
     before = snapshot()
     yield
     # What is new is not looked at: Triton's interpreter adds names to the modules of kernels.
     had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
-    changed = [name for name in drift_since(before) if name in had and not name.rpartition(".")[2].startswith("_")]
+    changed = [
+        name for name in detect_monkeypatches(before) if name in had and not name.rpartition(".")[2].startswith("_")
+    ]
     assert not changed, f"left changed: {', '.join(changed)}"
 
 

@@ -115,7 +115,7 @@ def server(llm: LLM) -> Iterator[Any]:
     """What the server's preparation needs of its state."""
     made = preflight.with_model(ServeSettings(log_level="error", device="cpu", max_total_tokens=16384, port=0))
     made, _, plan = plan_plugins(made, "Qwen3ForCausalLM")
-    text = Processor.load(made, plan).bound_to(llm.info, made)
+    text = Processor.load(made, plan).with_engine_limits(llm.info, made)
     yield SimpleNamespace(text=text, check_choices=lambda num: None, settings=made)
     text.grammar.close()
 

@@ -50,7 +50,7 @@ ALLOWED = {
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.
     "dovetail/llm.py": {"Thread": 1, "create_task": 1},
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.
-    "dovetail/plugins/guard.py": {"Thread": 1},
+    "dovetail/plugins/time_limit.py": {"Thread": 1},
     # Benchmarks and test helpers are programs of their own.
     "dovetail/testing/conformance/compile_child.py": {"Thread": 1},
     "dovetail_server/testing.py": {"Thread": 1},

@@ -134,7 +134,7 @@ class LLM(OutlinesModel):
         try:
             self._hooks.enter_context(running_hooks(loaded))
             self.info = self._call(self._client.start())
-            self._processor.bound_to(self.info, offline)
+            self._processor.with_engine_limits(self.info, offline)
         except BaseException:
             self._stop(wait=False)  # a model that is still loading cannot be interrupted
             raise

@@ -18,8 +18,8 @@ from starlette.routing import Route
 import dovetail
 from dovetail.errors import EngineError, RequestError
 from dovetail_server import errors
-from dovetail_server.anthropic.errors import Dialect
-from dovetail_server.asgi import Edge, Guard, Holder
+from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
+from dovetail_server.asgi import BodyLimitMiddleware, Holder, RequestIdMiddleware
 from dovetail_server.auth import OPEN, Auth, Keys, open_paths
 from dovetail_server.hooks import ApiHooks, PluginRoute
 from dovetail_server.hosts import HostRules, Hosts
@@ -113,7 +113,7 @@ def create_app(state: ServerState) -> FastAPI:
     resume_bytes = state.settings.max_body_bytes + 2 * MAX_JOURNAL_BYTES
     app.add_middleware(Resumable, key=state.settings.resume_key)
     add_layers(app, state, {"/v1/files": upload_bytes, RESUME_PATH: resume_bytes})
-    app.add_middleware(Dialect)
+    app.add_middleware(AnthropicErrorMiddleware)
     for kind in (RequestError, errors.ServiceError, EngineError):
         app.add_exception_handler(kind, handle_error)
     app.add_exception_handler(HTTPException, handle_http)
@@ -147,7 +147,7 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
     settings = state.settings
     app.add_middleware(Auth, keys=Keys.of(settings), origins=settings.allow_origins, open_paths=open_paths(settings))
     app.add_middleware(Hosts, rules=HostRules.of(settings), exempt=OPEN)
-    app.add_middleware(Guard, state=state, streamed=streamed)
+    app.add_middleware(BodyLimitMiddleware, state=state, streamed=streamed)
     if settings.allow_origins:
         # A browser asks before it sends the key: those questions are answered here, for these origins only.
         app.add_middleware(
@@ -158,7 +158,7 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int]) -> None
             expose_headers=["x-request-id", "retry-after"],
             max_age=600,
         )
-    app.add_middleware(Edge, observers=state.hooks.observers)
+    app.add_middleware(RequestIdMiddleware, observers=state.hooks.observers)
     if settings.root_path:
         app.add_middleware(Prefix, root_path=settings.root_path)
 

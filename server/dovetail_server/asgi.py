@@ -1,5 +1,6 @@
-"""The outer ASGI layers: `Edge` names each request and says how it ended; `Guard` bounds bodies and catches exceptions.
+"""The outer ASGI layers: `RequestIdMiddleware` names each request, `BodyLimitMiddleware` bounds bodies.
 
+The first one says how a request ended; the second answers whatever is raised below it.
 Between the two stand the CORS headers, so that error replies carry them too; keys are checked behind both (`auth.py`).
 """
 
@@ -38,7 +39,7 @@ TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 
-class Edge:
+class RequestIdMiddleware:
     """Gives each HTTP request its `x-request-id`, and tells observers how it ended."""
 
     def __init__(self, app: ASGIApp, observers: Observers) -> None:
@@ -108,7 +109,7 @@ class Holder(Protocol):
         """Its limits."""
 
 
-class Guard:
+class BodyLimitMiddleware:
     """Bounds bodies, each and all together, and answers whatever goes wrong below."""
 
     def __init__(self, app: ASGIApp, state: Holder, streamed: Mapping[str, int]) -> None:
@@ -128,22 +129,22 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(self.state, self.streamed.get(scope["path"]), Headers(scope=scope), receive, send)
+        limiter = BodyLimiter(self.state, self.streamed.get(scope["path"]), Headers(scope=scope), receive, send)
         try:
-            exchange.check_length()
-            await self.app(scope, exchange.receive, exchange.send)
+            limiter.check_length()
+            await self.app(scope, limiter.receive, limiter.send)
         except ClientGoneError:
             return
         except Exception as error:
-            if exchange.has_begun:
+            if limiter.has_begun:
                 raise  # the reply is under way; uvicorn logs and closes the connection
-            await to_reply(error)(scope, exchange.receive, exchange.send)
+            await to_reply(error)(scope, limiter.receive, limiter.send)
         finally:
-            exchange.let_go()
+            limiter.let_go()
 
 
-class Exchange:
-    """One request and its reply, on their way through `Guard`."""
+class BodyLimiter:
+    """One request and its reply, on their way through `BodyLimitMiddleware`."""
 
     def __init__(
         self, state: Holder, streamed_limit: int | None, headers: Headers, receive: Receive, send: Send
@@ -156,7 +157,7 @@ class Exchange:
         self.length = int(length) if length.isdigit() else 0
         self.is_unread = self.length > 0 or "transfer-encoding" in headers
         self.has_begun = False
-        self.lingers = False
+        self.drains_body = False
         self._num_bytes = 0
         self._waiting_s = 0.0
         self._receive, self._send = receive, send
@@ -215,9 +216,9 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.has_begun = True
             if self.is_unread and not await self._discard(HERE_S):
-                self.lingers = True
+                self.drains_body = True
                 MutableHeaders(scope=message)["connection"] = "close"
-        elif self.lingers and not message.get("more_body", False):
+        elif self.drains_body and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             await self._discard(LINGER_S)
             message = {"type": "http.response.body", "body": b"", "more_body": False}

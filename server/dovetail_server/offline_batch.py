@@ -49,7 +49,7 @@ async def run_file(settings: ServeSettings, plan: PluginPlan, source: Path, targ
         try:
             state = ServerState(settings, engine, hooks)
             text = await asyncio.to_thread(load_text, settings, plan, Phases())
-            state.ready_with(text.bound_to(await engine.start(), settings))
+            state.ready_with(text.with_engine_limits(await engine.start(), settings))
             try:
                 service = await state.storage.get()
                 batch = await run_batch(service, source, endpoint, shows_progress)

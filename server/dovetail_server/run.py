@@ -182,7 +182,7 @@ async def get_ready(
     info = await engine_start
     mark_active(registry, plan, info)
     freeze_gc()
-    state.ready_with(text.bound_to(info, state.settings))
+    state.ready_with(text.with_engine_limits(info, state.settings))
 
 
 def freeze_gc() -> None:

@@ -368,7 +368,7 @@ class ServeSettings(TextSettings, BaseSettings):
     )
 
     @model_validator(mode="after")
-    def tell_admin_from_users(self) -> ServeSettings:
+    def check_distinct_keys(self) -> ServeSettings:
         """Refuse an admin's key that is also a user's: it would protect nothing."""
         if self.admin_api_key is not None and self.admin_api_key in self.api_key:
             raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")

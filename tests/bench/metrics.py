@@ -12,7 +12,7 @@ from time import perf_counter
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestStart
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observers import Observers
-from dovetail_server.pace import Pace
+from dovetail_server.token_timer import TokenTimer
 
 TOKENS = 100_000
 
@@ -33,16 +33,16 @@ def main() -> None:
         observers.add_observers("bench", metrics.tally)
 
         def tokens(observers: Observers = observers) -> None:
-            pace = Pace(observers, "r", 1, perf_counter())
+            timer = TokenTimer(observers, "r", 1, perf_counter())
             for _ in range(TOKENS):
-                pace.took(0, 1)
-            pace.tell()
+                timer.record(0, 1)
+            timer.flush()
 
         def requests(observers: Observers = observers) -> None:
             for _ in range(1000):
                 observers.started(RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
-                pace = Pace(observers, "r", 1, perf_counter())
-                pace.took(0, 1)
+                timer = TokenTimer(observers, "r", 1, perf_counter())
+                timer.record(0, 1)
                 observers.ended(
                     RequestEnd(
                         request_id="r",

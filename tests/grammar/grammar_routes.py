@@ -8,14 +8,16 @@ import pytest
 
 from dovetail.contracts.grammar import GrammarBackend, Vocabulary
 from dovetail.grammar.spec.asking import asked
-from dovetail.grammar.spec.route import Way
+from dovetail.grammar.spec.route import EnforcementOption
 from dovetail.messages import GrammarStep
 from dovetail.plugins import Registry, load, make_plan
 
 NAMES = ("llguidance", "outlines", "xgrammar")
 
 
-def resolved(way: Way, backends: Mapping[str, GrammarBackend]) -> tuple[GrammarStep, tuple[str, ...]] | None:
+def resolved(
+    way: EnforcementOption, backends: Mapping[str, GrammarBackend]
+) -> tuple[GrammarStep, tuple[str, ...]] | None:
     """Return a way's step as its backend enforces it, and what it does not; None where it does not take it."""
     return asked(backends[way.step.backend], way.step) if way.step.unasked else (way.step, ())
 

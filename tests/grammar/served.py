@@ -46,7 +46,7 @@ class Served:
 
     async def main(self) -> None:
         info = await self.engine.start()
-        self.state.ready_with(self.text.bound_to(info, self.state.settings))
+        self.state.ready_with(self.text.with_engine_limits(info, self.state.settings))
         self.started.set()
         try:
             await self.server.serve(sockets=[self.listener])

@@ -16,7 +16,7 @@ from dovetail.errors import RequestError
 from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.normal.already import is_normal
-from dovetail.grammar.spec.route import Router, Way
+from dovetail.grammar.spec.route import EnforcementOption, Router
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
 from dovetail_server.bench.grammar_schemas import schemas
@@ -116,7 +116,7 @@ def test_a_long_schema_is_written_without_its_descriptions() -> None:
     assert "title" not in normalize(given, json.dumps(given)).source
 
 
-def said(way: Way, backends: Mapping[str, GrammarBackend]) -> tuple[Any, ...] | None:
+def said(way: EnforcementOption, backends: Mapping[str, GrammarBackend]) -> tuple[Any, ...] | None:
     """Return what a way means once its backend was asked; None where that does not take it."""
     found = resolved(way, backends)
     return None if found is None else (found[0].backend, *way.with_left_out(found[1]), found[0].unique)
@@ -144,7 +144,7 @@ def test_one_answer_routes_as_all_answers_do(backends: Mapping[str, GrammarBacke
     assert unasked > NUM // 8
 
 
-def full(way: Way, backends: Mapping[str, GrammarBackend]) -> str | None:
+def full(way: EnforcementOption, backends: Mapping[str, GrammarBackend]) -> str | None:
     """Return the name of a way's backend, where it enforces all."""
     found = said(way, backends)
     return found[0] if found is not None and found[1] == "full" else None

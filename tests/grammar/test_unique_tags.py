@@ -18,7 +18,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.grammar.bits import ids_of
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.spec.fields import read_grammar
-from dovetail.grammar.spec.route import Router, Way
+from dovetail.grammar.spec.route import EnforcementOption, Router
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.wire import spec_of
@@ -66,7 +66,7 @@ def backend(vocabulary: Vocabulary) -> GrammarBackend:
 class InTags(Watched):
     """A way, as the engine makes it."""
 
-    def __init__(self, way: Way, backend: GrammarBackend, vocabulary: Vocabulary) -> None:
+    def __init__(self, way: EnforcementOption, backend: GrammarBackend, vocabulary: Vocabulary) -> None:
         self.enforcement, self.ignored = way.enforcement, way.ignored
         compiled = backend.compile(spec_of(way.step), GrammarLimits())
         self.grammar: CompiledGrammar = backend.load(compiled) if isinstance(compiled, bytes) else compiled
@@ -104,7 +104,7 @@ class InTags(Watched):
         raise AssertionError(text)
 
 
-def tool_way(name: str, choice: Any, backend: GrammarBackend, tool: Mapping[str, Any] = TOOL) -> Way:
+def tool_way(name: str, choice: Any, backend: GrammarBackend, tool: Mapping[str, Any] = TOOL) -> EnforcementOption:
     parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
     front = StructuredOutputs({"llguidance": backend})
     try:
@@ -113,7 +113,7 @@ def tool_way(name: str, choice: Any, backend: GrammarBackend, tool: Mapping[str,
         front.close()
 
 
-def structural(format_: Any, backend: GrammarBackend) -> Way:
+def structural(format_: Any, backend: GrammarBackend) -> EnforcementOption:
     spec = GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": format_}))
     return Router({"llguidance": backend}).route(spec, "structural_tag").ways[0]
 

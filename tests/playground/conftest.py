@@ -34,7 +34,7 @@ def new_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         server = ScriptedServer(folder, plan, "Hello, world", file_storage_path=storage, **settings)
         server.state.registry = Registry.scan()
         server.engine.context_len = 8192
-        server.state.text.bound_to(server.engine.info, server.state.settings)
+        server.state.text.with_engine_limits(server.engine.info, server.state.settings)
         running.append(server)
         return server
 

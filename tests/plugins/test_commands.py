@@ -79,7 +79,7 @@ def test_info_of_what_is_broken_unknown_or_ambiguous(site: FakeSite, capsys: pyt
 def test_doctor_explains_everything_that_is_wrong(
     site: FakeSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hidden installs, conflicts, missing packages, failures, hangs and drift, one line each with the package."""
+    """Hidden installs, conflicts, missing packages, failures, hangs, monkeypatches: one line each with the package."""
     monkeypatch.setenv("PYTHONPATH", str(site.root))
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
     add(FakeSite(tmp_path / "other"), "twice")

@@ -1,4 +1,4 @@
-"""Time limits, drift and adapters: what keeps a plugin from taking the server with it."""
+"""Time limits, monkeypatches and adapters: what keeps a plugin from taking the server with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from dovetail.errors import PluginError
 from dovetail.plugins import Registry, adapters, kinds, load, make_plan
 from dovetail.plugins.adapters import missing_adapters
-from dovetail.plugins.guard import PluginTimeout, time_limit
+from dovetail.plugins.time_limit import PluginTimeout, time_limit
 from dovetail.testing.site import FakeSite
 
 PARSER = """
@@ -28,10 +28,10 @@ class Parser(ReasoningParser):
 
 
 def load_parser(site: FakeSite, before: str) -> list[str]:
-    """Load a parser whose module does something; the drift report."""
+    """Load a parser whose module does something; the report of monkeypatches."""
     files = {"acme_parser.py": PARSER.format(before=before)}
     site.add("acme", "1.2", {"dovetail.reasoning_parsers.v1": {"acme": "acme_parser:Parser"}}, files)
-    return load(make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="acme"), "api").drift
+    return load(make_plan(Registry.scan(path=[str(site.root)]), reasoning_parser="acme"), "api").monkeypatches
 
 
 def test_a_plugin_that_changes_nothing_is_silent(site: FakeSite) -> None:
@@ -137,9 +137,9 @@ def test_outside_the_main_thread_the_log_names_it(caplog: pytest.LogCaptureFixtu
 def test_what_cannot_be_interrupted_ends_the_process() -> None:
     """Code that no signal reaches is ended after the grace period, with the message and exit code 2."""
     code = (
-        "import signal, time\nfrom dovetail.plugins import guard\nguard.GRACE_S = 0.2\n"
+        "import signal, time\nfrom dovetail.plugins import time_limit\ntime_limit.GRACE_S = 0.2\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
-        "with guard.time_limit('acme', 0.1):\n    time.sleep(60)\n"
+        "with time_limit.time_limit('acme', 0.1):\n    time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2

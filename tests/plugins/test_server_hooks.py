@@ -298,7 +298,7 @@ def test_commands_of_an_enabled_plugin_run(site: FakeSite, tmp_path: Path) -> No
     assert "  acme-tune  Tune something. (acme)" in dovetail("--plugin=acme", "--help").stdout
     done = dovetail("acme-tune")
     assert done.returncode == 2
-    assert done.stderr.startswith("dovetail: 'acme-tune' is no command; commands: serve, chat, top, plugin, ")
+    assert done.stderr.startswith("dovetail: 'acme-tune' is no command; commands: serve, gateway, chat, top, plugin, ")
     done = dovetail("--plugin", "acme", "acme-tun")
     assert done.stderr == "dovetail: 'acme-tun' is no command; did you mean 'acme-tune'?\n"
 

@@ -178,10 +178,10 @@ def add_graphs(
     """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it."""
     runner, pool, stepper = executor.runner, FakePool(torch.device("cpu")), executor.stepper
     words, slots = (runner.config.vocab_size + 31) // 32, len(runner.state.params.rows)
-    runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.spare_row)
+    runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.padding_row)
     stepper._counts = counts = TokenCounts(runner.config.vocab_size, pool.device, slots)
     parts: Any = (runner.model, runner.attention, runner.state)
-    num = runner.state.spare_row if max_requests is None else max_requests
+    num = runner.state.padding_row if max_requests is None else max_requests
     with torch.inference_mode():
         decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts))
         prefills = PrefillGraphs(*parts, sizes, pool)

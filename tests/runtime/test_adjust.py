@@ -80,7 +80,7 @@ class Batch:
         """The same, with a row of padding."""
         state, at = self.state, torch.arange(self.num, device=DEVICE)
         state.seq_lens[: self.num] += 1
-        rows = torch.cat((at, at.new_full((SPARE,), state.spare_row)))
+        rows = torch.cat((at, at.new_full((SPARE,), state.padding_row)))
         sampler.remember(state.params.rows[: self.num], at, state.params, self.counts)
         self.buffer.send(int((self.lines >= 0).sum()))
         lines = torch.tensor([*self.lines, *[-1] * SPARE], dtype=torch.int32, device=DEVICE)

@@ -82,7 +82,7 @@ def test_a_backend_that_shares_nothing_gets_no_such_graph() -> None:
 def test_the_hint_reaches_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sharing graph is recorded with the hint, the other without."""
     model, attention = Mock(), Mock(prefix_group=4)
-    made = DecodeGraphs(model, attention, Mock(spare_row=5, device=CPU), 16, 8, Mock(), Mock())
+    made = DecodeGraphs(model, attention, Mock(padding_row=5, device=CPU), 16, 8, Mock(), Mock())
     monkeypatch.setattr(graphs_module, "begin", Mock())
     monkeypatch.setattr(graphs_module, "finish", lambda *args: (Mock(), Mock()))
     for shares in (True, False):

@@ -44,7 +44,7 @@ def test_what_a_graph_reads() -> None:
         num_new=np.array([num for _, _, num in chunks]),
         ids=np.array([103, 104, 105, 106, 100, 101]),
     )
-    packed = pack(tokens_of(step, state, page_size=4), step.rows, PrefillGraph(8, 3), spare_row=9)
+    packed = pack(tokens_of(step, state, page_size=4), step.rows, PrefillGraph(8, 3), padding_row=9)
     ids, positions, slots = packed[:24].reshape(3, 8).tolist()
     rows, lens, last = packed[24:33].reshape(3, 3).tolist()
     assert ids == [103, 104, 105, 106, 100, 101, 0, 0]

@@ -28,7 +28,7 @@ def test_a_steps_inputs_are_gathered(num: int, page_size: int) -> None:
     """Ids, places, slots and lengths are those of the rows, in any order; the spare row has no slot."""
     state = loaded(num + 3, 7, page_size)
     rows = torch.randperm(num + 3, generator=torch.Generator().manual_seed(1))[:num]
-    rows = torch.cat((rows, torch.full((2,), state.spare_row)))
+    rows = torch.cat((rows, torch.full((2,), state.padding_row)))
     state.page_table[rows[0]] = 0
     want, found = step_ops.begin_reference(rows, state, page_size), step_triton.begin(rows, state, page_size)
     for name in ("ids", "positions", "slots", "lens"):
@@ -48,7 +48,7 @@ def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) ->
     logits[3, 2] = float("inf")
     logits[4] = float("-inf")
     states = [loaded(6, 4, 16) for _ in range(2)]
-    rows = torch.tensor([4, 0, 2, 5, 1, states[0].spare_row])
+    rows = torch.tensor([4, 0, 2, 5, 1, states[0].padding_row])
     lens = torch.arange(10, 16)
     want = step_ops.finish_reference(logits, rows, lens, states[0])
     found = step_triton.finish(logits, rows, lens, states[1])
@@ -59,7 +59,7 @@ def test_the_best_tokens_go_back_to_the_state(vocab: int, dtype: torch.dtype) ->
     assert found[0][1] == 3
     assert ((found[0] >= 0) & (found[0] < vocab)).all()
     assert torch.equal(states[1].seq_lens, states[0].seq_lens)
-    live = rows[good & (rows != states[0].spare_row)]
+    live = rows[good & (rows != states[0].padding_row)]
     assert torch.equal(states[1].next_ids[live], states[0].next_ids[live])
     assert states[1].next_ids[-1] == 0
 

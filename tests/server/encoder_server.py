@@ -104,7 +104,7 @@ class EncoderServer:
     async def _serve(self) -> None:
         try:
             info = await self.engine.start()
-            self.state.ready_with(Processor.load(self.settings, self._plan).bound_to(info, self.settings))
+            self.state.ready_with(Processor.load(self.settings, self._plan).with_engine_limits(info, self.settings))
         except Exception as error:  # raised again by the test's thread
             self.error = error
             await self.engine.close()

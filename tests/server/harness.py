@@ -100,7 +100,7 @@ class Harness:
             time.sleep(0.005)
 
     def make_ready(self) -> None:
-        self.state.ready_with(self.tools.bound_to(self.engine.info, self.settings))
+        self.state.ready_with(self.tools.with_engine_limits(self.engine.info, self.settings))
 
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         if body is not None:

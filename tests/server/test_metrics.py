@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestObserver, RequestProgress, RequestStart
-from dovetail_server import pace as pace_module
+from dovetail_server import token_timer as timer_module
 from dovetail_server.hooks import ApiHooks, AsgiEndpoint
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.metrics.series import GAP_S, STYLES, VLLM_GAP_S, Gauge
 from dovetail_server.metrics.tally import Histogram
 from dovetail_server.observers import Observers
-from dovetail_server.pace import EVERY, EXACT, Pace
+from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -224,7 +224,7 @@ def test_histograms_are_those_of_the_library(values: list[float]) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     now = [100.0]
-    monkeypatch.setattr(pace_module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timer_module, "perf_counter", lambda: now[0])
     return iter([now])
 
 
@@ -233,41 +233,41 @@ def test_pace_tells_the_first_token_at_once_and_the_rest_about_every_second(cloc
     now = next(clock)
     seen, observers = Seen(), Observers()
     observers.add_observers("test", seen)
-    pace = Pace(observers, "r", 1, began=99.5)
-    pace.took(0, 1, now[0] - 0.5)
+    timer = TokenTimer(observers, "r", 1, began=99.5)
+    timer.record(0, 1, now[0] - 0.5)
     assert observers.settle()
     assert (seen.events[0].first_token_s, seen.events[0].num_tokens, list(seen.events[0].gaps_s)) == (0.5, 1, [])
     for _ in range(4):
         now[0] += 0.125
-        pace.took(0, 1, now[0] - 0.5)
+        timer.record(0, 1, now[0] - 0.5)
     now[0] += 0.25
-    pace.took(1, 2, now[0])
-    pace.took(0, 0, now[0])
+    timer.record(1, 2, now[0])
+    timer.record(0, 0, now[0])
     assert observers.settle()
     assert len(seen.events) == 1
     now[0] += 0.5
-    pace.took(0, 2, now[0])
+    timer.record(0, 2, now[0])
     assert observers.settle()
     told = seen.events[1]
     assert (told.first_token_s, told.num_tokens) == (None, 8)
     assert list(told.gaps_s) == [0.125] * 4 + [0.375] * 2
     now[0] += 0.25
-    pace.took(1, 1, now[0])
-    pace.tell()
-    pace.tell()
+    timer.record(1, 1, now[0])
+    timer.flush()
+    timer.flush()
     assert observers.settle()
     assert len(seen.events) == 3
     assert list(seen.events[2].gaps_s) == [0.75]
-    assert pace.parse_s == 5 * 0.5
+    assert timer.parse_s == 5 * 0.5
 
 
 def test_of_a_long_reply_some_steps_are_timed_for_all(clock: Iterator[list[float]]) -> None:
     """The first sixteen, and then each sixteenth, which stands for those behind it."""
-    now, pace = next(clock), Pace(Observers(), "r", 1, began=99.5)
+    now, timer = next(clock), TokenTimer(Observers(), "r", 1, began=99.5)
     for step in range(64):
-        pace.took(0, 1, now[0] - 0.5 if step <= EXACT or step % EVERY == 0 else None)
-    assert pace.num_steps == 64
-    assert pace.parse_s == 64 * 0.5
+        timer.record(0, 1, now[0] - 0.5 if step <= EXACT or step % EVERY == 0 else None)
+    assert timer.num_steps == 64
+    assert timer.parse_s == 64 * 0.5
 
 
 def test_a_third_party_sees_what_the_server_counts(make_harness: Callable[..., Harness]) -> None:

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from dovetail import log
-from dovetail.plugins.guard import running
+from dovetail.plugins.time_limit import running
 
 OWN = ("dovetail", "dovetail_server", "multiprocessing")
 

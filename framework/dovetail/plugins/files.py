@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
 DIGEST_LEN = 12
 SELF = "__dovetail_module__"

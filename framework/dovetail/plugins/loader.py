@@ -17,14 +17,14 @@ from typing import Any
 
 from dovetail.errors import DovetailError, PluginError
 from dovetail.plugins.adapters import adapt
-from dovetail.plugins.drift import CORE, drift_since, snapshot
 from dovetail.plugins.files import PluginFileError, load_file
-from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.kinds import BUILTIN_DISTRIBUTION, KINDS, ROLES, normalise, split_qualified
+from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, snapshot
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
 from dovetail.plugins.records import State
 from dovetail.plugins.scan import installed_version
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
 
@@ -56,7 +56,7 @@ class LoadedPlugins:
         self.role = role or "main"
         self.failures: dict[tuple[str, str], str] = {}
         """Why a candidate of `auto` was passed over, by (kind, qualified name)."""
-        self.drift: list[str] = []
+        self.monkeypatches: list[str] = []
         """What plugins changed in Dovetail's own attributes when they were loaded, one line per plugin."""
         self._objects: dict[tuple[str, str], Any] = {}
         self._planned = plan.plugins if role is None else plan.for_role(role)
@@ -127,9 +127,9 @@ class LoadedPlugins:
             own_module = planned.target.partition(":")[0]
             before = snapshot(skip=own_module)
             self._objects[key] = import_planned(planned, self.plan.timeout_s)
-            if changed := drift_since(before, skip=own_module):
-                self.drift.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
-                logger.warning("%s", self.drift[-1])
+            if changed := detect_monkeypatches(before, skip=own_module):
+                self.monkeypatches.append(f"{describe(planned)} changed {', '.join(changed)} of Dovetail itself")
+                logger.warning("%s", self.monkeypatches[-1])
         return self._objects[key]
 
 

@@ -23,12 +23,12 @@ import pluggy
 from dovetail.errors import PluginError
 from dovetail.plugins import hookspecs
 from dovetail.plugins.contexts import CliCommands, ConfigDraft, ProcessContext
-from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
 from dovetail.plugins.options import describe_options
 from dovetail.plugins.plan import PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, PluginTimeout, time_limit
 
 logger = logging.getLogger("dovetail.plugins")
 

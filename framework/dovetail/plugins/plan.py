@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import PluginError
-from dovetail.plugins.guard import DEFAULT_TIMEOUT_S
 from dovetail.plugins.kinds import KINDS, split_qualified
 from dovetail.plugins.options import option_key
 from dovetail.plugins.records import PluginRecord, State
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 
 AUTO = "auto"
 OWN = "dovetail"

@@ -19,12 +19,12 @@ from dovetail.gguf.reader import gguf_file
 from dovetail.plugin_settings import ENV_PREFIX, GivenOption, PluginSettings, is_secret
 from dovetail.plugins import ConfigDraft, HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file, files_in
-from dovetail.plugins.guard import time_limit
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
+from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.runtime.hf_config import quant_method, read_config
 

@@ -76,7 +76,7 @@ class Processor:
         plugins: LoadedPlugins | None = None,
         setup: ProcessorSetup | None = None,
     ) -> None:
-        """Keep the parts; `bound_to` adds what follows from the settings and the started engine.
+        """Keep the parts; `with_engine_limits` adds what follows from the settings and the started engine.
 
         Args:
             tokenizer: The model's.
@@ -166,7 +166,7 @@ class Processor:
             setup=setup,
         )
 
-    def bound_to(self, info: EngineInfo, settings: TextSettings) -> Processor:
+    def with_engine_limits(self, info: EngineInfo, settings: TextSettings) -> Processor:
         """Set the limits of the started engine and return self.
 
         Raises:

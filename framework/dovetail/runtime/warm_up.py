@@ -138,7 +138,7 @@ class EagerWarmUp:
         self._vocab_size, self._limits = vocab_size, limits
         self._waiting = shapes(limits)
         for i, params in enumerate(PARAMS):
-            state.params.admit(Admit(row=state.spare_row + i, seed=i, num_prompt=0, params=params))
+            state.params.admit(Admit(row=state.padding_row + i, seed=i, num_prompt=0, params=params))
 
     @property
     def num_left(self) -> int:
@@ -199,7 +199,7 @@ class EagerWarmUp:
     def _run(self, shape: Shape) -> Launched:
         """Start a step of made-up requests, which stand in the spare rows and in no page but the null page."""
         num = shape.num_decode + shape.num_chunks
-        self._state.lens[self._state.spare_row :] = min(KV_LEN, self._limits.context_len) - 1
+        self._state.lens[self._state.padding_row :] = min(KV_LEN, self._limits.context_len) - 1
         self._state.flush()
         step = StepInput(
             step=0,
@@ -209,7 +209,7 @@ class EagerWarmUp:
             cleared=no_ints(),
             admit=(),
             tables=no_ints(),
-            rows=(self._state.spare_row + np.arange(num) % NUM_SPARE).astype(np.int32),
+            rows=(self._state.padding_row + np.arange(num) % NUM_SPARE).astype(np.int32),
             start=_ints([AT_DEVICE] * shape.num_decode + [shape.prefix_len] * shape.num_chunks),
             num_new=_ints([1] * shape.num_decode + [shape.num_new] * shape.num_chunks),
             task=np.full(num, SAMPLE, dtype=np.int32),

@@ -121,8 +121,8 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
     from importlib import import_module
 
     from dovetail.plugins import load
-    from dovetail.plugins.drift import drift_since, snapshot
     from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
     heavy_before = [name for name in HEAVY if name in sys.modules]
     core = (*CORE_LIGHT, *KINDS[planned.kind].watched)
@@ -134,7 +134,7 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
     before, state = snapshot(), ProcessState.now()
     first = load(plan, role).get(planned.kind, planned.qualified)
     _make(planned, first)
-    report.changed = drift_since(before)
+    report.changed = detect_monkeypatches(before)
     report.left = state.differences(ProcessState.now())
     report.heavy_after_load = [name for name in HEAVY if name in sys.modules and name not in heavy_core]
     try:
@@ -142,7 +142,7 @@ def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, report: ChildRepo
         _make(planned, import_planned(planned))
     except Exception as error:  # whatever a stranger's code raises is the finding
         report.second_error = f"{type(error).__name__}: {error}"
-    report.changed = drift_since(before)
+    report.changed = detect_monkeypatches(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def is_here(path: str) -> bool:
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
-class Dialect:
+class AnthropicErrorMiddleware:
     """Writes errors of Anthropic's routes in its words, and names the request in its header."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -188,7 +188,7 @@ async def stream(job: MessagesJob) -> Chunks:
         await source.aclose()
 
 
-def last_words(error: Exception, request_id: str | None) -> bytes:
+def final_error_event(error: Exception, request_id: str | None) -> bytes:
     """Return how a stream ends after an error."""
     status, detail, _ = errors.describe(error)
     return b"event: error\ndata: %b\n\n" % encode(error_body(status_of(status, detail.code), detail, request_id))

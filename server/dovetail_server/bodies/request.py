@@ -22,7 +22,7 @@ from dovetail_server.density import MAX_OBJECTS
 from dovetail_server.errors import ClientGoneError
 from dovetail_server.reading import check_name, parse
 from dovetail_server.serving.prompts import Prompts
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
     from dovetail_server.bodies.context import ReadingContext
@@ -90,7 +90,7 @@ def prompt_body(task: Task[M]) -> Callable[[Request], Awaitable[M]]:
         if not state.bodies.takes(len(raw)):
             return await read(raw, task.model)
         state.check_ready()
-        outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+        outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
         request.scope["state"][_PROMPTS] = await asyncio.to_thread(outcome.read_prompts)
         return await read(outcome.light, task.model)
 
@@ -110,12 +110,14 @@ async def finished(request: Request, state: ReadingContext, task: Task[Any]) -> 
     """Do what a route does with its body, and return the reply."""
     raw = await raw_body(request)
     if state.bodies.takes(len(raw)):
-        outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+        outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
         return Response(outcome.reply, media_type="application/json")
     body = await read(raw, task.model)
     check_name(body, state.served_names)
     call = Call(text=state.text, request=body, context="", ask=no_answer)
-    return Response(await while_connected(request, asyncio.to_thread(task.run, call)), media_type="application/json")
+    return Response(
+        await cancel_on_disconnect(request, asyncio.to_thread(task.run, call)), media_type="application/json"
+    )
 
 
 async def worked(request: Request, state: ReadingContext, task: RawTask) -> bytes:
@@ -123,7 +125,7 @@ async def worked(request: Request, state: ReadingContext, task: RawTask) -> byte
     raw = await raw_body(request)
     if not state.bodies.takes(len(raw)):
         return await asyncio.to_thread(task.run, raw, state.served_names)
-    outcome = await while_connected(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+    outcome = await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
     return outcome.reply or b""
 
 

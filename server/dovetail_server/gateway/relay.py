@@ -1,8 +1,8 @@
 """Forwards a request to a worker and its reply to the client, byte by byte, with bounds on both sides.
 
-A request for a text is read whole, as every server does (`Guard` bounds it), so that it can be given to another worker
-when the one that was chosen cannot be reached, or says that it is stopping. Uploads go through piece by piece. Of a
-reply 64 KiB are held; a client that takes nothing for `--stream-write-timeout` is cut off.
+A request for a text is read whole, as every server does (`BodyLimitMiddleware` bounds it), so that it can be given to
+another worker when the one that was chosen cannot be reached, or says that it is stopping. Uploads go through piece by
+piece. Of a reply 64 KiB are held; a client that takes nothing for `--stream-write-timeout` is cut off.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.outlet import reason
 from dovetail_server.journal import END, JOURNAL_HEADER, MAX_JOURNAL_BYTES, PATH, PREFIX
-from dovetail_server.serving.sse import COMMENT, error_event, last_words
+from dovetail_server.serving.sse import COMMENT, error_event, final_error_event
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.outlet import Outlet
@@ -205,7 +205,7 @@ class Stream:
         from dovetail_server.errors import ServiceError
 
         error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
-        ends = last_words if self.path in CHAT_LIKE else error_event
+        ends = final_error_event if self.path in CHAT_LIKE else error_event
         await self.outlet.body(END + ends(error) if self._rest else ends(error))
 
 

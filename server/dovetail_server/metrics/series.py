@@ -64,7 +64,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class HistogramSpec:
     """A histogram of one of the tally's quantities."""
 
     name: str
@@ -73,7 +73,7 @@ class Spread:
     bounds: tuple[float, ...]
 
 
-Series = Gauge | Count | Spread
+Series = Gauge | Count | HistogramSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,13 @@ OWN = Style(
             "Times that a request gave its pages up and waited again.",
             lambda tally: tally.num_retractions,
         ),
-        Spread("dovetail_time_to_first_token_seconds", "From submission to the first token.", "first_token", SECONDS),
-        Spread("dovetail_inter_token_seconds", "Between a choice's successive tokens.", "gap", GAP_S),
-        Spread("dovetail_request_seconds", "From submission to the end.", "request", REQUEST_S),
-        Spread("dovetail_request_prompt_tokens", "Prompt tokens per request.", "prompt", TOKENS),
-        Spread("dovetail_request_generation_tokens", "Generated tokens per request.", "output", TOKENS),
+        HistogramSpec(
+            "dovetail_time_to_first_token_seconds", "From submission to the first token.", "first_token", SECONDS
+        ),
+        HistogramSpec("dovetail_inter_token_seconds", "Between a choice's successive tokens.", "gap", GAP_S),
+        HistogramSpec("dovetail_request_seconds", "From submission to the end.", "request", REQUEST_S),
+        HistogramSpec("dovetail_request_prompt_tokens", "Prompt tokens per request.", "prompt", TOKENS),
+        HistogramSpec("dovetail_request_generation_tokens", "Generated tokens per request.", "output", TOKENS),
     ),
     {},
 )
@@ -176,14 +178,14 @@ VLLM = Style(
         Count("vllm:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
         Count("vllm:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),
         Count("vllm:request_success", "As dovetail_choices_finished.", by_vllm_reason, ("finished_reason",)),
-        Spread(
+        HistogramSpec(
             "vllm:time_to_first_token_seconds", "As dovetail_time_to_first_token_seconds.", "first_token", VLLM_FIRST_S
         ),
-        Spread("vllm:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", VLLM_GAP_S),
-        Spread("vllm:time_per_output_token_seconds", "The older name of the same.", "gap", VLLM_GAP_S),
-        Spread("vllm:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", VLLM_REQUEST_S),
-        Spread("vllm:request_prompt_tokens", "As dovetail_request_prompt_tokens.", "prompt", TOKENS),
-        Spread("vllm:request_generation_tokens", "As dovetail_request_generation_tokens.", "output", TOKENS),
+        HistogramSpec("vllm:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", VLLM_GAP_S),
+        HistogramSpec("vllm:time_per_output_token_seconds", "The older name of the same.", "gap", VLLM_GAP_S),
+        HistogramSpec("vllm:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", VLLM_REQUEST_S),
+        HistogramSpec("vllm:request_prompt_tokens", "As dovetail_request_prompt_tokens.", "prompt", TOKENS),
+        HistogramSpec("vllm:request_generation_tokens", "As dovetail_request_generation_tokens.", "output", TOKENS),
     ),
     {"engine": "0"},
 )
@@ -207,14 +209,16 @@ SGLANG = Style(
             lambda tally: tally.finished["abort"] + tally.finished[CUT_OFF],
         ),
         Count("sglang:num_retracted_requests", "As dovetail_retractions.", lambda tally: tally.num_retractions),
-        Spread(
+        HistogramSpec(
             "sglang:time_to_first_token_seconds",
             "As dovetail_time_to_first_token_seconds.",
             "first_token",
             SGLANG_FIRST_S,
         ),
-        Spread("sglang:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", SGLANG_GAP_S),
-        Spread("sglang:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", SGLANG_REQUEST_S),
+        HistogramSpec("sglang:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", SGLANG_GAP_S),
+        HistogramSpec(
+            "sglang:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", SGLANG_REQUEST_S
+        ),
     ),
     {},
 )
@@ -226,6 +230,6 @@ def bounds_of(styles: list[Style]) -> dict[str, list[tuple[float, ...]]]:
     found: dict[str, list[tuple[float, ...]]] = {}
     for style in styles:
         for series in style.series:
-            if isinstance(series, Spread) and series.bounds not in found.setdefault(series.quantity, []):
+            if isinstance(series, HistogramSpec) and series.bounds not in found.setdefault(series.quantity, []):
                 found[series.quantity].append(series.bounds)
     return found

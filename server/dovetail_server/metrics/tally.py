@@ -61,7 +61,7 @@ class Histogram:
         return found
 
 
-class Bundle:
+class HistogramGroup:
     """Histograms of one quantity, one for each set of bounds that some name asks for."""
 
     __slots__ = ("by_bounds",)
@@ -94,7 +94,7 @@ class Tally(RequestObserver):
         self.num_retractions = 0
         self.finished: Counter[str] = Counter()
         """Choices by why they ended."""
-        self.quantities = {name: Bundle(each) for name, each in bounds.items()}
+        self.quantities = {name: HistogramGroup(each) for name, each in bounds.items()}
         """`first_token`, `gap` and `request` in seconds; `prompt` and `output` in tokens of a request."""
         self.http: Counter[tuple[str, str, str]] = Counter()
         """By method, route and status."""

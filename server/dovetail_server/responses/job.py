@@ -294,7 +294,7 @@ async def stream(job: ResponsesJob) -> Chunks:
         await source.aclose()
 
 
-def last_words(error: Exception) -> bytes:
+def final_error_event(error: Exception) -> bytes:
     """Return how a stream ends after an error before its first event, where the status is gone already."""
     _, detail, _ = errors.describe(error)
     return written(ro.ErrorEvent(code=detail.code, message=detail.message, param=detail.param), 0)

@@ -18,7 +18,7 @@ from dovetail_server.serving import chat, chat_reply
 from dovetail_server.serving.chat import ChatJob
 from dovetail_server.serving.common import new_id
 from dovetail_server.serving.prepare import prepared
-from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def chat_completions(
         job.keeper = await keeper_of(request, state, job)
     if body.stream:
         return await start(request, chat_reply.stream(job))
-    return Response(await while_connected(request, chat_reply.reply(job)), media_type="application/json")
+    return Response(await cancel_on_disconnect(request, chat_reply.reply(job)), media_type="application/json")
 
 
 async def keeper_of(request: Request, state: ServerState, job: ChatJob) -> CompletionKeeper:

@@ -14,7 +14,7 @@ from dovetail_server.openai.completions import Completion, CompletionRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import completions
 from dovetail_server.serving.prepare import prepared
-from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
@@ -31,4 +31,4 @@ async def create_completion(
     job = await prepared(request, body, lambda: completions.prepare(state, body, model, take_prompts(request)))
     if body.stream:
         return await start(request, completions.stream(job))
-    return Response(await while_connected(request, completions.reply(job)), media_type="application/json")
+    return Response(await cancel_on_disconnect(request, completions.reply(job)), media_type="application/json")

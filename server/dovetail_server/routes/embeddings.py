@@ -14,7 +14,7 @@ from dovetail_server.bodies.tasks import EMBEDDINGS
 from dovetail_server.openai.embeddings import EmbeddingRequest, Embeddings
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import embeddings
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
@@ -29,5 +29,5 @@ async def create_embeddings(
     """Give the vector of one or several texts."""
     model = state.check_model(body.model)
     work = asyncio.to_thread(embeddings.prepare, state, body, model, take_prompts(request))
-    job = await while_connected(request, work)
-    return Response(await while_connected(request, embeddings.reply(job)), media_type="application/json")
+    job = await cancel_on_disconnect(request, work)
+    return Response(await cancel_on_disconnect(request, embeddings.reply(job)), media_type="application/json")

@@ -15,7 +15,7 @@ from dovetail_server.native.generate import Generated, GenerateRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.reading import check_name
 from dovetail_server.serving import generate
-from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["native"])
@@ -29,7 +29,7 @@ async def generate_text(
 ) -> Response:
     """Continue a text or token ids; a batch gives a list."""
     check_name(body, state.served_names)
-    job = await while_connected(request, asyncio.to_thread(generate.prepare, state, body, take_prompts(request)))
+    job = await cancel_on_disconnect(request, asyncio.to_thread(generate.prepare, state, body, take_prompts(request)))
     if body.stream:
         return await start(request, generate.stream(job))
-    return Response(await while_connected(request, generate.reply(job)), media_type="application/json")
+    return Response(await cancel_on_disconnect(request, generate.reply(job)), media_type="application/json")

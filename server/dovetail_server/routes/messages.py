@@ -20,7 +20,7 @@ from dovetail_server.bodies.request import finished, prompt_body, take_prompts
 from dovetail_server.bodies.tasks import COUNT_TOKENS, MESSAGES
 from dovetail_server.openapi import json_route
 from dovetail_server.serving.prepare import prepared
-from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["messages"])
@@ -36,8 +36,8 @@ async def create_message(
     job = await prepared(request, body, lambda: messages.prepare(state, body, model, take_prompts(request)))
     if body.stream:
         request_id = request.scope["state"].get("request_id")
-        return await start(request, messages.stream(job), lambda error: messages.last_words(error, request_id))
-    return Response(await while_connected(request, messages.reply(job)), media_type="application/json")
+        return await start(request, messages.stream(job), lambda error: messages.final_error_event(error, request_id))
+    return Response(await cancel_on_disconnect(request, messages.reply(job)), media_type="application/json")
 
 
 @json_route(router, "/v1/messages/count_tokens", body=CountTokensRequest, reply=TokenCount, error=AnthropicError)

@@ -24,7 +24,7 @@ from dovetail_server.routes.files import owner_of
 from dovetail_server.serving import chat, completions
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prepare import prepared
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["render"])
@@ -81,7 +81,7 @@ async def render_response(request: Request, state: State) -> Response:
         return asked.model_copy(update={"store": False, "background": None})
 
     entry = begin(state, await raw_body(request), owner_of(request), only_looked_at)
-    job = await while_connected(request, entry)
+    job = await cancel_on_disconnect(request, entry)
     return answer(rendered(job.chat.generation, job.chat.model, job.request.stream)[0])
 
 
@@ -91,5 +91,7 @@ async def render_message(
 ) -> Response:
     """Return the token ids of a conversation in the form of Anthropic's API."""
     model = state.check_model(body.model)
-    job = await while_connected(request, asyncio.to_thread(messages.prepare, state, body, model, take_prompts(request)))
+    job = await cancel_on_disconnect(
+        request, asyncio.to_thread(messages.prepare, state, body, model, take_prompts(request))
+    )
     return answer(rendered(job.chat.generation, model, body.stream)[0])

@@ -14,7 +14,7 @@ from dovetail_server.bodies.tasks import CLASSIFY, RERANK
 from dovetail_server.openai.rerank import Classes, ClassifyRequest, Reranked, RerankRequest
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import rerank
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])
@@ -43,5 +43,5 @@ async def classify_texts(
 async def _answered(request: Request, body: RerankRequest | ClassifyRequest, state: ServerState) -> Response:
     model = state.check_model(body.model)
     work = asyncio.to_thread(rerank.prepare, state, body, model, take_prompts(request))
-    job = await while_connected(request, work)
-    return Response(await while_connected(request, rerank.reply(job)), media_type="application/json")
+    job = await cancel_on_disconnect(request, work)
+    return Response(await cancel_on_disconnect(request, rerank.reply(job)), media_type="application/json")

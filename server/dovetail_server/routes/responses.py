@@ -22,10 +22,10 @@ from dovetail_server.openai.responses import CompactRequest, Includable, InputTo
 from dovetail_server.openapi import json_route
 from dovetail_server.responses.background import check_log
 from dovetail_server.responses.items import OPEN, decode_items, missing, turn_items
-from dovetail_server.responses.job import last_words, reply
+from dovetail_server.responses.job import final_error_event, reply
 from dovetail_server.responses.job import stream as events_of
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
-from dovetail_server.serving.sse import start, while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 if TYPE_CHECKING:
@@ -40,30 +40,30 @@ Include = Annotated[list[Includable] | None, Query(max_length=32)]
 async def create_response(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Answer items, whole, as a stream or in the background; the reply is kept unless `store` is false."""
     owner = owner_of(request)
-    job = await while_connected(request, begin(state, await raw_body(request), owner))
+    job = await cancel_on_disconnect(request, begin(state, await raw_body(request), owner))
     body = job.request
     if body.background:
         service = await state.storage.get()
         live = await service.background.start(owner, job)
         if body.stream:
-            return await start(request, live.follow(-1), last_words)
+            return await start(request, live.follow(-1), final_error_event)
         return json_reply(live.response)
     if body.stream:
-        return await start(request, events_of(job), last_words)
-    return Response(await while_connected(request, reply(job)), media_type="application/json")
+        return await start(request, events_of(job), final_error_event)
+    return Response(await cancel_on_disconnect(request, reply(job)), media_type="application/json")
 
 
 @json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens)
 async def count_input_tokens(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Count the tokens of a prompt, with the responses that it continues."""
-    reply = await while_connected(request, count(state, await raw_body(request), owner_of(request)))
+    reply = await cancel_on_disconnect(request, count(state, await raw_body(request), owner_of(request)))
     return Response(reply, media_type="application/json")
 
 
 @json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse)
 async def compact_conversation(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
     """Make a conversation shorter: the user's messages stay, the model sums up the rest."""
-    return json_reply(await while_connected(request, compact(state, await raw_body(request), owner_of(request))))
+    return json_reply(await cancel_on_disconnect(request, compact(state, await raw_body(request), owner_of(request))))
 
 
 async def service_of(state: ServerState, response_id: str) -> BatchService:
@@ -101,7 +101,7 @@ async def get_response(
     if followed.is_ended and starting_after >= len(followed.log) - 1:
         text = f"starting_after is {starting_after}, and the last event has the number {len(followed.log) - 1}"
         raise RequestError(text, param="starting_after", code="invalid_value")
-    return await start(request, followed.follow(starting_after), last_words)
+    return await start(request, followed.follow(starting_after), final_error_event)
 
 
 @json_route(router, "/v1/responses/{response_id}", reply=ResponseDeleted, methods=("DELETE",))

@@ -16,7 +16,7 @@ from dovetail_server.openai.rerank import PairScores
 from dovetail_server.openapi import json_route
 from dovetail_server.serving import rerank, score
 from dovetail_server.serving.rerank import is_pair
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["native"])
@@ -32,7 +32,7 @@ async def score_items(
     """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
     model, made = state.check_model(body.model), take_prompts(request)
     if is_pair(body):
-        pairs = await while_connected(request, asyncio.to_thread(rerank.prepare, state, body, model, made))
-        return Response(await while_connected(request, rerank.reply(pairs)), media_type="application/json")
-    job = await while_connected(request, asyncio.to_thread(score.prepare, state, body, model, made))
-    return Response(await while_connected(request, score.reply(job)), media_type="application/json")
+        pairs = await cancel_on_disconnect(request, asyncio.to_thread(rerank.prepare, state, body, model, made))
+        return Response(await cancel_on_disconnect(request, rerank.reply(pairs)), media_type="application/json")
+    job = await cancel_on_disconnect(request, asyncio.to_thread(score.prepare, state, body, model, made))
+    return Response(await cancel_on_disconnect(request, score.reply(job)), media_type="application/json")

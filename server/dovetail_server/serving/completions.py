@@ -299,13 +299,13 @@ def chunk_choices(fold: ChoiceFold, step: Step) -> list[bytes]:
     index = b'{"index":%d,"text":' % fold.choice.index
     result = []
     if text:
-        result.append(index + encode(text) + riders(fold) + b',"finish_reason":null}')
+        result.append(index + encode(text) + extra_fields(fold) + b',"finish_reason":null}')
     if step.is_last:
         reason, matched = encode(fold.choice.finish_reason), encode(fold.choice.matched_stop)
         result.append(
             index
             + b'""'
-            + riders(fold)
+            + extra_fields(fold)
             + report_rider(fold.choice)
             + b',"finish_reason":'
             + reason
@@ -316,7 +316,7 @@ def chunk_choices(fold: ChoiceFold, step: Step) -> list[bytes]:
     return result
 
 
-def riders(fold: ChoiceFold) -> bytes:
+def extra_fields(fold: ChoiceFold) -> bytes:
     """Return `logprobs` and token ids gathered since the last chunk."""
     logprobs = b',"logprobs":' + encode(fold.logprobs())
     ids, fold.ids = fold.ids, []

@@ -31,8 +31,8 @@ from dovetail.text.parsing.stream import OutputStream
 from dovetail_server import errors
 from dovetail_server.journal import JOURNAL, Journal
 from dovetail_server.origin import ORIGIN
-from dovetail_server.pace import EVERY, EXACT, Pace
 from dovetail_server.serving.times import ChoiceClock
+from dovetail_server.token_timer import EVERY, EXACT, TokenTimer
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
@@ -186,7 +186,7 @@ class Generation:
     """Tells it from others, whatever their callers call them."""
     operation: str = "text_completion"
     """Its name in `RequestStart`."""
-    pace: Pace | None = None
+    timer: TokenTimer | None = None
     """Set where somebody observes."""
     journal: Journal | None = None
     """Set where a gateway keeps one."""
@@ -285,19 +285,19 @@ class Generation:
         return live.runs_as(self.state.engine.submit(choice.submit, every=every))
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
-        pace = self.pace
+        timer = self.timer
         is_cut = delta.finish is not None and delta.finish.reason == "abort" and self.state.is_draining
         if self.journal is not None and not is_cut:
             self.journal.note(choice.index, delta)
-        if pace is None:
+        if timer is None:
             step = choice.accept(delta)
-        elif pace.num_steps > EXACT and pace.num_steps % EVERY:
+        elif timer.num_steps > EXACT and timer.num_steps % EVERY:
             step = choice.accept(delta)
-            pace.took(choice.index, len(step.ids))
+            timer.record(choice.index, len(step.ids))
         else:
             began = time.perf_counter()
             step = choice.accept(delta)
-            pace.took(choice.index, len(step.ids), began)
+            timer.record(choice.index, len(step.ids), began)
         if step.is_last and choice.finish_reason == "abort" and self.state.is_draining:
             raise errors.draining()
         if step.is_last and choice.route is not None:
@@ -365,8 +365,8 @@ class Generation:
                 await taken.wait()
 
     def _tell_end(self) -> None:
-        if self.pace is not None:
-            self.pace.tell()
+        if self.timer is not None:
+            self.timer.flush()
             now, origin = time.perf_counter(), ORIGIN.get()
             body_s = 0.0 if origin is None else origin.body_s
             self.state.hooks.observers.ended(
@@ -379,7 +379,7 @@ class Generation:
                     seconds=now - self.began,
                     body_s=body_s,
                     prepare_s=0.0 if origin is None else max(0.0, self.began - origin.began - body_s),
-                    parse_s=self.pace.parse_s,
+                    parse_s=self.timer.parse_s,
                     choices=tuple(c.clock.told(self.began, c.finished_at or now) for c in self.choices),
                     num_cached_tokens=sum({c.prompt_index: c.num_cached for c in self.choices}.values()),
                     num_retractions=sum(choice.num_retractions for choice in self.choices),
@@ -396,7 +396,7 @@ class Generation:
 
     def _tell_start(self) -> None:
         if self.state.hooks.observers:
-            self.pace = Pace(self.state.hooks.observers, self.request_id, self.number, self.began)
+            self.timer = TokenTimer(self.state.hooks.observers, self.request_id, self.number, self.began)
             origin = ORIGIN.get()
             self.state.hooks.observers.started(
                 RequestStart(

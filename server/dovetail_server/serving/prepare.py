@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from dovetail_server.serving.sse import while_connected
+from dovetail_server.serving.sse import cancel_on_disconnect
 
 T = TypeVar("T")
 TEXT_BYTES = 2048
@@ -41,7 +41,7 @@ async def prepared(request: Request, body: BaseModel, work: Callable[[], T]) -> 
     """
     if is_quick(body, len(await request.body())):
         return work()
-    return await while_connected(request, asyncio.to_thread(work))
+    return await cancel_on_disconnect(request, asyncio.to_thread(work))
 
 
 def is_quick(body: BaseModel, num_bytes: int) -> bool:

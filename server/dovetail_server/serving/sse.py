@@ -50,12 +50,12 @@ def ends_here(error: Exception) -> bool:
     return isinstance(error, EngineDeadError) or getattr(error, "code", None) == DRAINING
 
 
-def last_words(error: Exception) -> bytes:
+def final_error_event(error: Exception) -> bytes:
     """Return how a stream of the chat API ends after an error."""
     return error_event(error) + DONE
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, cancelling it when the client leaves. The body must have been read.
 
     Raises:
@@ -69,7 +69,9 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await _cancel(task)
 
 
-async def start(request: Request, chunks: Chunks, ends: Callable[[Exception], bytes] = last_words) -> EventStream:
+async def start(
+    request: Request, chunks: Chunks, ends: Callable[[Exception], bytes] = final_error_event
+) -> EventStream:
     """Wait for the first chunk, but not longer than the headers may wait, and return the response.
 
     Args:

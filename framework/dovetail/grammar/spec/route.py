@@ -48,7 +48,7 @@ class Places(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EnforcementOption:
     """One step, and what it means for the reply.
 
     Attributes:
@@ -100,7 +100,7 @@ class Route:
     """
 
     spec: GrammarSpec
-    ways: tuple[Way, ...]
+    ways: tuple[EnforcementOption, ...]
     param: str
     tools: tuple[ToolSchema, ...] = ()
 
@@ -167,7 +167,7 @@ class Router:
             return self._route_schema(spec, param, able, asks_all=asks_all)
         answers = [(name, backend.supports(spec)) for name, backend in able]
         ways = [
-            Way(step_of(name, spec), "full", support.ignored)
+            EnforcementOption(step_of(name, spec), "full", support.ignored)
             for name, support in answers
             if support.level is SupportLevel.FULL
         ]
@@ -178,7 +178,7 @@ class Router:
             ignored = tuple(place for place in support.ignored if place not in tags.mended)
             source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
             step = step_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
-            ways.append(Way(step, "approximate" if ignored else "full", ignored))
+            ways.append(EnforcementOption(step, "approximate" if ignored else "full", ignored))
         if spec.kind is Kind.STRUCTURAL:
             ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
         if not ways:
@@ -217,7 +217,7 @@ class Router:
         ways += [_unasked(name, normal, read, weaken=True) for name in others[: MAX_WEAKER - len(nearest)]]
         any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
         if any_json is not None:
-            ways.append(Way(any_json, "validate_only", ("/",)))
+            ways.append(EnforcementOption(any_json, "validate_only", ("/",)))
         if not ways:
             reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
@@ -313,15 +313,15 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
     return RequestError(text, param=param, code="unsupported_grammar")
 
 
-def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
     step = step_of(name, spec, item.source, weaken=weaken, unique=item.unique)
-    return Way(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
+    return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
 
 
-def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> Way:
+def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
     """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
-    return Way(step_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
+    return EnforcementOption(step_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
 
 
 def _weakening(step: GrammarStep) -> GrammarStep:

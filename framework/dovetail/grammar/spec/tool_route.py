@@ -21,7 +21,7 @@ from dovetail.grammar.spec.fields import Asked
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
 from dovetail.grammar.spec.normal import normalize
-from dovetail.grammar.spec.route import Route, Router, ToolSchema, Way, not_strict
+from dovetail.grammar.spec.route import EnforcementOption, Route, Router, ToolSchema, not_strict
 from dovetail.grammar.spec.schema import escape
 from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import schemas_with_places
@@ -36,7 +36,7 @@ _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$d
 
 @dataclass(frozen=True)
 class ToolPlaces:
-    """Where places of a structural grammar of calls stood in the tools. Takes the place of a `Normal` in a `Way`."""
+    """Where places of a structural grammar of calls stood in the tools; an `EnforcementOption` has it as `Normal`."""
 
     root: Any
     tools: Mapping[str, tuple[str, Weakened]]
@@ -100,7 +100,7 @@ class ToolRouter:
         choice: Any,
         *,
         parallel: bool,
-    ) -> Way | str:
+    ) -> EnforcementOption | str:
         """Return one backend's way, or why there is none."""
         known = {each.name: each for each in schemas}
         weak: dict[str, tuple[str, Weakened]] = {}
@@ -131,13 +131,15 @@ class ToolRouter:
             ignored += [place + at for at in dict.fromkeys(lost)]
         step = step_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
         watched = tuple(map(places.place, tags.mended))
-        return Way(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
+        return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
 
-    def _free(self, way: Way, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> Way:
+    def _free(self, way: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> EnforcementOption:
         """Return a way in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
         step = step_of(way.step.backend, self._grammar(free, choice, parallel))
-        return Way(step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools))))
+        return EnforcementOption(
+            step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
+        )
 
     def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
         strict = any(tool["function"].get("strict") for tool in tools)
@@ -152,7 +154,7 @@ class ToolRouter:
         return self._router.spaced(spec)
 
 
-def join(text: Way, calls: Way, asked: Asked, spec: FormatSpec) -> Way | None:
+def join(text: EnforcementOption, calls: EnforcementOption, asked: Asked, spec: FormatSpec) -> EnforcementOption | None:
     """Return a way that allows a text or calls, None where these two cannot be put together.
 
     Args:
@@ -176,7 +178,7 @@ def join(text: Way, calls: Way, asked: Asked, spec: FormatSpec) -> Way | None:
     ignored = (*text.ignored, *text.watched, *calls.ignored, *calls.watched)
     is_full = text.enforcement == calls.enforcement == "full" and not (text.watched or calls.watched)
     step = step_of(calls.step.backend, joined, weaken=True)
-    return Way(step, "full" if is_full else "approximate", ignored)
+    return EnforcementOption(step, "full" if is_full else "approximate", ignored)
 
 
 def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:

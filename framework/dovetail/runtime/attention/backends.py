@@ -64,7 +64,7 @@ def kind_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirements:
     """What a backend has to serve: the layers of one cache group. `group` names it where there are several."""
 
     config: ModelConfig
@@ -111,7 +111,7 @@ def choose_backends(
     for group in groups:
         name = group.name if len(groups) > 1 else ""
         picked.append(
-            _choose(plugins, Wanted(of_group(config, group), device, dtype, settings.page_size, name), settings)
+            _choose(plugins, Requirements(of_group(config, group), device, dtype, settings.page_size, name), settings)
         )
     names = [name for _, name in picked]
     if len(set(names)) > 1:
@@ -119,7 +119,7 @@ def choose_backends(
     return [backend for backend, _ in picked], ", ".join(dict.fromkeys(names))
 
 
-def _choose(plugins: LoadedPlugins, wanted: Wanted, settings: EngineSettings) -> tuple[Backend, str]:
+def _choose(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettings) -> tuple[Backend, str]:
     """Return the class for one group, and its name."""
     given = {"prefill": settings.prefill_attention_backend, "decode": settings.decode_attention_backend}
     asked = {use: None if name == AUTO else name for use, name in given.items()}
@@ -141,7 +141,7 @@ def _choose(plugins: LoadedPlugins, wanted: Wanted, settings: EngineSettings) ->
     return both, f"{prefill_name}+{decode_name}"
 
 
-def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Wanted) -> tuple[Backend, str]:
+def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Requirements) -> tuple[Backend, str]:
     """Return the first backend planned for `use` that serves; what `auto` chose is logged with the reasons."""
     flag = f"--{use}-attention-backend" if use else "--attention-backend"
     reasons: list[str] = []
@@ -158,7 +158,9 @@ def _pick(plugins: LoadedPlugins, use: str, name: str, wanted: Wanted) -> tuple[
         reasons.append(f"{planned.name}: {reason}" if not planned.requested else f"{describe(planned)}: {reason}")
     if not reasons:
         raise PluginError(f"{flag} {name!r}: not in the plugin plan of this process; plan it by that name")
-    raise PluginError(f"{flag} {name!r} cannot serve this model: {'; '.join(reasons)}; {_way_out(plugins, use, name)}")
+    raise PluginError(
+        f"{flag} {name!r} cannot serve this model: {'; '.join(reasons)}; {_suggestion(plugins, use, name)}"
+    )
 
 
 def _planned(plugins: LoadedPlugins, use: str) -> Iterator[tuple[PlannedPlugin, Backend]]:
@@ -167,7 +169,7 @@ def _planned(plugins: LoadedPlugins, use: str) -> Iterator[tuple[PlannedPlugin, 
             yield planned, backend
 
 
-def _way_out(plugins: LoadedPlugins, use: str, name: str) -> str:
+def _suggestion(plugins: LoadedPlugins, use: str, name: str) -> str:
     if name == "auto":
         return "`dovetail plugin list` shows what else is installed; --device, --dtype or --page-size may help"
     return "leave the flag out for a backend that can" if use else "use --attention-backend auto for one that can"

@@ -36,7 +36,7 @@ class DeviceState:
         pages: `[G, S, max_pages]` the page tables on the host.
         lens: `[S]` int64 on the host, `seq_lens` once the steps that were launched are done.
         seconds: `[S]` int64 on the host, where the second of two texts begins; 0 where there is one.
-        spare_row: The first row that no request holds.
+        padding_row: The first row that no request holds.
         params: How the tokens of the rows are drawn.
         states: Of recurrent layers, by row; None where the model has none.
     """
@@ -50,7 +50,7 @@ class DeviceState:
         states: StateCache | None = None,
     ) -> None:
         self.device = device
-        self.spare_row = num_rows
+        self.padding_row = num_rows
         total = num_rows + NUM_SPARE
         self._tables = torch.zeros(num_groups, total, max_pages, dtype=torch.int32, device=device)
         self.page_tables = list(self._tables.unbind())
@@ -117,9 +117,9 @@ class DeviceState:
 
     def clear_spare(self) -> None:
         """Empty the spare rows, which steps write like any other; graphs do so themselves."""
-        self.lens[self.spare_row :] = 0
-        self.next_ids[self.spare_row :].zero_()
-        self.seq_lens[self.spare_row :].zero_()
+        self.lens[self.padding_row :] = 0
+        self.next_ids[self.padding_row :].zero_()
+        self.seq_lens[self.padding_row :].zero_()
 
     def set_next(self, rows: Tensor, ids: Tensor) -> None:
         """Store sampled tokens `ids` `[R]` for rows `[R]`."""

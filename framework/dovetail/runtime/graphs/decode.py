@@ -163,7 +163,7 @@ class DecodeGraphs:
         """
         captured = self._captured[key]
         if not _is_same(rows, captured.current):
-            padded = np.full(key.rows, self._state.spare_row, dtype=np.int64)
+            padded = np.full(key.rows, self._state.padding_row, dtype=np.int64)
             padded[: len(rows)] = rows
             captured.rows.copy_(pinned(torch.from_numpy(padded), self._state.device), non_blocking=True)
             captured.current = rows
@@ -221,7 +221,7 @@ class DecodeGraphs:
     def _inputs(self, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, starts and last tokens of a step, all of it padding."""
         device = self._state.device
-        rows = torch.full((bucket,), self._state.spare_row, dtype=torch.int64, device=device)
+        rows = torch.full((bucket,), self._state.padding_row, dtype=torch.int64, device=device)
         starts = torch.arange(bucket + 1, dtype=torch.int32, device=device)
         return rows, starts, starts[:-1].long()
 

@@ -46,7 +46,7 @@ class CapturedPrefill:
     broken: Tensor
 
 
-def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, spare_row: int) -> npt.NDArray[np.int64]:
+def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, padding_row: int) -> npt.NDArray[np.int64]:
     """Write what a graph reads of the chunks of some device rows.
 
     Returns:
@@ -57,7 +57,7 @@ def pack(tokens: Tokens, rows: Ints, key: PrefillGraph, spare_row: int) -> npt.N
     ids, positions, slots = packed[: 3 * key.tokens].reshape(3, -1)
     row, lens, last = packed[3 * key.tokens : -(key.chunks + 1)].reshape(3, -1)
     starts = packed[-(key.chunks + 1) :]
-    slots[:], row[:] = -1, spare_row
+    slots[:], row[:] = -1, padding_row
     num_tokens, num = len(tokens.positions), len(rows)
     ids[:num_tokens], positions[:num_tokens], slots[:num_tokens] = tokens.ids, tokens.positions, tokens.slots
     row[:num], lens[:num], last[:num], starts[:num] = rows, tokens.lens, tokens.starts[1:] - 1, tokens.starts[:-1]
@@ -129,7 +129,7 @@ class PrefillGraphs:
     def run(self, tokens: Tokens, rows: Ints, key: PrefillGraph) -> CapturedPrefill:
         """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing."""
         captured = self._captured[key]
-        packed = torch.from_numpy(pack(tokens, rows, key, self._state.spare_row))
+        packed = torch.from_numpy(pack(tokens, rows, key, self._state.padding_row))
         captured.inputs.copy_(pinned(packed, self._state.device), non_blocking=True)
         captured.graph.replay()
         return captured
@@ -142,7 +142,7 @@ class PrefillGraphs:
 
     def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
-        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.spare_row))
+        packed = torch.from_numpy(pack(NO_TOKENS, no_ints(), size, self._state.padding_row))
         return packed.to(self._state.device)
 
     def _step(self, inputs: Tensor, size: PrefillGraph) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ def begin_reference(rows: Tensor, state: DeviceState, page_size: int) -> StepInp
     """As `begin`, in torch."""
     positions = state.seq_lens[rows]
     pages = state.page_table[rows, positions // page_size].long()
-    has_place = (rows != state.spare_row) & (pages != 0)
+    has_place = (rows != state.padding_row) & (pages != 0)
     slots = torch.where(has_place, pages * page_size + positions % page_size, -1)
     return StepInputs(state.next_ids[rows], positions, slots, positions + 1)
 

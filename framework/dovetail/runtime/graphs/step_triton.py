@@ -39,7 +39,7 @@ def begin(rows: Tensor, state: DeviceState, page_size: int) -> StepInputs:
     out = torch.empty(4, num, dtype=torch.int64, device=rows.device)
     table = state.page_table
     _begin_kernel[(triton.cdiv(num, 128),)](
-        rows, state.next_ids, state.seq_lens, table, out, state.spare_row, table.stride(0), table.shape[1], num,
+        rows, state.next_ids, state.seq_lens, table, out, state.padding_row, table.stride(0), table.shape[1], num,
         P=page_size, BLOCK=128,
     )  # fmt: skip
     return StepInputs(*out.unbind())
@@ -90,7 +90,7 @@ def finish(logits: Tensor, rows: Tensor, lens: Tensor, state: DeviceState) -> tu
     broken = torch.empty(num, dtype=torch.bool, device=logits.device)
     _best_kernel[(num, num_blocks)](logits, values, places, vocab, logits.stride(0), num_blocks, BLOCK=BLOCK)
     _finish_kernel[(num,)](
-        values, places, rows, lens, ids, broken, state.next_ids, state.seq_lens, state.spare_row, vocab, num_blocks,
+        values, places, rows, lens, ids, broken, state.next_ids, state.seq_lens, state.padding_row, vocab, num_blocks,
         BLOCKS=triton.next_power_of_2(num_blocks),
     )  # fmt: skip
     return ids, broken

@@ -87,4 +87,4 @@ def draw_adjusted(
     adjusted, best = adjust_triton.adjust(logits, rows, lines, tables.masks.sent, params, counts)
     p, greedy = adjust_triton.gather(rows, state.seq_lens, params, best, logits.shape[1])
     ids = draw.draw(adjusted, p, greedy)
-    return ids, adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.spare_row)
+    return ids, adjust_triton.tell(logits, rows, ids, state.next_ids, params, counts, state.padding_row)

@@ -11,11 +11,11 @@ import pytest
 
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, Registry
-from dovetail.plugins.guard import time_limit
 from dovetail.plugins.kinds import split_qualified
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
 from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.time_limit import time_limit
 from dovetail.testing.checks import check, fail, raised, shown
 from dovetail.testing.child import ChildReport, run_child
 from dovetail.testing.conformance.options import check_options

@@ -70,7 +70,7 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class Meter(threading.local):
+class RenderBudget(threading.local):
     """What one render has used. Renders run each in one thread, so the state is the thread's."""
 
     def __init__(self) -> None:
@@ -178,8 +178,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
-        self.meter = meter = Meter()
-        self.tick, self.check, self.finalize = meter.tick, meter.check, meter.finalize
+        self.budget = budget = RenderBudget()
+        self.tick, self.check, self.finalize = budget.tick, budget.check, budget.finalize
         self.own = self._own
         self.globals.pop("lipsum")
         self.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now)
@@ -201,9 +201,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def _own(self, value: list[Any]) -> OwnList:
         """Take a list that the template writes."""
-        self.meter.check(value)
+        self.budget.check(value)
         made = OwnList(value)
-        made.weight = self.meter.weigh(value)
+        made.weight = self.budget.weigh(value)
         return made
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -212,35 +212,35 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Run an operator that can build more than it was given."""
-        meter = self.meter
+        budget = self.budget
         if operator == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple)) and isinstance(other, int):
-                    meter.size((meter.weigh(one) + 1) * max(other, 0))
+                    budget.size((budget.weigh(one) + 1) * max(other, 0))
         elif operator == "**" and not (abs(left) <= _MAX_WIDTH and abs(right) <= 64):
             raise TemplateLimitError("the chat template raises to too large a power")
         elif operator == "%" and isinstance(left, str):
             _check_format(left)
-        return meter.check(super().call_binop(context, operator, left, right))
+        return budget.check(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function, macro or method from a template."""
-        meter = __self.meter
+        budget = __self.budget
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             args = __self._check_method(owner, __obj.__name__, args, kwargs)
         elif isinstance(owner, OwnList) and __obj.__name__ in _CHANGES:
             args = ([*args[0]],) if __obj.__name__ == "extend" and args else args
-            meter.grow(owner, args[0] if __obj.__name__ == "extend" and args else args)
-        return meter.check(super().call(__context, __obj, *args, **kwargs))
+            budget.grow(owner, args[0] if __obj.__name__ == "extend" and args else args)
+        return budget.check(super().call(__context, __obj, *args, **kwargs))
 
     def _check_method(self, owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Check a string method before it runs; return its arguments, iterators made lists."""
         if name == "join" and args:
             args = ([*args[0]],)
-            self.meter.size(sum(self.meter.weigh(item) + len(owner) for item in args[0]))
+            self.budget.size(sum(self.budget.weigh(item) + len(owner) for item in args[0]))
         elif name == "replace" and len(args) > 1 and isinstance(args[0], str):
-            self.meter.size(len(owner) + owner.count(args[0]) * len(args[1]))
+            self.budget.size(len(owner) + owner.count(args[0]) * len(args[1]))
         elif name in _SIZED_METHODS:
             _check_widths((*args, *kwargs.values()))
         return args
@@ -262,7 +262,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a filter. `wraps` keeps the attribute by which Jinja passes it a context."""
         value_at = 1 if hasattr(function, "jinja_pass_arg") else 0
-        meter = self.meter
+        budget = self.budget
 
         @functools.wraps(function, assigned=())
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -271,10 +271,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 _check_widths((*rest, *kwargs.values()))
             elif name == "replace" and len(rest) > 1:
                 text = str(value)
-                meter.size(len(text) + text.count(str(rest[0])) * len(str(rest[1])))
+                budget.size(len(text) + text.count(str(rest[0])) * len(str(rest[1])))
             elif name == "format":
                 _check_format(str(value))
-            return meter.check(function(*args, **kwargs))
+            return budget.check(function(*args, **kwargs))
 
         return guarded
 
@@ -315,8 +315,8 @@ def _join(environment: ChatEnvironment, value: Any, d: str = "", attribute: Any 
     parts: list[str] = []
     size, glue = 0, str(d)
     for item in value:
-        size += environment.meter.weigh(item) + len(glue)
-        environment.meter.size(size)
+        size += environment.budget.weigh(item) + len(glue)
+        environment.budget.size(size)
         parts.append(str(item))
     return glue.join(parts)
 

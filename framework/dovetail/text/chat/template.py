@@ -245,8 +245,8 @@ class ChatTemplate:
             return ""
 
     def _render(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        meter = self._environment.meter
-        meter.reset(self._max_seconds)
+        budget = self._environment.budget
+        budget.reset(self._max_seconds)
         begin_render()
         try:
             return template.render(context, add_generation_prompt=add_generation_prompt)
@@ -257,7 +257,7 @@ class ChatTemplate:
         except Exception as error:  # a template computes on the request's data: its failure is the request's
             raise RequestError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
         finally:
-            meter.reset()
+            budget.reset()
 
     def _pick(self, with_tools: bool) -> jinja2.Template:
         if self._default is None:

@@ -29,12 +29,12 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import PluginError, RequestError
-from dovetail.plugins.guard import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
+from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, time_limit
 from dovetail.text.chat.template import ChatTemplate, common_len
 from dovetail.text.detection.derive import (
     CALLED,

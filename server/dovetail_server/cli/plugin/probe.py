@@ -26,7 +26,7 @@ def problems_of(plan: PluginPlan) -> list[str]:
                 HookManager([(planned, found)], timeout_s=plan.timeout_s)
         except PluginError as error:
             problems.append(str(error))
-    return problems + loaded.drift
+    return problems + loaded.monkeypatches
 
 
 def main() -> None:

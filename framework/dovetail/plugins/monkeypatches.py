@@ -40,7 +40,7 @@ def snapshot(skip: str = "") -> Snapshot:
     return taken
 
 
-def drift_since(before: Snapshot, skip: str = "") -> list[str]:
+def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
     """Return the core attributes that changed since `before`, as `module.attribute`, sorted."""
     changed = []
     tables: dict[int, str] = {}

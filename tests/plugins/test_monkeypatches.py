@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.plugins.drift import drift_since, snapshot
+from dovetail.plugins.monkeypatches import detect_monkeypatches, snapshot
 
 
 @pytest.fixture
@@ -41,5 +41,5 @@ def test_modules_may_be_imported_meanwhile(importing: list[str]) -> None:
     for _ in range(3):
         before = snapshot()
         num = len(importing)
-        assert not [name for name in drift_since(before) if "made_up" not in name]
+        assert not [name for name in detect_monkeypatches(before) if "made_up" not in name]
     assert len(importing) > num > 0

@@ -7,13 +7,13 @@ from time import perf_counter
 from dovetail.contracts.observers import RequestProgress
 from dovetail_server.observers import Observers
 
-TELL_S = 1.0
+FLUSH_S = 1.0
 EXACT, EVERY = 15, 16
 """The last of the first steps, whose parsing is timed, and of how many one is then: each look at the clock costs."""
 
 
-class Pace:
-    """One per request. `took` runs for every token: it reads the clock and appends a number."""
+class TokenTimer:
+    """One per request. `record` runs for every token: it reads the clock and appends a number."""
 
     __slots__ = (
         *("_began", "_due", "_first_s", "_gaps", "_last", "_num", "_number", "_observers", "_request_id"),
@@ -35,7 +35,7 @@ class Pace:
         self.parse_s = 0.0
         """What detokenizing and parsing took so far; of a long reply, as a sample of its steps says."""
 
-    def took(self, index: int, num_tokens: int, began: float | None = None) -> None:
+    def record(self, index: int, num_tokens: int, began: float | None = None) -> None:
         """Note that a choice got tokens, which came together; `began` is when their parsing did, if it is timed."""
         if not num_tokens:
             return
@@ -54,10 +54,10 @@ class Pace:
         else:
             self._gaps.extend([(now - last) / num_tokens] * num_tokens)
         if now >= self._due:
-            self._due = now + TELL_S
-            self.tell()
+            self._due = now + FLUSH_S
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tell the observers what has come since the last time, if anything has."""
         if not self._num:
             return
