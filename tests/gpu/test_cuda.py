@@ -89,6 +89,18 @@ def test_greedy_tokens_equal_transformers(architecture: str, changes: dict[str, 
         assert tokens(deltas) == reference(folder, tuple(prompt))
 
 
+@pytest.mark.parametrize("backend", ["torch_native", "triton"])
+@pytest.mark.parametrize("disable_cuda_graph", [False, True])
+def test_modules_of_transformers_in_graphs(backend: str, disable_cuda_graph: bool, models: dict[str, Path]) -> None:
+    """Transformers' own Llama over the paged cache gives its tokens, its steps captured and not."""
+    folder = models["LlamaForCausalLM"]
+    changes: dict[str, Any] = {"attention_backend": backend, "max_total_tokens": 8192}
+    changes |= {"disable_cuda_graph": disable_cuda_graph, "model_impl": "transformers"}
+    outputs = generate(folder, prompts(), GREEDY, device="cuda", **changes)
+    for prompt, deltas in zip(prompts(), outputs, strict=True):
+        assert tokens(deltas) == reference(folder, tuple(prompt))
+
+
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_prompts_one_by_one_equal_transformers(architecture: str, models: dict[str, Path]) -> None:
     """Prompts of every length about the buckets' edges, alone and after a cached prefix, through prefill graphs."""

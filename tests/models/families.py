@@ -72,7 +72,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 24},
     "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 24, "query_pre_attn_scalar": 24},
     "gemma4_text": {"num_hidden_layers": 6, "sliding_window": 24, "hidden_size_per_layer_input": 8}
-    | {"vocab_size_per_layer_input": 199, "global_head_dim": 32},
+    | {"vocab_size_per_layer_input": 300, "global_head_dim": 32},
     "phimoe": FEW,
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.errors import ModelError, PluginError
 from dovetail.plugins import Registry, make_plan
+from dovetail.testing.conformance.model_runtime import decode_syncs
 from dovetail.testing.engine import make_core
 from dovetail_models.transformers import TransformersModel
 
@@ -156,3 +157,10 @@ def test_its_own_llama_and_transformers_agree(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path, "llama")
     for impl in ("dovetail", "transformers"):
         check_logits(tmp_path, model, chunk=64, num_new=8, model_impl=impl)
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi", "gemma", "gpt_neox", "nemotron"])
+def test_a_decode_step_of_dense_modules_can_be_captured(kind: str, tmp_path: Path) -> None:
+    """It reads nothing back to the host; whether a GPU captures it, `tests/gpu/test_cuda.py` asks."""
+    make_checkpoint(tmp_path, kind)
+    assert decode_syncs(TransformersModel, tmp_path) == []
