@@ -359,11 +359,25 @@ def many(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights, residua
         H=h, INNER=i, BIAS=bias is not None, WEIGH_INPUT=weights.weigh_input,
         BLOCK_M=tiles.block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
-    out = torch.empty_like(x)
+    return combine(y, ids, residual, num, weights.first)
+
+
+def combine(y: Tensor, ids: Tensor, residual: Tensor | None, num: int, first: int) -> Tensor:
+    """Add up what each token's experts made, and `residual` if there is one.
+
+    Args:
+        y: `[S, H]`, in the slots' order.
+        ids: `[T, K]`.
+        residual: `[T, H]`, or None.
+        num: Experts here; rows of others are not read.
+        first: Number of the first one.
+    """
+    (num_tokens, top_k), h = ids.shape, y.shape[1]
+    out = y.new_empty(num_tokens, h)
     block = min(1024, triton.next_power_of_2(h))
     _combine_kernel[(num_tokens, triton.cdiv(h, block))](
-        y, ids, x if residual is None else residual, out, weights.first,
-        H=h, E=num, TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=block, num_warps=4, **options,
+        y, ids, y if residual is None else residual, out, first,
+        H=h, E=num, TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=block, num_warps=4, **launch_options(y),
     )  # fmt: skip
     return out
 

@@ -17,11 +17,15 @@ import torch
 import triton
 
 
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
 @cache
 def supported(device_index: int) -> bool:
     """Whether the device has it (Hopper and newer) and kernels are compiled, not interpreted."""
-    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    return not interpreted and torch.cuda.get_device_capability(device_index)[0] >= 9
+    return not interpreted() and torch.cuda.get_device_capability(device_index)[0] >= 9
 
 
 def launch_options(tensor: torch.Tensor) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def skinny(
         splits = 1
     tiles, span = triton.cdiv(n, block_n), triton.cdiv(triton.cdiv(k, block_k), splits) * block_k
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    part, arrived = _scratch(x.device, tiles * splits * block_n * block_m, tiles) if splits > 1 else (x, x)
+    part, arrived = scratch(x.device, tiles * splits * block_n * block_m, tiles) if splits > 1 else (x, x)
     _skinny_kernel[(tiles, splits)](
         x, weight, x if bias is None else bias, x if norm is None else norm, x if residual is None else residual, out,
         part, arrived, eps, rows, x.stride(0), n if residual is None else residual.stride(0),
@@ -183,7 +183,7 @@ def skinny(
 
 
 @cache
-def _scratch(device: torch.device, size: int, tiles: int) -> tuple[Tensor, Tensor]:
+def scratch(device: torch.device, size: int, tiles: int) -> tuple[Tensor, Tensor]:
     """Partial sums of split products, and how many splits of a tile have come: zero between kernels."""
     return (
         torch.empty(size, dtype=torch.float32, device=device),

@@ -1,0 +1,124 @@
+"""Products with packed weights on CUDA: which kernel serves how many rows, and with which tile.
+
+One row of 8-bit numbers has a kernel of its own, more rows of float8 go to the float8 tensor cores, other numbers
+become the model's dtype in registers, and for many rows they are written out before cuBLAS multiplies them.
+`layers.packed_forms` is the reference. M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from dovetail.contracts.layers import Act, RMSScale
+from dovetail.layers import ops
+from dovetail.layers.ops.packed_few import few
+from dovetail.layers.ops.packed_halves import DEPTH, by_halves, fits_halves
+from dovetail.layers.ops.packed_row import RowTile, row
+from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_write import many
+from dovetail.layers.ops.pdl import interpreted
+from dovetail.layers.ops.skinny import Tile
+
+MOST_ROWS = 128
+"""Rows up to which numbers that are not float8 are taken apart in registers; measured on an H200 with int4."""
+MOST_HALVES = 512
+"""As `MOST_ROWS` for float8: by arithmetic from what 256 rows and writing out took on an H200."""
+PROGRAMS, TALL_PROGRAMS = 400, 520
+"""So many at most, where K is split to have more: three for each multiprocessor of an H200, four of more rows."""
+ROW_TILES: dict[tuple[int, int], RowTile] = {
+    (6144, 4096): (8, 2048, 8),
+    (4096, 4096): (4, 2048, 2),
+    (28672, 4096): (8, 512, 4),
+    (4096, 14336): (4, 2048, 4),
+}
+"""Best tile for one row by the weight's `[N, K]`, measured on an H200 by `tests/bench/quant_products.py`."""
+
+
+@cache
+def supported(device: torch.device) -> bool:
+    """Whether the kernels run on a device: Hopper and newer, whose instructions they are written in."""
+    return interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9)
+
+
+def row_tile(weight: PackedWeight, *, gate: bool) -> RowTile:
+    """Return the tile for one row: measured, or by analogy with the measured ones."""
+    n, k = weight.num_out, weight.num_in
+    wide = (n, k) in ROW_TILES or triton.next_power_of_2(k) >= 2048
+    block_n, block_k, warps = ROW_TILES.get((n, k), (8, 512, 4) if gate or n * k >= 1 << 26 else (4, 2048, 4))
+    return block_n, block_k if wide else min(block_k, triton.next_power_of_2(k)), warps
+
+
+def _splits(programs: int, steps: int, most: int = 8, limit: int = PROGRAMS) -> int:
+    """Return by how many K is split: a power of two, each with four steps or more."""
+    found = 1
+    while found < most and programs * found * 2 <= limit and steps >= found * 8:
+        found *= 2
+    return found
+
+
+def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
+    """Return the tile of `by_halves`; it is the same for all numbers of rows between two powers of two."""
+    n = weight.num_out // 2 if gate else weight.num_out
+    steps = -(-weight.num_in // DEPTH)
+    block_m = next((size for size in (16, 32) if rows <= size), 64)
+    if rows <= 64:
+        stages = 3 if gate and block_m == 64 else 4
+        return block_m, (64, DEPTH, 4, stages, 1 if gate else _splits(-(-n // 64), steps))
+    tall = next((size for size in (2, 4) if rows <= 64 * size), 8)
+    return block_m, (128, DEPTH, 8, 3, 1 if gate else _splits(-(-n // 128) * tall, steps, 4, TALL_PROGRAMS))
+
+
+def few_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
+    """Return the tile of `few`, likewise."""
+    n, k = weight.num_out // 2 if gate else weight.num_out, weight.num_in
+    block_m = next((size for size in (16, 32) if rows <= size), 64)
+    if weight.kind != "scaled" and block_m == 16:
+        if gate:
+            return block_m, (64, 512 if rows == 1 else 256, 4, 3, 1)
+        return block_m, (64, 1024, 4, 3, 2) if k <= 8192 else (64, 256, 4, 3, 8)
+    depth = 128 if weight.kind == "scaled" else 256
+    block_n, warps = (128, 8) if block_m == 64 else (64 if gate or block_m == 16 else 128, 4)
+    return block_m, (block_n, depth, warps, 3, 1 if gate else _splits(-(-n // block_n), -(-k // depth)))
+
+
+def linear(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    *,
+    norm: RMSScale | None = None,
+    act: Act | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`act(norm(x) Wᵀ + b) + residual` with what of that is given.
+
+    Args:
+        x: `[M, K]`.
+        weight: Of N outputs, of 2 N with `act`.
+        bias: As many as the weight has outputs, or None.
+        norm: An RMS norm before the product.
+        act: Made of gate and up, which the product is side by side.
+        residual: `[M, N]`.
+
+    Returns:
+        `[M, N]` in the dtype of `x`.
+    """
+    rows, gate = len(x), act is not None
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    around = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
+    if rows == 1 and weight.kind == "scaled":
+        return row(x, weight, bias, row_tile(weight, gate=gate), act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if 0 < rows <= MOST_HALVES and x.dtype == torch.bfloat16 and fits_halves(weight):
+        tile = halves_tile(weight, rows, gate=gate)
+        return by_halves(x, weight, bias, tile, act=act, residual=residual, **around)  # type: ignore[arg-type]
+    if norm is not None:  # in the kernel it would be computed once for each tile, and K could not be split
+        x = ops.add_rms_norm(x, None, *norm)[0]
+    if 0 < rows <= MOST_ROWS:
+        return few(x, weight, bias, few_tile(weight, rows, gate=gate), act=act, residual=residual)
+    y = many(x, weight, bias)
+    y = y if act is None else ops.act_and_mul(act, y)
+    return y if residual is None else residual + y

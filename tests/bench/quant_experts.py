@@ -1,0 +1,115 @@
+"""How fast experts with packed weights are: `python tests/bench/quant_experts.py [--tokens 1 64 …] [--seconds 40]`.
+
+Needs a GPU. For gpt-oss-20b's experts in mxfp4 and Qwen3-30B-A3B's in fp8, with ids drawn at random: microseconds a
+layer with the usual tiles and the best of some others, the share of the copy bandwidth that the experts which are read
+would take, the error against written-out weights, and what these take in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from quant_products import BANDWIDTH, CACHE_BYTES, FORMS, drawn, graph_us, relative
+
+from dovetail.layers.ops.experts import ExpertWeights, gated_experts
+from dovetail.layers.ops.packed_experts import (
+    ExpertTiles,
+    PackedExpertWeights,
+    expert_tiles,
+    packed_gated_experts,
+)
+from dovetail.layers.ops.packed_weight import PackedWeight, stacked
+from dovetail.layers.ops.packed_write import written
+
+MODELS: dict[str, tuple[str, int, int, int, int, Any]] = {
+    "gpt-oss-20b": ("mxfp4", 32, 4, 2880, 2880, "clamped_silu_and_mul"),
+    "Qwen3-30B-A3B": ("fp8-blocks", 128, 8, 2048, 768, "silu_and_mul"),
+}
+
+
+def experts(kind: str, num: int, hidden: int, inner: int) -> tuple[PackedWeight, PackedWeight]:
+    """Random matrices."""
+    form = FORMS[kind]
+    return (
+        stacked(drawn(form, 2 * inner, hidden) for _ in range(num)),
+        stacked(drawn(form, hidden, inner) for _ in range(num)),
+    )
+
+
+def part_of(weight: PackedWeight, expert: int) -> PackedWeight:
+    """One expert's matrix."""
+    names = ("numbers", "scale", "offset", "row_scale")
+    parts = [None if getattr(weight, name) is None else getattr(weight, name)[expert] for name in names]
+    return PackedWeight(weight.kind, *parts, weight.group, weight.num_out, weight.num_in)  # type: ignore[arg-type]
+
+
+def plain_of(weight: PackedWeight) -> torch.Tensor:
+    """All experts' matrices in bfloat16."""
+    return torch.stack([written(part_of(weight, expert), torch.bfloat16) for expert in range(len(weight.numbers))])
+
+
+def others(kind: str, is_few: bool) -> list[ExpertTiles]:
+    """Tiles beside the usual ones."""
+    depths = (128,) if kind.startswith("fp8") else (256, 512)
+    found = []
+    for block_m, depth, block_n, stages in itertools.product(
+        (16,) if is_few else (16, 32, 64), depths, (32, 64), (3, 4)
+    ):
+        found.append(ExpertTiles(block_m, (block_n, depth, 4, stages), (block_n, depth, 4, stages)))
+    return found
+
+
+def main() -> None:
+    """Measure, and print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", nargs="*", type=int, default=[1, 8, 64, 1024])
+    parser.add_argument("--seconds", type=float, default=40)
+    args = parser.parse_args()
+    for name, (kind, num, top_k, hidden, inner, act) in MODELS.items():
+        until = time.perf_counter() + args.seconds / len(MODELS)
+        made = [experts(kind, num, hidden, inner)]
+        layer_bytes = sum(one.num_bytes for one in made[0])
+        made += [experts(kind, num, hidden, inner) for _ in range(CACHE_BYTES // layer_bytes)]
+        layers = [PackedExpertWeights(*one, None, None, 0, act, False) for one in made]
+        plain = ExpertWeights(*(plain_of(one) for one in made[0]), None, None, 0, act, False)
+        for tokens in args.tokens:
+            x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+            ids = [torch.rand(tokens, num, device="cuda").topk(top_k).indices for _ in range(6)]
+            shares = torch.full((tokens, top_k), 1 / top_k, device="cuda", dtype=torch.bfloat16)
+
+            def run(tiles: ExpertTiles | None, is_few: bool, x: Any = x, ids: Any = ids, shares: Any = shares) -> None:
+                for place, one in enumerate(ids):
+                    of = layers[place % len(layers)]  # noqa: B023 - called at once
+                    packed_gated_experts(x, one, shares, of, x, tiles=tiles, is_few=is_few)
+
+            times = []
+            for is_few in (True, False) if tokens * top_k <= 64 else (False,):
+                for tiles in (expert_tiles(layers[0], tokens * top_k), *others(kind, is_few)):
+                    if time.perf_counter() > until and times:
+                        break
+                    try:
+                        times.append((graph_us(partial(run, tiles, is_few)) / len(ids), is_few, tiles))
+                    except Exception as error:
+                        if "out of resource" not in str(error):
+                            raise
+            usual, best = times[0], min(times, key=lambda one: one[0])
+            bf16 = graph_us(lambda: [gated_experts(x, one, shares, plain, x) for one in ids]) / len(ids)  # noqa: B023
+            want = gated_experts(x, ids[0], shares, plain, torch.zeros_like(x))
+            found = packed_gated_experts(x, ids[0], shares, layers[0], torch.zeros_like(x))
+            read = sum(len(one.unique()) for one in ids) / len(ids) / num * layer_bytes
+            print(
+                f"{name} {kind} {tokens} tokens: usual {usual[0]:.1f} us, best {best[0]:.1f} "
+                f"({read / BANDWIDTH * 1e6 / best[0]:.0%}), bf16 {bf16:.1f}, error {relative(found, want):.0e}, "
+                f"{'few' if best[1] else 'sorted'} {best[2]}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
