@@ -131,20 +131,24 @@ class GatedExperts(nn.Module):
 
     def _fused(self, x: Tensor, ids: Tensor, weights: Tensor, add: Stream | None) -> Tensor | Stream:
         """In our own kernels, which add to the stream themselves unless ranks have shares of it."""
-        from dovetail.layers.ops.experts import ExpertWeights, gated_experts  # imports Triton
-
-        up, down = self.gate_up, self.down
-        of = ExpertWeights(
-            up.weight, down.weight, up.bias, down.bias, up.first_expert, self._act, self._weigh == "input"
-        )
         is_last = add is not None and self._parallel.size == 1
-        out = gated_experts(x.contiguous(), ids, weights, of, add.total() if add is not None and is_last else None)
+        out = self._made(x.contiguous(), ids, weights, add.total() if add is not None and is_last else None)
         if add is None:
             return self._parallel.sum(out)
         if not is_last:
             return add.plus_share(out, self._parallel)
         add.value = out
         return add
+
+    def _made(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
+        """What the kernels make of tokens, added to `residual`."""
+        from dovetail.layers.ops.experts import ExpertWeights, gated_experts  # imports Triton
+
+        up, down = self.gate_up, self.down
+        of = ExpertWeights(
+            up.weight, down.weight, up.bias, down.bias, up.first_expert, self._act, self._weigh == "input"
+        )
+        return gated_experts(x, ids, shares, of, residual)
 
     def _is_groupable(self, x: Tensor) -> bool:
         if self.matrix is not ExpertMatrix or (x.device.type != "cpu" and x.dtype != torch.bfloat16):

@@ -6,20 +6,23 @@ N outputs, K inputs, E experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, Stream
+from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, RMSScale, Stream
 from dovetail.contracts.quantization import Stored, StoredTensor
 from dovetail.errors import ModelError
-from dovetail.layers import cpu_products, ops
+from dovetail.layers import cpu_products, cuda_products, ops
 from dovetail.layers.experts import ExpertMatrix, GatedExperts
 from dovetail.layers.matrix import Matrix
 from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled, nibbles_of
 from dovetail.layers.shards import gated
+
+if TYPE_CHECKING:
+    from dovetail.layers.cuda_products import PackedWeight
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "weight": (".weight", ""),
@@ -59,16 +62,20 @@ class PackedLinear(Matrix):
             self.store("bias", ctx.dtype, granule=None)
         self._dtype = ctx.dtype
         self._product: cpu_products.Product | None = None
+        self._packed: PackedWeight | None = None
 
     def finalize(self) -> None:
-        """Where ranks add up shares, the first one adds the bias; on CPU, pack for the products that torch has."""
+        """Where ranks add up shares, the first one adds the bias; pack for torch's products on CPU, and for ours."""
         if self.is_share and self.parallel.rank > 0:
             self.bias = None
         tensors = {name: self.get_parameter(name) for name in self._names}
+        self._packed = cuda_products.packed(self.form, tensors, self._dtype)
+        if self._packed is not None:
+            drop(self, self._names)
+            return
         self._product = product_of(self.form, tensors, self._dtype)
         if self._product is not None and isinstance(self.form, Int4):
-            for name in self._names:
-                setattr(self, name, None)  # the product has its own
+            drop(self, self._names)
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return this rank's weight `[out, in]`: the reference; not to be had where a product has packed it anew."""
@@ -78,6 +85,8 @@ class PackedLinear(Matrix):
         self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
     ) -> Tensor | Stream:
         x = x.total() if isinstance(x, Stream) else x
+        if self._packed is not None:
+            return self._on_cuda(x, self._packed, norm, add, scale)
         x = x if norm is None else norm(x)
         if self._product is None:
             y = F.linear(x, self.dequantised(x.dtype), self.bias)
@@ -85,6 +94,25 @@ class PackedLinear(Matrix):
             y = self._product(x)
             y = y if self.bias is None else y + self.bias
         return self.finish(y if self._act is None else ops.act_and_mul(self._act, y), add, scale)
+
+    def _on_cuda(
+        self, x: Tensor, weight: PackedWeight, norm: Norm | None, add: Stream | None, scale: float
+    ) -> Tensor | Stream:
+        """In our own kernels, which compute a plain norm, and add to the stream unless ranks have shares of it."""
+        from dovetail.layers.ops import packed  # imports Triton
+
+        rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
+        x = x if norm is None or rms is not None else norm(x)
+        if add is None or self.is_share or scale != 1.0 or self._act is not None:
+            return self.finish(packed.linear(x, weight, self.bias, norm=rms, act=self._act), add, scale)
+        add.value = packed.linear(x, weight, self.bias, norm=rms, residual=add.value)
+        return add
+
+
+def drop(matrix: Matrix, names: Sequence[str]) -> None:
+    """Let go of parameters of which a product has what it needs."""
+    for name in names:
+        setattr(matrix, name, None)
 
 
 def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> cpu_products.Product | None:
@@ -110,6 +138,8 @@ class PackedExpertMatrix(ExpertMatrix):
 
     forms: ClassVar[Mapping[str, Form | None]] = {}
     """Of the matrices, by name: `gate_up` and `down`."""
+    has_kernel: ClassVar[bool] = False
+    """Whether both are packed in one way, as the kernels for experts want it."""
     suffixes = SPELLINGS
 
     def make_weight(self, ctx: BuildContext) -> None:
@@ -122,21 +152,26 @@ class PackedExpertMatrix(ExpertMatrix):
             self._names = store(self, self.form)
         self._dtype = ctx.dtype
         self._products: list[cpu_products.Product] = []
+        self.packed: PackedWeight | None = None
 
     def finalize(self) -> None:
-        """As plain experts; on CPU, pack for the products that torch has."""
+        """As plain experts; pack for torch's products on CPU, and for ours."""
         super().finalize()
         if self.form is None:
             return
         tensors = {name: self.get_parameter(name) for name in self._names}
+        if self.has_kernel:
+            self.packed = cuda_products.packed(self.form, tensors, self._dtype)
+        if self.packed is not None:
+            drop(self, self._names)
+            return
         for expert in range(self.local_experts):
             product = product_of(self.form, {name: tensor[expert] for name, tensor in tensors.items()}, self._dtype)
             if product is None:
                 return  # there is none for the others either
             self._products.append(product)
         if isinstance(self.form, Int4):
-            for name in self._names:
-                setattr(self, name, None)  # the products have their own
+            drop(self, self._names)
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
         """Multiply by one of this rank's experts."""
@@ -150,6 +185,26 @@ class PackedExpertMatrix(ExpertMatrix):
         if self.form is None:
             return super().of_expert(expert, dtype)
         return self.form.dequantise({name: self.get_parameter(name)[expert] for name in self._names}, dtype)
+
+
+class PackedExperts(GatedExperts):
+    """Experts whose matrices are packed; on CUDA in kernels of their own, else each by itself."""
+
+    def _is_for_triton(self, x: Tensor, ids: Tensor) -> bool:
+        return len(x) > 0 and self.gate_up.packed is not None and self.down.packed is not None
+
+    def _made(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
+        from dovetail.layers.ops.packed_experts import PackedExpertWeights, packed_gated_experts  # imports Triton
+
+        up, down = self.gate_up, self.down
+        if not isinstance(up, PackedExpertMatrix) or not isinstance(down, PackedExpertMatrix):
+            raise TypeError(f"matrices of packed experts are {type(up).__name__} and {type(down).__name__}")
+        if up.packed is None or down.packed is None:
+            raise RuntimeError("experts without packed matrices have no kernel")
+        of = PackedExpertWeights(
+            up.packed, down.packed, up.bias, down.bias, up.first_expert, self._act, self._weigh == "input"
+        )
+        return packed_gated_experts(x, ids, shares, of, residual)
 
 
 class PackedFactory:
@@ -211,9 +266,9 @@ class PackedFactory:
             return self.plain.experts(
                 ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard
             )
-        by_name = {"forms": {"gate_up": forms[0], "down": forms[1]}}
+        by_name = {"forms": {"gate_up": forms[0], "down": forms[1]}, "has_kernel": None not in forms}
         matrix = type("PackedExpertMatrix", (PackedExpertMatrix,), by_name)
-        made = type("PackedExperts", (GatedExperts,), {"matrix": matrix})
+        made = type("PackedExperts", (PackedExperts,), {"matrix": matrix})
         found: Experts = made(ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
         return found
 

@@ -68,8 +68,9 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
     if rows <= 64:
         stages = 3 if gate and block_m == 64 else 4
         return block_m, (64, DEPTH, 4, stages, 1 if gate else _splits(-(-n // 64), steps))
-    tall = next((size for size in (2, 4) if rows <= 64 * size), 8)
-    return block_m, (128, DEPTH, 8, 3, 1 if gate else _splits(-(-n // 128) * tall, steps, 4, TALL_PROGRAMS))
+    tall = 2 if rows <= 128 else 4
+    splits = 1 if gate or rows > 256 else _splits(-(-n // 128) * tall, steps, 4, TALL_PROGRAMS)
+    return block_m, (128, DEPTH, 8, 3, splits)
 
 
 def few_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:

@@ -39,7 +39,7 @@ class Fp8(Packed):
     reads = (
         Reads("fp8 in blocks of 128 x 128 (DeepSeek, Qwen, MiniMax), ue8m0 scales too", "float8_e4m3fn", 8),
         Reads("fp8 with a scale for each tensor or row", "float8_e4m3fn", 8),
-        Reads("mxfp8", "float8_e4m3fn", 8 + 8 / 32),
+        Reads("mxfp8", "mxfp8", 8 + 8 / 32),
         Reads(MADE, "float8_e4m3fn", 8),
     )
 

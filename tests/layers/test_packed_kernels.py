@@ -1,0 +1,247 @@
+"""Kernels for packed weights equal the written-out weights; on CPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
+from dovetail.contracts.quantization import Stored
+from dovetail.layers import cuda_products
+from dovetail.layers.experts import GatedExperts
+from dovetail.layers.norm import RMSNorm
+from dovetail.layers.ops import packed, reference
+from dovetail.layers.ops.packed_experts import ExpertTiles, PackedExpertWeights, packed_gated_experts
+from dovetail.layers.ops.packed_few import few
+from dovetail.layers.ops.packed_halves import by_halves, fits_halves, halves
+from dovetail.layers.ops.packed_row import row
+from dovetail.layers.ops.packed_weight import PackedWeight
+from dovetail.layers.ops.packed_write import written
+from dovetail.layers.packed import PackedFactory
+from dovetail.layers.packed_forms import Form, Int4, Mxfp4, Scaled
+from dovetail.layers.plain import PLAIN
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FLOAT8 = torch.float8_e4m3fn
+FORMS = [
+    Scaled(FLOAT8),
+    Scaled(FLOAT8, 128),
+    Scaled(FLOAT8, 32),
+    Scaled(FLOAT8, 40),
+    Scaled(),
+    Scaled(torch.int8, 64),
+    Int4(128),
+    Int4(64),
+    Int4(32, has_zero=True),
+    Int4(None),
+    Mxfp4(),
+]
+OUT = 74
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where the interpreter divides by zero
+
+
+def width(form: Form, least: int = 200) -> int:
+    """A number of inputs off the tiles that the form's groups divide."""
+    group = 32 if isinstance(form, Mxfp4) else getattr(form, "group", None) or 1
+    return -(-least // group) * group
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random numbers on the test device."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def made(form: Form, weight: Tensor, dtype: torch.dtype = torch.float32) -> tuple[PackedWeight, Tensor]:
+    """Quantise a weight; returns it packed for kernels, and written out by the form."""
+    tensors = form.quantise(weight)
+    assert isinstance(form, Scaled | Int4 | Mxfp4)
+    return cuda_products.weight_of(form, tensors, dtype), form.dequantise(tensors, torch.float32)
+
+
+def close(found: Tensor, want: Tensor, most: float = 1e-5) -> None:
+    """Relative error of the whole tensor."""
+    assert found.shape == want.shape
+    assert (found.double() - want.double()).norm() <= most * want.double().norm()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 66])
+def test_few_rows(form: Form, rows: int) -> None:
+    """Plain onto a residual with split inputs, and behind a norm with bias and gate, at widths off the tiles."""
+    k = width(form)
+    weight, plain = made(form, random(OUT, k))
+    x, residual, norm, bias = random(rows, k, seed=1), random(rows, OUT, seed=2), random(k, seed=3), random(OUT, seed=4)
+    block_m = 16 if rows < 16 else 32
+    close(few(x, weight, None, (block_m, (32, 128, 4, 2, 2)), residual=residual), x @ plain.T + residual)
+    found = few(x, weight, bias, (block_m, (32, 128, 4, 2, 1)), norm=norm, eps=1e-6, act="silu_and_mul")
+    close(found, reference.norm_gate(x, norm, 1e-6, plain, bias))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if isinstance(form, Scaled)], ids=str)
+def test_one_row(form: Form) -> None:
+    """As few rows, in the kernel for one."""
+    k = width(form)
+    weight, plain = made(form, random(OUT, k))
+    x, residual, norm, bias = random(1, k, seed=1), random(1, OUT, seed=2), random(k, seed=3), random(OUT, seed=4)
+    close(row(x, weight, None, (4, 128, 4), residual=residual), x @ plain.T + residual)
+    found = row(x, weight, bias, (4, 256, 4), norm=norm, eps=1e-6, act="silu_and_mul")
+    close(found, reference.norm_gate(x, norm, 1e-6, plain, bias))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_zero_and_extreme_scales(form: Form) -> None:
+    """A row of zeros gives zero, and rows of tiny and of huge numbers lose nothing beside each other."""
+    k = width(form)
+    weight, plain = made(
+        form,
+        random(OUT, k)
+        * torch.logspace(-9, 9, OUT, device=DEVICE)[:, None]
+        * (torch.arange(OUT, device=DEVICE) != 3)[:, None],
+    )
+    x = random(2, k, seed=1)
+    want = x @ plain.T
+    usual = plain.norm(dim=1).clamp_min(1e-30)
+    for found in (few(x, weight, None, (16, (32, 128, 4, 2, 1))), x @ written(weight, torch.float32).T):
+        close(found / usual, want / usual)
+        assert not found[:, 3].any()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_written_out(form: Form) -> None:
+    """What many rows are multiplied with is the form's own weight, whole and in parts."""
+    weight, plain = made(form, random(OUT, width(form)))
+    close(written(weight, torch.float32), plain, 1e-7)
+    close(written(weight, torch.float32, 50, 24), plain[50:], 1e-7)
+
+
+@pytest.mark.parametrize("group", [None, 128])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
+    """Products in float8 lose nothing of bfloat16 rows: the error is that of rounding the result."""
+    k = 384
+    weight, plain = made(Scaled(FLOAT8, group), random(OUT, k))
+    assert fits_halves(weight)
+    x = random(rows, k, seed=1, dtype=torch.bfloat16) * torch.logspace(-6, 6, rows, device=DEVICE).bfloat16()[:, None]
+    residual = x[:, :OUT].contiguous()
+    found = by_halves(x, weight, None, (16, (32, 128, 4, 2, 2)), residual=residual).float()
+    want = x.float() @ plain.T + residual.float()
+    close(found / want.norm(dim=1, keepdim=True), want / want.norm(dim=1, keepdim=True), 1e-2)
+    norm, bias = random(k, seed=3, dtype=torch.bfloat16), random(OUT, seed=4, dtype=torch.bfloat16)
+    found = by_halves(x, weight, bias, (16, (32, 128, 4, 2, 1)), norm=norm, eps=1e-6, act="silu_and_mul").float()
+    close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 4e-2)
+
+
+def test_halves_hold_a_row() -> None:
+    """To a millionth of its greatest number, zeros too; a row that is not finite stays so."""
+    x = (
+        random(6, 300, dtype=torch.bfloat16)
+        * torch.tensor([1, 1e-20, 1e20, 0, 1, 1], device=DEVICE).bfloat16()[:, None]
+    )
+    x[4, 7], x[5, 9] = float("nan"), float("inf")
+    numbers, scale = halves(x)
+    back = (numbers[0].float() + numbers[1].float()) * scale[:, None]
+    assert ((back - x.float()).abs().amax(1) <= 1e-5 * x.float().abs().amax(1))[:4].all()
+    assert back[4:].isnan().all()
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[4], FORMS[7], FORMS[-1]], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 130])
+def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
+    """One row, some, and so many that the weight is written out: with norm, gate and residual."""
+    k = width(form, 256)
+    weight, plain = made(form, random(OUT, k))
+    x, residual, norm = random(rows, k, seed=1), random(rows, OUT // 2, seed=2), random(k, seed=3)
+    found = packed.linear(x, weight, None, norm=RMSScale(norm, 1e-6), act="silu_and_mul", residual=residual)
+    close(found, residual + reference.norm_gate(x, norm, 1e-6, plain, None))
+    close(packed.linear(x, weight, None), x @ plain.T)
+
+
+NUM, TOP_K, HIDDEN, INNER = 5, 2, 128, 96
+
+
+def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
+    """Plain experts, and the same packed."""
+    ctx = BuildContext(device=DEVICE, dtype=torch.float32, factory=PLAIN)
+    plain: Any = GatedExperts(ctx, "x", NUM, TOP_K, HIDDEN, INNER, shard="inner", **ways)
+    for seed, param in enumerate(plain.parameters()):
+        param.data.copy_(random(*param.shape, seed=seed) / 4)
+    halves_of = []
+    for matrix in (plain.gate_up, plain.down):
+        weight, back = made(form, matrix.weight.data)
+        matrix.weight.data.copy_(back)
+        halves_of.append(weight)
+    return plain, PackedExpertWeights(
+        halves_of[0], halves_of[1], plain.gate_up.bias, plain.down.bias, 0, ways["act"], ways["weigh"] == "input"
+    )
+
+
+@pytest.mark.parametrize(
+    "form", [Scaled(FLOAT8), Scaled(FLOAT8, 32), Scaled(), Int4(32, has_zero=True), Mxfp4()], ids=str
+)
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"act": "clamped_silu_and_mul", "bias": True, "weigh": "output"},
+        {"act": "silu_and_mul", "bias": False, "weigh": "input"},
+    ],
+    ids=["clamped", "input"],
+)
+@pytest.mark.parametrize(("is_few", "num_tokens"), [(True, 1), (True, 3), (False, 3), (False, 40)])
+def test_experts(form: Form, ways: dict[str, Any], is_few: bool, num_tokens: int) -> None:
+    """Each choice by itself and sorted, with an expert that nobody chose, and ids of other ranks' experts."""
+    plain, weights = experts(form, **ways)
+    x, residual = random(num_tokens, HIDDEN, seed=9), random(num_tokens, HIDDEN, seed=8)
+    ids = torch.stack([torch.randperm(NUM - 1)[:TOP_K] for _ in range(num_tokens)]).to(DEVICE)
+    ids[0, 0] = NUM + 3
+    shares = random(num_tokens, TOP_K, seed=7).abs()
+    tiles = ExpertTiles(16, (32, 128, 4, 2), (64, 128, 4, 2))
+    found = packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles, is_few=is_few)
+    close(found, plain._each(x, ids, shares) + residual)
+
+
+@pytest.mark.parametrize("form", [Scaled(FLOAT8), Int4(32), Mxfp4()], ids=str)
+def test_layers_use_the_kernels(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed layer and packed experts compute in the kernels what they do without: norm, gate, stream and scale."""
+    ctx = BuildContext(
+        device=DEVICE, dtype=torch.float32, factory=PackedFactory(Stored({}, is_known=False), PLAIN, form)
+    )
+    norm = RMSNorm(64, 1e-6, ctx)
+    norm.weight.data.copy_(random(64, seed=5))
+    made_of: list[Any] = [
+        ctx.linear("a", 64, 96),
+        ctx.linear("b", 64, [Part("gate", 96), Part("up", 96)], act="silu_and_mul"),
+        ctx.linear("c", 64, 64),
+    ]
+    x, start = random(3, 64, seed=1), random(3, 64, seed=2)
+    moe: Any = ctx.experts("moe", NUM, TOP_K, 64, 96, act="silu_and_mul", bias=False, weigh="output")
+    matrices = [*made_of, moe.gate_up, moe.down]
+    for seed, matrix in enumerate(matrices):
+        for name, tensor in form.quantise(random(*matrix_shape(matrix), seed=seed) / 8).items():
+            matrix.get_parameter(name).data.copy_(tensor)
+    ids, shares = torch.tensor([[0, 2], [1, 3], [3, 0]], device=DEVICE), random(3, TOP_K, seed=7).abs()
+
+    def outputs() -> list[Tensor]:
+        stream, second = Stream(start.clone()), Stream(start.clone())
+        made_of[2](x, add=stream)
+        moe(x, ids, shares, add=second)
+        return [
+            made_of[0](x, norm=norm, scale=0.5), made_of[1](x, norm=norm), stream.total(), second.total(),
+            moe(x, ids, shares),
+        ]  # fmt: skip
+
+    want = outputs()
+    monkeypatch.setattr(cuda_products, "packed", cuda_products.weight_of)
+    for matrix in matrices:
+        matrix.finalize()
+        assert all(param is None for param in (getattr(matrix, name) for name in matrix._names))
+    for found, right in zip(outputs(), want, strict=True):
+        close(found, right)
+
+
+def matrix_shape(matrix: Any) -> tuple[int, ...]:
+    """Of a layer's weight, with its experts."""
+    experts_of = () if matrix.num_experts is None else (matrix.local_experts,)
+    return (*experts_of, matrix.local_out, matrix.local_in)
