@@ -174,7 +174,7 @@ def message(job: MessagesJob, blocks: Sequence[Any], reason: StopReason | None, 
         stop_reason=reason,
         stop_sequence=sequence,
         usage=job.usage(MessageUsage),
-        structured_output=report_field(job.choice),
+        structured_output=report_field(job.choice, "input_schema"),
     )
 
 
@@ -211,7 +211,7 @@ async def events(job: MessagesJob) -> AsyncGenerator[list[dict[str, Any]], None]
             if told:
                 yield told
     reason, sequence = job.ending()
-    report = report_field(job.choice)
+    report = report_field(job.choice, "input_schema")
     yield [
         *builder.finish(),
         {

@@ -254,7 +254,7 @@ async def ending(job: ResponsesJob, builder: OutputBuilder, *, is_cut: bool) -> 
         incomplete_details=ro.IncompleteDetails("max_output_tokens") if is_cut else None,
         output=builder.items,
         usage=response_usage(job.choice),
-        structured_output=report_field(job.choice),
+        structured_output=report_field(job.choice, "parameters"),
     )
     return ENDS[response.status](response=await kept(job, response))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from dovetail_server.serving.generation import Choice
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
+
+PARAMETERS = "function/parameters"
+"""Where the chat API has the schema of a tool, in the tool."""
+_IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
 
 
 def new_id(prefix: str) -> str:
@@ -82,10 +87,21 @@ def check_not_aborted(choice: Choice) -> None:
         raise errors.aborted(choice.abort_message, choice.abort_code, choice.grammar_param)
 
 
-def report_field(choice: Choice) -> StructuredOutput | msgspec.UnsetType:
-    """Return what a full reply says of a choice's grammar; nothing where it has none."""
+def report_field(choice: Choice, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
+    """Return what a full reply says of a choice's grammar; nothing where it has none.
+
+    Args:
+        choice: It.
+        parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
+    """
     report = choice.grammar_report
-    return msgspec.UNSET if report is None else StructuredOutput(**report.as_dict())
+    if report is None:
+        return msgspec.UNSET
+    made = report.as_dict()
+    if parameters != PARAMETERS:
+        for part in (made, *made.get("tools", ())):
+            part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
+    return StructuredOutput(**made)
 
 
 def report_rider(choice: Choice) -> bytes:
