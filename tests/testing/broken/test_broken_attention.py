@@ -15,6 +15,7 @@ from dovetail.contracts.needs import AttentionCaps
 from dovetail.layers.ops import reference
 from dovetail.testing import check_class, conformance_class
 from dovetail.testing.conformance.attention_reference import RIGHT, Mistake, attend
+from dovetail_backends.torch_native import TorchNativeBackend
 
 
 class Right(AttentionBackend):
@@ -354,6 +355,14 @@ class ForgetsRest(MakesHeads):
     forgets_rest = True
 
 
+class KeysAsTheyWere(TorchNativeBackend):
+    """Attends a prompt's own keys and values as they were before they were rounded for the cache."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._layout.fresh = lambda layer, k, v: (k, v)  # type: ignore[method-assign]
+
+
 class ValuesAtTheEnd(Right):
     """Takes the last numbers of a latent row for its value."""
 
@@ -517,6 +526,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_layers_with_different_windows_in_one_step",
         "after a layer with another window",
     ),
+    "keys that are not rounded": (KeysAsTheyWere, "test_a_cache_of_8_bits", "a cache in int8 with scales"),
     "value of a latent row": (ValuesAtTheEnd, "test_latent_rows", "whose first 8 numbers are the value"),
     "writes latent values": (
         WritesValuesOverKeys,
