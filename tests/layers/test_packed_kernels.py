@@ -148,7 +148,7 @@ def test_halves_hold_a_row() -> None:
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[4], FORMS[7], FORMS[-1]], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("rows", [0, 1, 3, 130])
 def test_every_number_of_rows_has_a_way(form: Form, rows: int) -> None:
     """One row, some, and so many that the weight is written out: with norm, gate and residual."""
     k = width(form, 256)
@@ -239,6 +239,7 @@ def test_layers_use_the_kernels(form: Form, monkeypatch: pytest.MonkeyPatch) -> 
         assert all(param is None for param in (getattr(matrix, name) for name in matrix._names))
     for found, right in zip(outputs(), want, strict=True):
         close(found, right)
+    assert moe(x[:0], ids[:0], shares[:0]).shape == (0, 64)
 
 
 def matrix_shape(matrix: Any) -> tuple[int, ...]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from families import make_checkpoint
+from packers import METHODS
+from quantised_models import pack_model, plugin_of
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.layers.packed_forms import stays_packed
+from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.quantization import Place, converted
+from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
 from dovetail_backends.quantization.fp8 import Fp8
 
 CUDA = Target("bfloat16", "cuda")
@@ -50,3 +59,18 @@ def test_what_stays_packed_where() -> None:
     assert all(stays_packed(each, "cuda", 128) for each in numbers)
     assert stays_packed("float8_e4m3fn", "cuda", None)
     assert not stays_packed("float8_e4m3fn", "cuda", 32)
+
+
+@pytest.mark.parametrize("way", ["fp8-rows", "ct-int4", "ct-mxfp4"])
+def test_the_plan_for_cuda_counts_packed_weights(way: str, tmp_path: Path) -> None:
+    """Before anything is loaded, by the headers of what the conversions make."""
+    make_checkpoint(tmp_path / "plain", "qwen3")
+    folder = tmp_path / "packed"
+    pack_model(tmp_path / "plain", folder, METHODS[way])
+    method, hf, model = METHODS[way], read_config(folder), plugin_of("model", "Qwen3ForCausalLM")
+    config = translate(model.config_from_hf, hf, served=CONFIG_KEYS)
+    read = converted(plugin_of("quantization", method.plugin), hf, model, config, Place(folder, CUDA))
+    planned = weight_size(folder, config, "bfloat16", "cuda", headers=read.headers).num_bytes
+    plain = weight_size(folder.with_name("plain"), config, "bfloat16", "cuda").num_bytes
+    assert planned < 0.8 * plain
+    assert not read.notes

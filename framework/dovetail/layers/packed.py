@@ -191,7 +191,7 @@ class PackedExperts(GatedExperts):
     """Experts whose matrices are packed; on CUDA in kernels of their own, else each by itself."""
 
     def _is_for_triton(self, x: Tensor, ids: Tensor) -> bool:
-        return len(x) > 0 and self.gate_up.packed is not None and self.down.packed is not None
+        return self.gate_up.packed is not None and self.down.packed is not None
 
     def _made(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
         from dovetail.layers.ops.packed_experts import PackedExpertWeights, packed_gated_experts  # imports Triton

@@ -187,6 +187,8 @@ def packed_gated_experts(
         is_few: Whether choices are not sorted; by their number if not given.
     """
     num_slots = ids.numel()
+    if not num_slots:
+        return torch.zeros_like(x) if residual is None else residual
     is_few = num_slots <= MAX_SLOTS if is_few is None else is_few
     tiles = tiles or expert_tiles(weights, num_slots)
     num, h, i = weights.gate_up.numbers.shape[0], weights.gate_up.num_in, weights.down.num_in
