@@ -89,7 +89,7 @@ def main() -> None:
 
             times = []
             for is_few in (True, False) if tokens * top_k <= 64 else (False,):
-                for tiles in (expert_tiles(layers[0], tokens * top_k), *others(kind, is_few)):
+                for tiles in (None, expert_tiles(layers[0], tokens * top_k), *others(kind, is_few)):
                     if time.perf_counter() > until and times:
                         break
                     try:
