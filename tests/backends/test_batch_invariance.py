@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.cache.pool import KVCache
@@ -19,6 +20,19 @@ CPU = torch.device("cpu")
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no products in bfloat16"
 )
+
+
+def few_rows_round_as_many() -> bool:
+    """Whether torch's own attention says the same of three queries as of them among all, on this CPU."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 8, 768, 64, generator=rng).bfloat16() for _ in range(3))
+    reach = torch.full((768, 768), float("-inf"), dtype=torch.bfloat16).triu(1)
+    whole = F.scaled_dot_product_attention(q, k, v, attn_mask=reach)
+    parts = [
+        F.scaled_dot_product_attention(q[:, :, at : at + 3], k, v, attn_mask=reach[at : at + 3])
+        for at in range(0, 768, 3)
+    ]
+    return torch.equal(torch.cat(parts, dim=2), whole)
 
 
 class World:
@@ -93,6 +107,10 @@ LENS = [700, 290, 47, 1]
 
 
 @needs_bfloat16
+@pytest.mark.skipif(
+    torch.ops.mkldnn._is_mkldnn_bf16_supported() and not few_rows_round_as_many(),
+    reason="torch's attention in bfloat16 rounds few rows otherwise than many on this CPU",
+)
 @pytest.mark.parametrize(
     ("heads", "page", "window"),
     [((8, 2, 64), 16, None), ((14, 2, 64), 16, None), ((4, 4, 32), 16, None), ((8, 4, 128), 48, None),

@@ -1,9 +1,11 @@
 """Attention in plain torch on any device: pages gathered, then scaled-dot-product attention. The reference.
 
 What a token gets does not depend on what it is computed with: alone or beside others, in a chunk of a prompt or as a
-decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16 and float32, so that a request
-that is computed again, after a retraction or in another engine, goes on as it would have. See `num_keys_for`. Long
-chunks of latent layers are left out, which `latent_heads` serves.
+decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16, so that a request that is
+computed again, after a retraction or in another engine, goes on as it would have: see `num_keys_for`. It holds where
+torch's products of few rows round as those of many do. On an AMD EPYC with avx512_bf16 and no AMX they do not: there a
+chunk of three tokens has other bits in one row of eleven, a decode row in one of seven hundred. Long chunks of latent
+layers are left out, which `latent_heads` serves.
 
 B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys. Where keys and values
 differ in width, D is the larger: see `torch_layouts`.
