@@ -12,7 +12,7 @@ from grammar_routes import backends_of, resolved
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind
 from dovetail.errors import RequestError
-from dovetail.grammar.spec.route import Router, Way
+from dovetail.grammar.spec.route import EnforcementOption, Router
 from dovetail.grammar.spec.weaken import weaken
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.testing.conformance.grammar_samples import small_vocabulary
@@ -120,7 +120,7 @@ def enforced(given: Any, backends: dict[str, GrammarBackend]) -> tuple[str, Any]
     return level, accepts
 
 
-def compiled(way: Way, backends: dict[str, GrammarBackend]) -> tuple[CompiledGrammar, str] | None:
+def compiled(way: EnforcementOption, backends: dict[str, GrammarBackend]) -> tuple[CompiledGrammar, str] | None:
     """Compile a way as the engine does; None where the next one is tried."""
     found = resolved(way, backends)
     if found is None:

@@ -82,9 +82,11 @@ def test_vectors_are_what_the_folder_says(way: dict[str, Any], tmp_path: Path) -
         for name, before in ((None, "query: "), ("query", "query: "), ("document", ""), ("", "")):
             fields = {} if name is None else {"prompt_name": name}
             want = np.stack([wanted(before + text) for text in TEXTS])
-            np.testing.assert_allclose(vectors(server, TEXTS, **fields), want, atol=1e-5, rtol=1e-5)
+            np.testing.assert_allclose(vectors(server, TEXTS, **fields), want, atol=1e-5 * np.abs(want).max())
         packed = server.ok("/v1/embeddings", input="A cat", encoding_format="base64")["data"][0]["embedding"]
-        np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), "<f4"), wanted("query: A cat"), atol=1e-5)
+        np.testing.assert_allclose(
+            np.frombuffer(base64.b64decode(packed), "<f4"), wanted("query: A cat"), atol=1e-5 * 32
+        )
         refused = [
             ({"input": "x y " * 60}, "context_length_exceeded"),
             ({"input": "a", "prompt_name": "passage"}, "invalid_value"),
