@@ -505,7 +505,7 @@ class LLM(OutlinesModel):
                     job.output.fail(error.message)
                 logprobs += delta.logprobs or ()
                 prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
-                cached, step, left_out = delta.cached_tokens, delta.grammar_step, delta.grammar_ignored
+                cached, step, left_out = delta.cached_tokens, delta.grammar_option, delta.grammar_ignored
                 if job.output.finish is not None:
                     break
         output, finish = job.output, job.output.finish

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from dovetail import messages
 from dovetail.errors import RequestError
-from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.output_types import fields_of
 from dovetail.grammar.spec.route import Route
 from dovetail.llm_types import SamplingParams
@@ -171,7 +171,7 @@ def _of_prompt(index: int) -> Iterator[None]:
         raise RequestError(text, param=error.param, code=error.code, status=error.status) from error
 
 
-def _grammar(params: SamplingParams) -> Asked | None:
+def _grammar(params: SamplingParams) -> RequestedGrammar | None:
     """Return the grammar that parameters ask for, or their output type stands for."""
     asked = grammar_of(params)
     if params.output_type is None:

@@ -62,7 +62,7 @@ def owner_name(key: str) -> str:
     return "key-" + hashlib.sha256(b"dovetail-owner:" + key.encode()).hexdigest()[:40]
 
 
-def work_for(owner: str) -> None:
+def run_as(owner: str) -> None:
     """Let the present task work for an owner, with no further rights."""
     CALLER.set(Caller(owner, False, False))
 

@@ -55,10 +55,10 @@ REQUEST_METHODS = (
 LOGGER_METHODS = ("log",)
 
 
-class Watched:
+class ObserverHandle:
     """One object of a plugin, its queue and its thread, which begins with the first event."""
 
-    def __init__(self, target: Any, told: Callable[[Watched, str], None]) -> None:
+    def __init__(self, target: Any, told: Callable[[ObserverHandle, str], None]) -> None:
         """Watch `target`; `told` is called when it is removed, with the reason."""
         self.target = target
         self.is_removed = False
@@ -192,9 +192,9 @@ class Observers:
     """The observers and loggers of one server. False where there is nothing to call."""
 
     def __init__(self) -> None:
-        self.requests: list[Watched] = []
-        self.loggers: list[Watched] = []
-        self.cache: list[Watched] = []
+        self.requests: list[ObserverHandle] = []
+        self.loggers: list[ObserverHandle] = []
+        self.cache: list[ObserverHandle] = []
         self.removed: list[str] = []
         """One line for each object that was removed."""
 
@@ -280,7 +280,7 @@ class Observers:
         for watched in (*self.requests, *self.loggers, *self.cache):
             watched.close()
 
-    async def _feed(self, watched: Watched, engine: EngineClient) -> None:
+    async def _feed(self, watched: ObserverHandle, engine: EngineClient) -> None:
         while not watched.is_removed:
             await asyncio.sleep(max(float(watched.target.interval_s), 0.01))
             if watched.is_behind:
@@ -292,7 +292,7 @@ class Observers:
             known = {name: stats[name] for name in LoadStats.__dataclass_fields__}
             watched.tell("log", LoadStats(**known))
 
-    def _watched(self, label: str, value: Any, contract: type, methods: tuple[str, ...]) -> list[Watched]:
+    def _watched(self, label: str, value: Any, contract: type, methods: tuple[str, ...]) -> list[ObserverHandle]:
         """Return what watches the objects of a hook; an object of two hooks has one thread all the same."""
         found: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
         watched = []
@@ -304,11 +304,11 @@ class Observers:
             known = next(
                 (known for known in (*self.requests, *self.loggers, *self.cache) if known.target is each), None
             )
-            watched.append(known or Watched(each, self._remove))
+            watched.append(known or ObserverHandle(each, self._remove))
             watched[-1].call(label, methods)
         return watched
 
-    def _remove(self, watched: Watched, why: str) -> None:
+    def _remove(self, watched: ObserverHandle, why: str) -> None:
         """Take an object out; called in its thread, so lists are replaced and never changed."""
         self.requests = [each for each in self.requests if each is not watched]
         self.loggers = [each for each in self.loggers if each is not watched]

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the pairs beside this file
 
 from output_pairs import CALLS, Pair, combinations, mismatches, starts, vocabulary
 
-from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.machine import IncrementalParser
 from dovetail.text.parsing.output import make_parser
 from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def measured(pair: Pair, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[floa
     """Return the microseconds per token, fed one by one, and those of detokenizing; each the best of turns."""
     best = plain = float("inf")
     for _ in range(REPEATS):
-        parser: Machine = make_parser(pair.spec, tokenizer)
+        parser: IncrementalParser = make_parser(pair.spec, tokenizer)
         begin = time.process_time()
         for token_id in ids:
             parser.feed((token_id,))

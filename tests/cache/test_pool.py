@@ -82,7 +82,7 @@ def test_the_plan_counts_what_the_pool_takes(changes: dict[str, object]) -> None
     assert pool.num_bytes == PAGES * PAGE * group_token_bytes(group, 2)
     for tensor in group.tensors:
         pool.tensor(1, tensor.name).fill_(3)
-    pool.scrub([2, 4])
+    pool.zero_pages([2, 4])
     for tensor in group.tensors:
         assert [bool(page.any()) for page in pool.tensor(1, tensor.name)] == [True, True, False, True, False]
 

@@ -72,7 +72,7 @@ def test_a_copy_that_is_scrubbed_is_zeros(cache: KVCache) -> None:
     for index in (0, 2):
         for copy in (1, 2):
             states.save(index, copy, {name: torch.ones_like(own[:1]) for name, own in states.rows(index).items()})
-    cache.scrub(2, [1])
+    cache.zero_pages(2, [1])
     states.load(2, [1, 2], [0, 1])
     for index in (0, 2):
         assert [[bool(own[row].any()) for row in (0, 1)] for own in states.rows(index).values()] == [[False, True]] * 2

@@ -16,18 +16,18 @@ import msgspec
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 
 FULL = bool(os.environ.get("DOVETAIL_FULL"))
 """Set it for the whole sizes; without it, what every run can afford."""
-JSON_STEP = GrammarStep(
+JSON_STEP = GrammarOption(
     backend="llguidance",
     kind="json",
     source=json.dumps({"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(8)}}),
 )
-LETTERS = GrammarStep(backend="llguidance", kind="regex", source="([a-z]{3} ){10,90}")
+LETTERS = GrammarOption(backend="llguidance", kind="regex", source="([a-z]{3} ){10,90}")
 
 
 def make_engine(restarts: Restarts | None = None, **changes: Any) -> ProcessClient:
@@ -58,7 +58,7 @@ def plain(num: int, max_tokens: int = 300) -> list[Submit]:
 
 def mixed(num: int, max_tokens: int = 160) -> list[Submit]:
     """Requests of every sort: greedy, seeded, with penalties, log probabilities, bias, minimum lengths, grammars."""
-    sorts: list[tuple[dict[str, Any], tuple[GrammarStep, ...]]] = [
+    sorts: list[tuple[dict[str, Any], tuple[GrammarOption, ...]]] = [
         ({"temperature": 0.0}, ()),
         ({"seed": 3, "top_p": 0.9}, ()),
         ({"seed": 4, "frequency_penalty": 0.7, "repetition_penalty": 1.2}, ()),
@@ -107,7 +107,7 @@ def shown(deltas: list[TokenDelta]) -> tuple[Any, ...]:
     logged = [row.token_id for delta in deltas for row in delta.logprobs or ()]
     prompts = [len(delta.prompt_logprobs) for delta in deltas if delta.prompt_logprobs is not None]
     last = deltas[-1]
-    return ids, logged, prompts, last.finish, last.grammar_step, last.prompt_tokens
+    return ids, logged, prompts, last.finish, last.grammar_option, last.prompt_tokens
 
 
 async def ready(client: ProcessClient) -> None:

@@ -135,7 +135,7 @@ class ScriptExecutor:
         raise AssertionError("there is nothing to prepare")
 
     def _apply(self, step: StepInput) -> None:
-        for page in step.scrub[1].tolist():
+        for page in step.zeroed[1].tolist():
             self.contents.pop(page, None)
         for row in step.cleared.tolist():
             self.tables[row], self.lens[row] = {}, 0

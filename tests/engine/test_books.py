@@ -69,10 +69,10 @@ class Books:
         self.broken: dict[int, set[Request]] = {}
         self.num_broken = self.num_emitted = 0
         self.contents: dict[tuple[int, int], dict[int, int]] = {}
-        self.world.pages.rows.scrub = self.scrub
+        self.world.pages.rows.zero_pages = self.zero_pages
         self.tables: list[dict[tuple[int, int], int]] = [{} for _ in self.reaches]
 
-    def scrub(self, group: int, pages: list[int]) -> None:
+    def zero_pages(self, group: int, pages: list[int]) -> None:
         """Zero pages."""
         for page in pages:
             self.spoilt.discard((group, page))

@@ -222,7 +222,7 @@ def step_of(drafts: list[list[int]], known: list[int]) -> StepInput:
     start = np.array([-1 if k == 0 else 10 for k in known], dtype=np.int32)
     ids = [token for k, d in zip(known, drafts, strict=True) for token in [0] * k + d]
     return StepInput(
-        step=1, decode_graph=None, prefill_graph=None, scrub=no_ints(), cleared=no_ints(), admit=(),
+        step=1, decode_graph=None, prefill_graph=None, zeroed=no_ints(), cleared=no_ints(), admit=(),
         tables=no_ints(), rows=np.arange(len(known), dtype=np.int32), start=start, num_new=num_new,
         task=np.full(len(known), SAMPLE, dtype=np.int32), waits=np.zeros(len(known), dtype=np.bool_),
         ids=np.array(ids, dtype=np.int32), num_drafts=np.array([len(d) for d in drafts], dtype=np.int32),

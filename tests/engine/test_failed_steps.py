@@ -18,7 +18,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.request import StepPlan
 from dovetail.executor.local import step_error
 from dovetail.grammar.matching.constraint import Constraint
-from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -254,7 +254,7 @@ def test_a_plugin_that_always_raises_ends_every_request_and_not_the_engine(model
 @BOTH
 def test_a_grammar_that_raises_when_it_fills_its_mask_ends_its_request(overlap: bool) -> None:
     """Sampling waits for masks in a step of its own right; the neighbours, constrained and not, go on."""
-    steps = (GrammarStep(backend="llguidance", kind="regex", source="[a-z ]{20,40}"),)
+    steps = (GrammarOption(backend="llguidance", kind="regex", source="[a-z ]{20,40}"),)
     params = SamplingParams(max_tokens=12, temperature=0)
     loads = [([5 + i, 7, 9], params) for i in range(4)]
     core = start(MODEL_DIR, overlap, grammar_backend="llguidance", dtype="float32")
@@ -284,7 +284,7 @@ def test_a_grammar_that_raises_for_a_token_ends_its_request(
     overlap: bool, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So does one that cannot follow what was sampled."""
-    steps = (GrammarStep(backend="llguidance", kind="regex", source="The answer is [0-9]{9}[a-z ]{20,40}"),)
+    steps = (GrammarOption(backend="llguidance", kind="regex", source="The answer is [0-9]{9}[a-z ]{20,40}"),)
     params = SamplingParams(max_tokens=12, temperature=0)
     core = start(MODEL_DIR, overlap, grammar_backend="llguidance", dtype="float32")
     real, bad = getattr(Constraint, method), []

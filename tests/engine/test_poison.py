@@ -20,7 +20,7 @@ from torch import Tensor
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -112,7 +112,9 @@ class Run:
         assert self.core.pages.num_used == 0
         assert self.core.pages.check_ownership([])
         runner = self.core.executor.runner
-        runner.pool.scrub(0, [page for _, page in self.core.rows.to_scrub])  # as the next step would, before all else
+        runner.pool.zero_pages(
+            0, [page for _, page in self.core.rows.to_zero]
+        )  # as the next step would, before all else
         for layer in range(runner.config.num_layers):
             assert torch.isfinite(runner.pool.layer(layer)).all(), "a page holds what is not finite"
 
@@ -246,7 +248,7 @@ def test_a_request_that_left_in_the_step_of_its_fault_leaves_nothing_behind(mode
 @BOTH
 def test_forced_tokens_go_on_behind_a_poisoned_prefix(model: Path, overlap: bool) -> None:
     """Requests with a grammar that jumps, some of them followers, end as they do without the fault."""
-    grammar = (GrammarStep(backend="llguidance", kind="regex", source="The answer is [0-9]{2}, and no other number"),)
+    grammar = (GrammarOption(backend="llguidance", kind="regex", source="The answer is [0-9]{2}, and no other number"),)
     plain = SamplingParams(max_tokens=30, temperature=0)
     settings = {"grammar_backend": "llguidance", "dtype": "float32", "chunked_prefill_size": 400}
     clean, run = (start(MODEL_DIR, overlap, **settings) for _ in range(2))

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.engine.life import LOT_BYTES, EngineLife, Link
+from dovetail.engine.life import BACKLOG_BYTES, EngineLife, Link
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.messages import SamplingParams, Submit, Tick, TokenDelta
@@ -174,12 +174,12 @@ def test_streams_go_before_more_messages_when_there_are_many(qwen3: Path) -> Non
         message = frame(msgspec.msgpack.encode(Tick(step=1, deltas=[delta])))
         link.data_received(message)
         assert wire.calls == []
-        link.data_received(message * (LOT_BYTES // len(message) + 1))
+        link.data_received(message * (BACKLOG_BYTES // len(message) + 1))
         assert wire.calls == ["pause"]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert wire.calls == ["pause", "resume"]
-        assert len((await reader).ids) == 100 * (LOT_BYTES // len(message) + 2)
+        assert len((await reader).ids) == 100 * (BACKLOG_BYTES // len(message) + 2)
 
     asyncio.run(main())
 

@@ -88,7 +88,7 @@ def drive(core: EngineCore, prompts: list[list[int]], num_new: int) -> tuple[lis
 def copies_are_finite(core: EngineCore) -> bool:
     """Whether no copy in the tree, nor a free one that the next step does not zero, is spoilt."""
     pool: Any = core.executor.runner.pool.states[1]  # type: ignore[attr-defined]
-    zeroed = {page for group, page in core.rows.to_scrub if group == 1}
+    zeroed = {page for group, page in core.rows.to_zero if group == 1}
     kept = [n for n in range(core.pages.allocators[1].num_pages + 1) if n not in zeroed]
     return all(bool(own[:, kept].isfinite().all()) for own in pool._copies.values())
 

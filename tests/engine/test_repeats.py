@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.engine.repeats import OWN, Likewise, Reader, Writer, is_alike
-from dovetail.messages import Abort, Control, GrammarStep, SamplingParams, Submit, ToEngine
+from dovetail.messages import Abort, Control, GrammarOption, SamplingParams, Submit, ToEngine
 
 LONG = 100_000
 
@@ -69,13 +69,13 @@ def test_what_is_equal_by_chance_arrives_whole() -> None:
 def test_any_order_arrives_as_it_was_sent(seed: int) -> None:
     """Requests, resumed ones, aborts and controls, mixed."""
     chance = random.Random(seed)
-    grammar = (GrammarStep(backend="x", kind="regex", source="a+"),)
+    grammar = (GrammarOption(backend="x", kind="regex", source="a+"),)
     pool = [*choices(4, [1, 2]), *choices(4, [3], grammar=grammar), *choices(2, [4], priority=3, cache_salt="x")]
     messages: list[ToEngine] = []
     for number in range(200):
         found = chance.choice(pool)
         if chance.random() < 0.3:
-            found = replace(found, output_ids=[chance.randrange(9)], again=True, cached_tokens=1, grammar_step=0)
+            found = replace(found, output_ids=[chance.randrange(9)], again=True, cached_tokens=1, grammar_option=0)
         if chance.random() < 0.2:
             found = replace(found, params=replace(found.params, max_tokens=chance.randrange(1, 9)))
         if chance.random() < 0.2:

@@ -12,14 +12,14 @@ import torch
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import Admitted, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Admitted, GrammarOption, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 NUM = 24
 FULL = bool(os.environ.get("DOVETAIL_FULL"))
 LONG = {"max_tokens": NUM, "ignore_eos": True}
-REGEX = (GrammarStep(backend="llguidance", kind="regex", source="([a-z]{2}[0-9]){6,40}"),)
+REGEX = (GrammarOption(backend="llguidance", kind="regex", source="([a-z]{2}[0-9]){6,40}"),)
 TOKENIZER = Tokenizer.load(MODEL_DIR)
 START, END = (Marker(text, tuple(TOKENIZER.encode(text, add_special_tokens=False))) for text in ("<<a>>", "<<b>>"))
 THINKING = MarkedThinking(state="in", start=START, end=END, budget=6)
@@ -81,7 +81,7 @@ def texts(deltas: list[TokenDelta]) -> tuple[Any, ...]:
     """All that a client sees of them."""
     ids = [token for delta in deltas for token in delta.ids]
     logprobs = [row.logprob for delta in deltas for row in delta.logprobs or ()]
-    return ids, logprobs, deltas[-1].finish, deltas[-1].grammar_step
+    return ids, logprobs, deltas[-1].finish, deltas[-1].grammar_option
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -98,7 +98,13 @@ def test_a_request_goes_on_anywhere_as_it_would_have(core: EngineCore, way: str)
     cuts = range(1, len(ids), 1 if is_plain or FULL else 4)
     rest = {
         cut: msgspec.structs.replace(
-            submit, handle=cut, output_ids=ids[:cut], cached_tokens=3, num_retractions=1, grammar_step=step, again=True
+            submit,
+            handle=cut,
+            output_ids=ids[:cut],
+            cached_tokens=3,
+            num_retractions=1,
+            grammar_option=step,
+            again=True,
         )
         for cut in cuts
     }
@@ -114,18 +120,18 @@ def test_a_request_goes_on_anywhere_as_it_would_have(core: EngineCore, way: str)
 
 def test_a_grammar_goes_on_with_the_way_that_was_enforced(core: EngineCore) -> None:
     """Of several ways, the one that the text so far is of is enforced, and no other."""
-    broken = GrammarStep(backend="missing", kind="regex", source="[a-z]+")
+    broken = GrammarOption(backend="missing", kind="regex", source="[a-z]+")
     submit = msgspec.structs.replace(submit_of("grammar"), grammar=(broken, *REGEX), handle=1)
     ids, _, finish, step = texts(run(core, submit)[1])
     assert step == 1
-    again = msgspec.structs.replace(submit, handle=2, output_ids=ids[:7], grammar_step=step, again=True)
+    again = msgspec.structs.replace(submit, handle=2, output_ids=ids[:7], grammar_option=step, again=True)
     more, _, end, at = texts(run(core, again)[2])
     assert (ids[:7] + more, end, at) == (ids, finish, 1)
 
 
 def test_output_that_its_grammar_does_not_allow_ends_the_request(core: EngineCore) -> None:
     """What cannot be followed is told, not guessed."""
-    submit = msgspec.structs.replace(submit_of("grammar"), handle=3, output_ids=[40, 40, 40], grammar_step=0)
+    submit = msgspec.structs.replace(submit_of("grammar"), handle=3, output_ids=[40, 40, 40], grammar_option=0)
     [delta] = run(core, submit)[3]
     assert delta.finish is not None
     assert delta.finish.code == "grammar_failed"

@@ -14,7 +14,7 @@ from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import Limits
-from dovetail.engine.low_priority import BUSY_PULSE_S, GRACE_S, PULSE_ROWS, PULSE_S, LowPriorityThrottle
+from dovetail.engine.low_priority import BUSY_INTERVAL_S, BUSY_ROWS, IDLE_DELAY_S, INTERVAL_S, LowPriorityThrottle
 from dovetail.engine.request import Request, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.messages import BACKGROUND, Finish, SamplingParams, Submit
@@ -183,19 +183,19 @@ def test_background_requests_hold_back_for_others_and_a_while_after() -> None:
     assert world.step().decode == background
     world.add([7, 7], 9)
     plans = [world.step() for _ in range(9)]
-    assert [len(p.decode) for p in plans] == [PULSE_ROWS, *[1] * 8]
+    assert [len(p.decode) for p in plans] == [BUSY_ROWS, *[1] * 8]
     assert [r.priority for r in world.done] == [0]
     assert world.step().requests == []
-    world.now += PULSE_S
-    assert len(world.step().requests) == PULSE_ROWS
+    world.now += INTERVAL_S
+    assert len(world.step().requests) == BUSY_ROWS
     world.add([7, 7], 2)
-    world.now += PULSE_S
+    world.now += INTERVAL_S
     assert len(world.step().requests) == 1
-    world.now += BUSY_PULSE_S
-    assert len(world.step().requests) == 1 + PULSE_ROWS
+    world.now += BUSY_INTERVAL_S
+    assert len(world.step().requests) == 1 + BUSY_ROWS
     assert world.step().requests == []
-    assert 0 < world.scheduler.background.wait_s() <= PULSE_S
-    world.now += GRACE_S
+    assert 0 < world.scheduler.background.wait_s() <= INTERVAL_S
+    world.now += IDLE_DELAY_S
     assert world.step().decode == background
 
 

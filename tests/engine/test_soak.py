@@ -20,7 +20,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.request import Request
-from dovetail.messages import Abort, Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import Abort, Finish, GrammarOption, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 from dovetail_backends.triton import TritonBackend
@@ -50,7 +50,7 @@ class Soak:
     def submit(self, number: int) -> None:
         """Send one request: a probe, one with a grammar, or anything."""
         rng = self.rng
-        grammar: tuple[GrammarStep, ...] = ()
+        grammar: tuple[GrammarOption, ...] = ()
         rid = f"probe{number}" if number % 20 == 0 else str(number)
         self.rids[number] = rid
         self.finishes[rid], self.tokens[rid] = [], []
@@ -63,7 +63,7 @@ class Soak:
             params = SamplingParams(max_tokens=rng.randrange(1, 24), temperature=temperature, ignore_eos=True)
         if number % 7 == 1 and not rid.startswith("probe"):
             source = f"[a-z]{{{rng.randrange(2, 40)},60}}"
-            grammar = (GrammarStep(backend="llguidance", kind="regex", source=source),)
+            grammar = (GrammarOption(backend="llguidance", kind="regex", source=source),)
         salt = rng.choice(("", "", "a"))
         self.core.handle(
             Submit(
@@ -188,7 +188,7 @@ def test_pages_that_nobody_owns_never_reach_a_result(
 
     def take_and_wipe(book: KVCacheManager, group: int, num: int) -> list[int]:
         pages = take(book, group, num)
-        core.executor.runner.pool.scrub(group, pages)
+        core.executor.runner.pool.zero_pages(group, pages)
         return pages
 
     def poison() -> None:

@@ -162,7 +162,7 @@ def test_a_batch_that_is_what_it_was_is_the_same_arrays() -> None:
             assert step.start is before.start
             assert step.waits is before.waits
             assert step.admit == ()
-            assert step.ids.size == step.scrub.size == 0
+            assert step.ids.size == step.zeroed.size == 0
     assert sum(step.cleared.size for step in decode) <= 5
     assert sum(step.tables.shape[1] > 0 for step in decode) <= 3 * len(decode) // 16 + 5
 

@@ -290,7 +290,7 @@ def test_ranks_are_processes_that_end_together(tmp_path: Path) -> None:
 HANGING = """
 import signal, sys, time
 from dovetail.executor import rank_main
-rank_main.LEAVE_S = 0.2
+rank_main.SHUTDOWN_TIMEOUT_S = 0.2
 rank_main.next_command = lambda pipe: (pipe.send_bytes(b"here"), time.sleep(600))
 rank_main.main(sys.argv[1:])
 """

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
-from dovetail.messages import Finish, GrammarStep, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
+from dovetail.messages import Finish, GrammarOption, MarkedThinking, Marker, SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
 from dovetail.text.chat.template import ChatTemplate
@@ -37,14 +37,14 @@ class Jump:
     num: int
 
 
-def fixed(text: str) -> GrammarStep:
+def fixed(text: str) -> GrammarOption:
     """A grammar of one text."""
-    return GrammarStep(backend="llguidance", kind="choice", source=json.dumps([text]))
+    return GrammarOption(backend="llguidance", kind="choice", source=json.dumps([text]))
 
 
-def json_step(schema: Any, **changes: Any) -> GrammarStep:
+def json_step(schema: Any, **changes: Any) -> GrammarOption:
     """A step for llguidance."""
-    return GrammarStep(backend="llguidance", kind="json", source=json.dumps(schema), **changes)
+    return GrammarOption(backend="llguidance", kind="json", source=json.dumps(schema), **changes)
 
 
 class Demo:
@@ -81,7 +81,7 @@ class Demo:
         """What the engine is told of thinking."""
         return MarkedThinking(state=state, start=self.marker("<think>"), end=self.marker("</think>"), budget=budget)
 
-    async def one(self, *steps: GrammarStep, prompt: list[int] | None = None, **options: Any) -> Result:
+    async def one(self, *steps: GrammarOption, prompt: list[int] | None = None, **options: Any) -> Result:
         """Submit a request and collect it."""
         self._count += 1
         thinking = options.pop("thinking", None)
@@ -96,7 +96,7 @@ class Demo:
         result.text = self.tokenizer.decode(result.ids, skip_special_tokens=True)
         return result
 
-    def generate(self, *steps: GrammarStep, **options: Any) -> Result:
+    def generate(self, *steps: GrammarOption, **options: Any) -> Result:
         """Run one request."""
         result: Result = self.run(self.one(*steps, **options))
         return result

@@ -9,7 +9,7 @@ import pytest
 from dovetail.contracts.grammar import GrammarBackend, Vocabulary
 from dovetail.grammar.spec.asking import asked
 from dovetail.grammar.spec.route import EnforcementOption
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 
 NAMES = ("llguidance", "outlines", "xgrammar")
@@ -17,7 +17,7 @@ NAMES = ("llguidance", "outlines", "xgrammar")
 
 def resolved(
     way: EnforcementOption, backends: Mapping[str, GrammarBackend]
-) -> tuple[GrammarStep, tuple[str, ...]] | None:
+) -> tuple[GrammarOption, tuple[str, ...]] | None:
     """Return a way's step as its backend enforces it, and what it does not; None where it does not take it."""
     return asked(backends[way.step.backend], way.step) if way.step.unasked else (way.step, ())
 

@@ -184,7 +184,7 @@ def test_what_is_kept_as_it_came_accepts_nothing_invalid(
     assert rejected < 0.5 * num_valid
 
 
-class Asked(GrammarBackend):
+class RequestedGrammar(GrammarBackend):
     """Counts how often it is asked; refuses to enforce one keyword."""
 
     kinds = frozenset((Kind.JSON,))
@@ -204,7 +204,7 @@ class Asked(GrammarBackend):
 
 def test_a_backend_behind_one_that_enforces_all_is_not_asked(backends: Mapping[str, GrammarBackend]) -> None:
     """Only the last way's answer is asked for once; what the engine finds out comes back as left out."""
-    other = Asked(small_vocabulary())
+    other = RequestedGrammar(small_vocabulary())
     router = Router({"llguidance": backends["llguidance"], "asked": other})
     sources = [json.dumps({"type": "string", "pattern": f"^{letter}"}) for letter in "abc"]
     routes = [router.route(GrammarSpec(kind=Kind.JSON, source=source), "x") for source in sources]

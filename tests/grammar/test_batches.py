@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Result, json_step
 
-from dovetail.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.runtime.device.penalties import TokenCounts
 
 PATTERN = "[a-f]{4,12}-[0-9]{2}"
@@ -23,11 +23,11 @@ def kinds(demo: Demo) -> list[dict[str, Any]]:
     """Requests by their options: constrained by each backend or not, thinking or not, greedy or not."""
     question = demo.prompt("What is the capital of France?", thinking=True)
     return [
-        {"steps": [GrammarStep(backend="llguidance", kind="regex", source=PATTERN)], "seed": 1},
-        {"steps": [GrammarStep(backend="outlines", kind="regex", source=PATTERN)], "seed": 2},
-        {"steps": [GrammarStep(backend="xgrammar", kind="regex", source=PATTERN)], "seed": 3},
+        {"steps": [GrammarOption(backend="llguidance", kind="regex", source=PATTERN)], "seed": 1},
+        {"steps": [GrammarOption(backend="outlines", kind="regex", source=PATTERN)], "seed": 2},
+        {"steps": [GrammarOption(backend="xgrammar", kind="regex", source=PATTERN)], "seed": 3},
         {"steps": [json_step(ENUM)], "seed": 4},
-        {"steps": [GrammarStep(backend="outlines", kind="choice", source='["yes", "no"]')], "temperature": 0},
+        {"steps": [GrammarOption(backend="outlines", kind="choice", source='["yes", "no"]')], "temperature": 0},
         {"steps": [], "seed": 5, "max_tokens": 25},
         {"steps": [], "temperature": 0, "max_tokens": 25, "logprobs": 1},
         {"steps": [], "seed": 6, "max_tokens": 40, "prompt": question, "thinking": demo.thinking("in", 3)},
@@ -62,7 +62,7 @@ def test_seeded_draws_do_not_depend_on_company(make_demo: Callable[..., Demo]) -
     """
     demo = make_demo(dtype="float32", overlap_on_cpu=True, chunked_prefill_size=24, max_running_requests=6, page_size=4)
     wanted = [kind for kind in kinds(demo) if all(step.backend == "llguidance" for step in kind["steps"])]
-    forced = GrammarStep(backend="llguidance", kind="regex", source="[ab]{2} is what comes first, and then [cd]{2}")
+    forced = GrammarOption(backend="llguidance", kind="regex", source="[ab]{2} is what comes first, and then [cd]{2}")
     wanted += [{"steps": [forced], "seed": seed, "prompt": demo.prompt(f"{seed}?" * seed)} for seed in range(9, 11)]
     alone: list[Result] = [demo.run(one(demo, kind)) for kind in wanted]
     demo.run(demo.client.control("flush_cache"))
@@ -74,7 +74,7 @@ def test_seeded_draws_do_not_depend_on_company(make_demo: Callable[..., Demo]) -
 def test_leaving_requests_do_not_disturb_a_crowded_batch(make_demo: Callable[..., Demo]) -> None:
     """With pages for a few requests and others leaving midway, every reply conforms, and no page is lost."""
     demo = make_demo(max_total_tokens=700, page_size=4, disable_radix_cache=True, grammar_compile_timeout=30.0)
-    long = [GrammarStep(backend="llguidance", kind="regex", source="([ab][0-9]){40,44}z")]
+    long = [GrammarOption(backend="llguidance", kind="regex", source="([ab][0-9]){40,44}z")]
     wanted = [{"steps": long, "max_tokens": 100, "seed": seed} for seed in range(8)] + kinds(demo)[3:6]
 
     async def leave(number: int) -> None:
@@ -123,8 +123,8 @@ def test_a_request_that_ended_takes_no_counts_again(demo: Demo, monkeypatch: pyt
 
     for name in counts:
         monkeypatch.setattr(TokenCounts, name, counted(name))
-    step = GrammarStep(backend="llguidance", kind="regex", source="[ab]{9}")
-    longer = GrammarStep(backend="llguidance", kind="regex", source="[ab]{30}")
+    step = GrammarOption(backend="llguidance", kind="regex", source="[ab]{9}")
+    longer = GrammarOption(backend="llguidance", kind="regex", source="[ab]{30}")
     stops = tuple(range(0, 4000, 3))
     wanted = [demo.one(step, frequency_penalty=0.5, seed=seed) for seed in range(4)]
     wanted += [demo.one(presence_penalty=0.5, seed=seed, stop_token_ids=stops, max_tokens=15) for seed in range(4)]

@@ -31,7 +31,7 @@ from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.spec.wire import ChildJob, ChildReply
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 
 Make = Callable[..., GrammarService]
@@ -119,9 +119,9 @@ def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPa
     service = make_service(1.0)
     settle(service, service.request((json_step({"type": "null"}),)))
     start_process(service)
-    asked: list[GrammarStep] = []
+    asked: list[GrammarOption] = []
 
-    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+    def outside(step: GrammarOption, deadline: float) -> NoReturn:
         asked.append(step)
         time.sleep(max(0.0, service._timeout_s + 0.1))
         raise ChildTimeoutError
@@ -143,7 +143,7 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
 
     monkeypatch.setattr(ForkServer, "load", slow)
     monkeypatch.setattr("dovetail.grammar.compile.service.START_S", 1.0)
-    steps = (GrammarStep(backend="outlines", kind="regex", source="[ab]{3}"),)
+    steps = (GrammarOption(backend="outlines", kind="regex", source="[ab]{3}"),)
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Refused)
     assert outcome.code == BUSY
@@ -249,7 +249,7 @@ SLOW = {"type": "integer", "multipleOf": 1_000_003}
 def all_slow(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that needs a process is ready in time."""
 
-    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+    def outside(step: GrammarOption, deadline: float) -> NoReturn:
         raise ChildTimeoutError
 
     monkeypatch.setattr(service._compiler, "outside", outside)
@@ -413,14 +413,14 @@ def test_a_backend_that_raises_anywhere_fills_the_ticket(make_service: Make, mon
         def inline(self, spec: GrammarSpec) -> bool:
             raise RuntimeError("a fault of a plugin")
 
-    def outside(step: GrammarStep, deadline: float) -> NoReturn:
+    def outside(step: GrammarOption, deadline: float) -> NoReturn:
         time.sleep(1.1)
         raise ChildTimeoutError
 
     monkeypatch.setattr(service._compiler, "outside", outside)
     monkeypatch.setattr(service._compiler, "backend", lambda name: Broken() if name == "broken" else backend(name))
     slow = json_step({"type": "integer", "multipleOf": 5_000_011})
-    last = GrammarStep(backend="broken", kind="json", source="{}")
+    last = GrammarOption(backend="broken", kind="json", source="{}")
     for at in range(3):  # more than there are threads
         refused = settle(service, service.request((slow, msgspec.structs.replace(last, source=f'{{"const":{at}}}'))))
         assert isinstance(refused, Refused)

@@ -19,7 +19,7 @@ from dovetail.grammar.bits import has_bit
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.words import WordRules
-from dovetail.messages import GrammarStep, SamplingParams
+from dovetail.messages import GrammarOption, SamplingParams
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 
@@ -28,7 +28,7 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 20}, "tags": {"type": "array", "items": {"enum": [1, 2]}}},
     "required": ["name", "tags"],
 }
-REGEX = GrammarStep(backend="llguidance", kind="regex", source=r"[a-z]{3,9} (and|or) [a-z ]{20}[.]")
+REGEX = GrammarOption(backend="llguidance", kind="regex", source=r"[a-z]{3,9} (and|or) [a-z ]{20}[.]")
 
 
 @pytest.fixture(scope="module")

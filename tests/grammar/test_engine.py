@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, json_step
 
-from dovetail.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplingParams, Submit
 
 PERSON = {
     "type": "object",
@@ -31,7 +31,7 @@ def test_text_conforms_and_ends_by_itself(demo: Demo, seed: int) -> None:
     jsonschema.validate(json.loads(result.text), PERSON)
     assert result.finish is not None
     assert result.finish.reason == "stop"
-    assert {delta.grammar_step for delta in result.deltas} == {0}
+    assert {delta.grammar_option for delta in result.deltas} == {0}
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_text_conforms_and_ends_by_itself(demo: Demo, seed: int) -> None:
 )
 def test_every_kind(demo: Demo, kind: str, source: str, pattern: str) -> None:
     """Each kind of grammar constrains the text as it says."""
-    result = demo.generate(GrammarStep(backend="llguidance", kind=kind, source=source))
+    result = demo.generate(GrammarOption(backend="llguidance", kind=kind, source=source))
     assert re.fullmatch(pattern, result.text), result.text
 
 
 def test_a_wrong_grammar_ends_one_request_with_its_code(demo: Demo) -> None:
     """A grammar that cannot be compiled ends its request as the client's fault; its neighbour is served."""
     bad, good = demo.together(
-        [demo.one(GrammarStep(backend="llguidance", kind="regex", source="(")), demo.one(json_step(PERSON))]
+        [demo.one(GrammarOption(backend="llguidance", kind="regex", source="(")), demo.one(json_step(PERSON))]
     )
     assert bad.finish is not None
     assert (bad.finish.reason, bad.finish.code, bad.ids) == ("abort", "invalid_grammar", [])
@@ -79,9 +79,9 @@ def test_a_seeded_request_repeats(demo: Demo) -> None:
 
 def test_minimum_length_gives_way_to_the_end_of_the_grammar(demo: Demo) -> None:
     """`min_tokens` holds while the grammar allows more, and yields when it is complete."""
-    longer = demo.generate(GrammarStep(backend="llguidance", kind="regex", source="a+"), min_tokens=20, max_tokens=40)
+    longer = demo.generate(GrammarOption(backend="llguidance", kind="regex", source="a+"), min_tokens=20, max_tokens=40)
     assert len(longer.ids) >= 20
-    short = demo.generate(GrammarStep(backend="llguidance", kind="choice", source='["yes"]'), min_tokens=20)
+    short = demo.generate(GrammarOption(backend="llguidance", kind="choice", source='["yes"]'), min_tokens=20)
     assert short.text == "yes"
     assert short.finish is not None
     assert short.finish.reason == "stop"
@@ -89,7 +89,7 @@ def test_minimum_length_gives_way_to_the_end_of_the_grammar(demo: Demo) -> None:
 
 def test_the_grammars_end_ends_a_request_that_ignores_eos(demo: Demo) -> None:
     """`ignore_eos` cannot make a complete text longer."""
-    result = demo.generate(GrammarStep(backend="llguidance", kind="choice", source='["no"]'), ignore_eos=True)
+    result = demo.generate(GrammarOption(backend="llguidance", kind="choice", source='["no"]'), ignore_eos=True)
     assert result.text == "no"
     assert result.finish is not None
     assert result.finish.reason == "stop"
@@ -97,7 +97,7 @@ def test_the_grammars_end_ends_a_request_that_ignores_eos(demo: Demo) -> None:
 
 def test_length_cuts(demo: Demo) -> None:
     """`max_tokens` ends a request within its grammar, and what there is of the text is a prefix of a match."""
-    result = demo.generate(GrammarStep(backend="llguidance", kind="regex", source="[ab]{500}"), max_tokens=7)
+    result = demo.generate(GrammarOption(backend="llguidance", kind="regex", source="[ab]{500}"), max_tokens=7)
     assert result.finish is not None
     assert result.finish.reason == "length"
     assert re.fullmatch("[ab]+", result.text)
@@ -107,7 +107,7 @@ def test_logprobs_are_the_models_own(demo: Demo) -> None:
     """Log probabilities are those before the mask: rivals may be tokens that the grammar forbids."""
     free = demo.generate(temperature=0, logprobs=3, max_tokens=1)
     bound = demo.generate(
-        GrammarStep(backend="llguidance", kind="regex", source="[xyz]+"), temperature=0, logprobs=3, max_tokens=1
+        GrammarOption(backend="llguidance", kind="regex", source="[xyz]+"), temperature=0, logprobs=3, max_tokens=1
     )
     assert free.deltas[0].logprobs is not None
     assert bound.deltas[0].logprobs is not None
@@ -119,7 +119,7 @@ def test_penalties_and_bias_cannot_lift_the_mask(demo: Demo) -> None:
     """A bias for a forbidden token and strong penalties leave the text within its grammar."""
     forbidden = demo.tokenizer.encode("Z", add_special_tokens=False)[0]
     result = demo.generate(
-        GrammarStep(backend="llguidance", kind="regex", source="[ab]{9}"),
+        GrammarOption(backend="llguidance", kind="regex", source="[ab]{9}"),
         logit_bias={forbidden: 100.0},
         frequency_penalty=2.0,
         repetition_penalty=1.8,
@@ -132,7 +132,7 @@ def test_penalties_and_bias_cannot_lift_the_mask(demo: Demo) -> None:
 def test_retraction_keeps_the_place_in_the_grammar(make_demo: Callable[..., Demo]) -> None:
     """Requests that are retracted for want of pages go on where they were, and still match."""
     demo = make_demo(max_total_tokens=600, page_size=4, disable_radix_cache=True)
-    step = GrammarStep(backend="llguidance", kind="regex", source="([ab][0-9]){100,110}z")
+    step = GrammarOption(backend="llguidance", kind="regex", source="([ab][0-9]){100,110}z")
     results = demo.together([demo.one(step, seed=i, max_tokens=230) for i in range(5)])
     assert max(delta.num_retractions for result in results for delta in result.deltas) > 0
     for result in results:

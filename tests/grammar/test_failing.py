@@ -13,12 +13,12 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Enforced
 from dovetail.grammar.compile.service import CompileFuture
-from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 
 
-def step(schema: Any, **changes: Any) -> GrammarStep:
-    return GrammarStep(backend="llguidance", kind="json", source=json.dumps(schema), max_whitespace=0, **changes)
+def step(schema: Any, **changes: Any) -> GrammarOption:
+    return GrammarOption(backend="llguidance", kind="json", source=json.dumps(schema), max_whitespace=0, **changes)
 
 
 WORDS = ["one long text", "one long word", "two"]
@@ -81,7 +81,7 @@ def core(request: pytest.FixtureRequest) -> EngineCore:
 
 
 def failing(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, bad: Sequence[GrammarStep], num: int, at_fill: bool
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, bad: Sequence[GrammarOption], num: int, at_fill: bool
 ) -> None:
     """Have the grammars of some ways fail after `num` tokens."""
     assert core.grammars is not None
@@ -100,7 +100,7 @@ def failing(
     monkeypatch.setattr(service, "request", made)
 
 
-def run(core: EngineCore, *steps: GrammarStep, company: int = 2) -> list[TokenDelta]:
+def run(core: EngineCore, *steps: GrammarOption, company: int = 2) -> list[TokenDelta]:
     """A request with a grammar and some without; its deltas. The books are right after every step."""
     for handle in range(company + 1):
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=handle > 0, seed=1)
@@ -132,7 +132,7 @@ def test_the_next_way_goes_on_behind_what_was_said(
     last = deltas[-1]
     assert last.finish is not None
     assert last.finish.reason in ("stop", "length")
-    assert last.grammar_step == 1
+    assert last.grammar_option == 1
     text = text_of(core, deltas)
     assert text.startswith('"')
     if last.finish.reason == "stop":
@@ -142,19 +142,19 @@ def test_the_next_way_goes_on_behind_what_was_said(
 def test_two_ways_may_fail_one_behind_the_other(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third is enforced from there on."""
     failing(core, monkeypatch, [STEP, WEAKER], 2, True)
-    assert run(core, STEP, WEAKER, FREE)[-1].grammar_step == 2
+    assert run(core, STEP, WEAKER, FREE)[-1].grammar_option == 2
 
 
 def test_the_same_grammar_is_not_tried_again(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A way that differs only in what may be left out of it would fail in the same place."""
     again = step({"enum": WORDS}, weaken=True)
     failing(core, monkeypatch, [STEP, again], 2, True)
-    assert run(core, STEP, again, WEAKER)[-1].grammar_step == 2
+    assert run(core, STEP, again, WEAKER)[-1].grammar_option == 2
 
 
 @pytest.mark.parametrize("others", [(), (OTHER,)], ids=["no other way", "what was said does not fit"])
 def test_without_a_way_that_fits_the_error_is_the_grammars(
-    core: EngineCore, monkeypatch: pytest.MonkeyPatch, others: tuple[GrammarStep, ...]
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, others: tuple[GrammarOption, ...]
 ) -> None:
     """The request ends with what went wrong first; the others go on."""
     failing(core, monkeypatch, [STEP], 2, True)

@@ -15,7 +15,7 @@ from grammar_demo import Demo, Jump, Result, fixed, json_step
 from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import Request
 from dovetail.engine.scheduler import NewTokenRatio
-from dovetail.messages import Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
 
 LETTER = (
     r"Dear (Sir|Madam), thank you very much for your letter of [0-9]{2} May[.] We are (happy|sorry) to hear from you"
@@ -30,7 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FIXED = "The quick brown fox jumps over the lazy dog, and it does so again and again, for as long as it may. " * 3
-STEPS = [GrammarStep(backend="llguidance", kind="regex", source=LETTER), json_step(SCHEMA, max_whitespace=0)]
+STEPS = [GrammarOption(backend="llguidance", kind="regex", source=LETTER), json_step(SCHEMA, max_whitespace=0)]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlap"])
@@ -63,7 +63,9 @@ def both_ways(
 
 
 @pytest.mark.parametrize("step", STEPS, ids=["regex", "json"])
-def test_the_text_is_the_same_in_fewer_steps(engine: Demo, monkeypatch: pytest.MonkeyPatch, step: GrammarStep) -> None:
+def test_the_text_is_the_same_in_fewer_steps(
+    engine: Demo, monkeypatch: pytest.MonkeyPatch, step: GrammarOption
+) -> None:
     """Seeded draws, greedy ones, with constrained and free neighbours: equal tokens, some come several at a time."""
 
     def make() -> list[Any]:
@@ -120,7 +122,7 @@ def test_what_needs_every_token_sampled_does_not_jump(
 def test_retraction_and_abort_around_jumps(make_demo: Callable[..., Demo], overlap: bool) -> None:
     """With pages for few requests and others leaving midway, every text still matches, and no page is lost."""
     demo = make_demo(max_total_tokens=330, page_size=4, disable_radix_cache=True, overlap_on_cpu=overlap)
-    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{4}}")
+    step = GrammarOption(backend="llguidance", kind="regex", source=f"({LETTER}; [a-z]{{3}} ){{4}}")
 
     async def leaves(number: int) -> Result:
         result = Result()
@@ -202,7 +204,7 @@ def test_retraction_between_jumps_changes_no_token(
     monkeypatch.setattr(NewTokenRatio, "start", NewTokenRatio.floor)  # let in more than there is room for
     demo = make_demo(max_total_tokens=160, page_size=4, overlap_on_cpu=overlap, dtype="float32")
     source = "([a-f]{6}: the same letter as before, and nothing else; ){3}"
-    step = GrammarStep(backend="llguidance", kind="regex", source=source)
+    step = GrammarOption(backend="llguidance", kind="regex", source=source)
     wanted = [{"prompt": demo.prompt(f"Say {number}."), "temperature": 0, "max_tokens": 80} for number in range(4)]
     crowded = demo.together([demo.one(step, **each) for each in wanted])
     assert any(a.rid == b.rid and a.num_retractions < b.num_retractions for a, b in itertools.combinations(jumps, 2)), (
@@ -237,7 +239,7 @@ def test_text_of_jumps_is_a_prefix_like_any_other(
 @pytest.mark.parametrize("num_jumps", [1, 3])
 def test_leaving_behind_a_jump_gives_everything_back(engine: Demo, num_jumps: int) -> None:
     """A client that leaves once forced tokens have come holds no page any more, and its neighbour is served."""
-    step = GrammarStep(backend="llguidance", kind="regex", source=f"({LETTER}; ){{4}}")
+    step = GrammarOption(backend="llguidance", kind="regex", source=f"({LETTER}; ){{4}}")
 
     async def leaves(number: int) -> int:
         params = SamplingParams(max_tokens=200, seed=number)

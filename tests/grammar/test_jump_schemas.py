@@ -11,7 +11,7 @@ import pytest
 from grammar_demo import Demo, Jump, Result, json_step
 
 from dovetail.engine import jump_forward as jump
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 
 SHORT = {"type": "string", "maxLength": 6}
 SCHEMAS: list[Any] = [
@@ -101,7 +101,7 @@ def test_greedy_replies_are_the_same_with_jumps_and_without(
 def test_a_jump_stops_where_the_text_may_end(demo: Demo, jumps: list[Jump], eos: int) -> None:
     """With several ends none of them is forced: each may be what the model says, and the text before it is whole."""
     ends = sorted(demo.tokenizer.added_tokens[name] for name in ("<|im_end|>", "<|endoftext|>"))
-    step = GrammarStep(backend="llguidance", kind="choice", source='["a text of several tokens, all of them forced"]')
+    step = GrammarOption(backend="llguidance", kind="choice", source='["a text of several tokens, all of them forced"]')
     result = demo.generate(step, temperature=0, logit_bias={ends[eos]: 100.0, ends[1 - eos]: -100.0})
     assert result.ids[-1] == ends[eos]
     assert not set(result.ids[:-1]) & set(ends)

@@ -12,10 +12,10 @@ from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.grammar.compile.cache import Refused
 from dovetail.grammar.compile.service import CompileFuture, GrammarService
-from dovetail.messages import GrammarStep, SamplingParams, Submit, TokenDelta
+from dovetail.messages import GrammarOption, SamplingParams, Submit, TokenDelta
 from dovetail.testing.engine import make_core
 
-STEP = GrammarStep(backend="llguidance", kind="json", source=json.dumps({"enum": ["a word", "b word", 12]}))
+STEP = GrammarOption(backend="llguidance", kind="json", source=json.dumps({"enum": ["a word", "b word", 12]}))
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])

@@ -22,7 +22,7 @@ from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.compile.vocabulary import pack, unpack
 from dovetail.grammar.spec.wire import ChildJob, ChildStart
 from dovetail.grammar.structured_outputs import StructuredOutputs
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
 
 HARD = "(((a{0,60}b){0,60}c){0,60}d){0,60}"
@@ -32,9 +32,9 @@ ENDLESS = "[ab]*a[ab]{20}"
 """An index over it takes minutes."""
 
 
-def outlines_step(source: str) -> GrammarStep:
+def outlines_step(source: str) -> GrammarOption:
     """A step that is always compiled in a process of its own."""
-    return GrammarStep(backend="outlines", kind="regex", source=source)
+    return GrammarOption(backend="outlines", kind="regex", source=source)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_is_in_force_is_not_compiled_again_for_who_goes_on_with_it(
 ) -> None:
     """A request that goes on after a restart knows its way: it shares with those that ask for all ways, and they do."""
     service = make_service(20)
-    missing, good = GrammarStep(backend="missing", kind="regex", source="x"), outlines_step("[ab]{4}")
+    missing, good = GrammarOption(backend="missing", kind="regex", source="x"), outlines_step("[ab]{4}")
     whole = settle(service, service.request((missing, good)))
     assert isinstance(whole, Enforced)
     ticket = service.known((missing, good), 1)
@@ -144,7 +144,7 @@ def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..
     pytest.importorskip("xgrammar")
     service = make_service(600, deny=())
     endless = '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}'
-    steps = tuple(GrammarStep(backend=name, kind="json", source=endless) for name in ("llguidance", "xgrammar"))
+    steps = tuple(GrammarOption(backend=name, kind="json", source=endless) for name in ("llguidance", "xgrammar"))
     refused = settle(service, service.request(steps[1:]))
     assert isinstance(refused, Refused)
     assert refused.code == "unsupported_grammar"

@@ -16,7 +16,7 @@ import pytest
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.machine import IncrementalParser
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def load(group: str, name: str) -> Any:
     return entry.load()()
 
 
-def made(group: str, name: str, sample: Row, tokenizer: Tokenizer | None) -> Machine:
+def made(group: str, name: str, sample: Row, tokenizer: Tokenizer | None) -> IncrementalParser:
     plugin = load(group, name)
     if isinstance(plugin, ReasoningParser):
         spec = plugin.spec(tokenizer or BARE, NoTemplate(), ParserRequest())
@@ -73,7 +73,7 @@ JSON = {"hermes", "llama3", "mistral", "kimi-k2", "deepseek-v3", "deepseek-v31",
 CASES = [pytest.param(*key, sample, id=f"{key[1]}-{n}") for key, row in SAMPLES.items() for n, sample in enumerate(row)]
 
 
-def outcome(parser: Machine, chunks: list[Any], reason: str = "stop") -> tuple[object, ...]:
+def outcome(parser: IncrementalParser, chunks: list[Any], reason: str = "stop") -> tuple[object, ...]:
     fed = (parser.feed((), chunk) if isinstance(chunk, str) else parser.feed(chunk) for chunk in chunks)
     whole = fold([*chain.from_iterable(fed), *parser.finish(reason)])
     return whole.reasoning, whole.content, tuple((call.name, call.arguments) for call in whole.tool_calls)

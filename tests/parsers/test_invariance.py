@@ -53,15 +53,15 @@ def test_the_pairs_hold_what_they_should() -> None:
 
 def test_a_mismatch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that forgets what it held back between chunks is caught."""
-    from dovetail.text.parsing.machine import Machine
+    from dovetail.text.parsing.machine import IncrementalParser
 
-    feed = Machine.feed
+    feed = IncrementalParser.feed
 
-    def forgetful(self: Machine, token_ids: object, text: str | None = None) -> object:
+    def forgetful(self: IncrementalParser, token_ids: object, text: str | None = None) -> object:
         self._held, self._state = "", 0
         return feed(self, token_ids, text)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Machine, "feed", forgetful)
+    monkeypatch.setattr(IncrementalParser, "feed", forgetful)
     assert next(output_pairs.mismatches(2_000, 7), None) is not None
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.machine import IncrementalParser
 from dovetail.text.parsing.output import fold, make_parser
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -247,7 +247,7 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
 ]
 
 
-def made(name: str, tokenizer: Tokenizer | None, reasoning: str | None = None) -> Machine:
+def made(name: str, tokenizer: Tokenizer | None, reasoning: str | None = None) -> IncrementalParser:
     spec = FormatSpec()
     for group, key in (("reasoning_parsers", reasoning), ("tool_parsers", name)):
         if key is None:

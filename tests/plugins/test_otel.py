@@ -292,7 +292,7 @@ def test_a_collector_that_is_gone_is_said_once_a_minute(caplog: pytest.LogCaptur
     logging.getLogger("dovetail").propagate = True
     caplog.set_level("INFO", "dovetail")
     failing = Failing()
-    told = export.Told(failing)
+    told = export.LoggingExporter(failing)
     batch: list[Any] = [object()] * 3
     for fails in (True, OSError("gone"), True, True, False, False):
         failing.fails = fails

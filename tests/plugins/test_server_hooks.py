@@ -89,7 +89,7 @@ def dovetail_routes(ctx):
         await send({"type": "http.response.body", "body": json.dumps(seen).encode()})
     return RouteSet(routes={"/hello/{who}": hello, "/seen": told})
 
-class Told(RequestObserver):
+class LoggingExporter(RequestObserver):
     def request_started(self, request):
         seen.append(["started", request.num_choices, request.num_prompt_tokens])
     def request_ended(self, request):
@@ -101,7 +101,7 @@ class Clumsy(RequestObserver):
 
 @hookimpl
 def dovetail_request_observers(ctx):
-    return [Told(), Clumsy()]
+    return [LoggingExporter(), Clumsy()]
 
 class Load(StatLogger):
     interval_s = 0.05

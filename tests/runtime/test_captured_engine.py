@@ -21,7 +21,7 @@ from fake_graphs import SIZES, make_captured, use_triton
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import Request
-from dovetail.messages import Finish, GrammarStep, SamplingParams, Submit
+from dovetail.messages import Finish, GrammarOption, SamplingParams, Submit
 from dovetail.testing.engine import make_core
 from dovetail.testing.models import make_model
 
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 }
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
-STEP = (GrammarStep(backend="any", kind="regex", source="a"),)
+STEP = (GrammarOption(backend="any", kind="regex", source="a"),)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_a_token_that_is_not_finite_ends_one_request_of_a_replay(
     assert [t for i, t in enumerate(tokens) if i not in bad] == [t for i, (t, _, _) in enumerate(want) if i not in bad]
     assert tokens[bad[0]] == want[bad[0]][0][: len(tokens[bad[0]])]
     assert core.pages.check_ownership([])
-    pool.scrub(0, [page for _, page in core.rows.to_scrub])  # as the next step would
+    pool.zero_pages(0, [page for _, page in core.rows.to_zero])  # as the next step would
     assert torch.isfinite(pool.layer(0)).all()
 
 

@@ -331,7 +331,7 @@ def test_a_cache_on_cpu_takes_memory_as_it_is_used() -> None:
     assert not last[-1].any()
     last[-1] = 1
     assert last[-1].all()
-    pool.scrub(0, [511])
+    pool.zero_pages(0, [511])
     assert not last[-1].any()
     with pytest.raises(OSError, match="Cannot allocate memory"):
         KVCache(LLAMA_8B.cache_groups, [1 << 30], 16, torch.bfloat16, cpu)

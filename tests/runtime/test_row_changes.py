@@ -27,7 +27,7 @@ def step(cleared: list[int], admit: tuple[Admit, ...], tables: list[tuple[int, i
     entries = np.array(tables, dtype=np.int32).T if tables else np.empty((4, 0), dtype=np.int32)
     nothing: dict[str, Any] = dict.fromkeys(("rows", "start", "num_new", "task", "ids"), no_ints())
     return StepInput(
-        step=1, decode_graph=None, prefill_graph=None, scrub=np.empty((2, 0), np.int32), waits=np.zeros(0, np.bool_),
+        step=1, decode_graph=None, prefill_graph=None, zeroed=np.empty((2, 0), np.int32), waits=np.zeros(0, np.bool_),
         cleared=np.array(cleared, np.int32), admit=admit, tables=entries, **nothing,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.graphs.decode import DecodeGraphs
 from dovetail.runtime.sampling import draw, draw_triton
 from dovetail.runtime.sampling.masks import MaskBuffer
-from dovetail.runtime.step import Launched
+from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.warm_up import EagerWarmUp, Shape, StepLimits, shapes
 from dovetail.testing.engine import make_core, make_plans
 from dovetail.testing.models import make_model
@@ -141,7 +141,7 @@ def test_every_step_runs_once_and_chores_end(folder: Path, monkeypatch: pytest.M
     seen: list[Shape] = []
     run = core.executor.stepper.run_eagerly
 
-    def noting(step: StepInput) -> Launched:
+    def noting(step: StepInput) -> InFlightStep:
         starts, lengths = step.start[step.num_decode :].tolist(), step.num_new[step.num_decode :].tolist()
         assert len({*zip(starts, lengths, strict=True)}) <= 1
         prefix, length = (starts[0], lengths[0]) if starts else (0, 0)
@@ -205,7 +205,7 @@ def test_a_lack_of_memory_is_told_and_survived(
     made, run, most = make_warm_up(core), core.executor.stepper.run_eagerly, 60
     sizes: list[int] = []
 
-    def failing(step: StepInput) -> Launched:
+    def failing(step: StepInput) -> InFlightStep:
         launched = run(step)
         sizes.append(int(step.num_new.sum()))
         if sizes[-1] > most:
@@ -237,7 +237,7 @@ def test_an_engine_keeps_to_the_chunk_that_fitted(
     core = idle_engine(folder)
     run = core.executor.stepper.run_eagerly
 
-    def failing(step: StepInput) -> Launched:
+    def failing(step: StepInput) -> InFlightStep:
         if step.ids.size > 40:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return run(step)
@@ -307,7 +307,9 @@ def test_graphs_and_steps_take_turns(folder: Path, monkeypatch: pytest.MonkeyPat
     graphs: Any = DecodeGraphs(None, Mock(prefix_group=0), None, 16, 7, None, None)  # type: ignore[arg-type]
     graphs._captured, done = {DecodeGraph(1): None}, []
     monkeypatch.setattr(graphs, "_capture", lambda key: graphs._captured.setdefault(key, done.append(key.rows)))
-    monkeypatch.setattr(core.executor.stepper, "run_eagerly", lambda step: done.append("step") or Launched(step, []))
+    monkeypatch.setattr(
+        core.executor.stepper, "run_eagerly", lambda step: done.append("step") or InFlightStep(step, [])
+    )
     chores = CaptureQueue([made, graphs])
     while not chores.is_complete:
         chores.do_next()

@@ -213,7 +213,7 @@ def test_tokens_that_a_grammar_refuses_end_that_request_only(served: Served) -> 
     path, sent = STREAMS["chat schema"]
     worker = served.workers()[0]["url"]
     restarts = served.count("dovetail_engine_restarts_total")
-    lines = [b'[0,{"handle":1,"ids":[%d,%d],"grammar_step":0}]' % (n, n) for n in range(300, 310)]
+    lines = [b'[0,{"handle":1,"ids":[%d,%d],"grammar_option":0}]' % (n, n) for n in range(300, 310)]
     reply = resume(worker, path, json.dumps(sent).encode(), "11" * 16 + ".1", 0, lines)
     assert reply.status_code in (200, 400, 500)
     assert served.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200

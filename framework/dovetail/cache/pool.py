@@ -66,7 +66,7 @@ class PagedKVPool:
         """See `KVPool`."""
         return self._views[index, name]
 
-    def scrub(self, pages: list[int]) -> None:
+    def zero_pages(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite, before anyone else reads them."""
         for memory in self._memory.values():
             memory[:, pages] = 0
@@ -123,14 +123,14 @@ class KVCache:
         """See `KVPool`."""
         return self._of_layer[index].tensor(index, name)
 
-    def scrub(self, group: int, pages: list[int]) -> None:
+    def zero_pages(self, group: int, pages: list[int]) -> None:
         """Zero pages, or copies of states, whose contents may not be finite, before anyone else reads them."""
-        (self.states.get(group) or self.pools[group]).scrub(pages)
+        (self.states.get(group) or self.pools[group]).zero_pages(pages)
 
-    def scrub_null(self) -> None:
+    def zero_null_page(self) -> None:
         """Zero the null page of each group."""
         for pool in self.pools:
-            pool.scrub([NULL_PAGE])
+            pool.zero_pages([NULL_PAGE])
 
 
 class StateCache:

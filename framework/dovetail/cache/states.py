@@ -54,7 +54,7 @@ class StatePool:
         for name, tensor in state.items():
             self._copies[name][self._slot[index], copy] = tensor[0]
 
-    def scrub(self, copies: list[int]) -> None:
+    def zero_pages(self, copies: list[int]) -> None:
         """Zero copies whose contents may not be finite."""
         for own in self._copies.values():
             own[:, copies] = 0

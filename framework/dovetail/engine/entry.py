@@ -28,7 +28,7 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
         first.pooled = then.pooled
     first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
     first.num_retractions = then.num_retractions
-    first.grammar_step, first.grammar_ignored = then.grammar_step, then.grammar_ignored
+    first.grammar_option, first.grammar_ignored = then.grammar_option, then.grammar_ignored
     if then.times is not None:
         first.times = then.times
     first.finish = then.finish
@@ -120,7 +120,7 @@ class Entry:
             output_ids=self.output[:],
             cached_tokens=facts.cached_tokens,
             num_retractions=facts.num_retractions,
-            grammar_step=facts.grammar_step,
+            grammar_option=facts.grammar_option,
         )
 
     def end(self, finish: Finish) -> None:
@@ -129,7 +129,7 @@ class Entry:
         last = TokenDelta(handle=self.submit.handle, ids=[], prompt_tokens=len(self.submit.prompt_ids), finish=finish)
         if facts is not None:
             last.cached_tokens, last.num_retractions = facts.cached_tokens, facts.num_retractions
-            last.grammar_step, last.grammar_ignored = facts.grammar_step, facts.grammar_ignored
+            last.grammar_option, last.grammar_ignored = facts.grammar_option, facts.grammar_ignored
         self.put(last)
 
     def drop(self, last: TokenDelta) -> None:

@@ -18,7 +18,7 @@ from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.grammar.matching.words import WordRules
-from dovetail.messages import Finish, GrammarStep, Submit, Thinking
+from dovetail.messages import Finish, GrammarOption, Submit, Thinking
 from dovetail.plugins import LoadedPlugins
 from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class GrammarManager:
 
     def _ticket(self, message: Submit) -> tuple[CompileFuture, int]:
         """Claim a grammar; returns the claim, and which of the request's ways is its first."""
-        service, steps, at = self.service, message.grammar, message.grammar_step
+        service, steps, at = self.service, message.grammar, message.grammar_option
         if not steps:
             return service.prepare(), 0
         if at is None:
@@ -102,10 +102,10 @@ class GrammarManager:
         The request is undecided from now on. What it has said must fit the next way, too.
         """
         constraint, wanted = request.constraint, request.grammar
-        if constraint is None or constraint.error is None or wanted is None or request.grammar_step is None:
+        if constraint is None or constraint.error is None or wanted is None or request.grammar_option is None:
             return False
-        failed = wanted.steps[request.grammar_step]
-        others = (i for i in range(request.grammar_step + 1, len(wanted.steps)) if _differs(wanted.steps[i], failed))
+        failed = wanted.steps[request.grammar_option]
+        others = (i for i in range(request.grammar_option + 1, len(wanted.steps)) if _differs(wanted.steps[i], failed))
         first = next(others, None)
         if first is None:
             return False
@@ -152,7 +152,7 @@ class GrammarManager:
         request.constraint = constraint
         if outcome is not None:
             request.grammar_ignored = outcome.ignored
-            request.grammar_step = item.first + outcome.step
+            request.grammar_option = item.first + outcome.step
         return None
 
     def wait(self, timeout_s: float) -> None:
@@ -182,7 +182,7 @@ def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:
     return None
 
 
-def _differs(step: GrammarStep, other: GrammarStep) -> bool:
+def _differs(step: GrammarOption, other: GrammarOption) -> bool:
     """Whether a way is more than another one in which keywords may be left out."""
     return (step.backend, step.source) != (other.backend, other.source)
 

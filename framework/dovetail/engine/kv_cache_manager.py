@@ -255,7 +255,7 @@ class KVCacheManager:
         """
         for g, (bad, gone) in enumerate(zip(pages, self.tree.drop(pages), strict=True)):
             self.allocators[g].free(gone)
-            self.rows.scrub(g, [*{*bad, *gone}])
+            self.rows.zero_pages(g, [*{*bad, *gone}])
 
     def flush(self) -> int:
         """Forget every cached prefix that nobody uses; returns how many pages of the first group that freed."""
@@ -321,7 +321,7 @@ class KVCacheManager:
             num_lost += len(set(all_pages) - owned.keys() - set(free))
             freed = (owned.keys() & set(free)) | {page for page, num in Counter(free).items() if num > 1}
             num_doubled += len(shared[g] | freed)
-        victims = [r for r in running if has_any(r.pages, shared) or self._is_astray(r)]
+        victims = [r for r in running if has_any(r.pages, shared) or self._has_wrong_path(r)]
         cached_by_requests = {id(node) for r in running if r.node is not None for node in self.tree.path(r.node)}
         locked = sum(len(node.pages[0]) for node in self.tree.nodes() if id(node) in cached_by_requests)
         num_stuck = max(0, self.tree.num_locked - locked)
@@ -339,7 +339,7 @@ class KVCacheManager:
             allocator.reset(set(range(1, allocator.num_pages + 1)) - set(cached) - set(held))
         return Repair(num_lost, num_doubled, num_stuck, victims + lost)
 
-    def _is_astray(self, request: Request) -> bool:
+    def _has_wrong_path(self, request: Request) -> bool:
         """Whether a request reads pages as cached that its place in the tree does not have."""
         path = [] if request.node is None else self.tree.path(request.node)
         for g, own in enumerate(request.pages):

@@ -20,7 +20,7 @@ from dovetail.messages.frames import FrameReader, frame
 
 LAST_WORDS_S = 5.0
 """Time for what a dead engine had said to arrive."""
-LOT_BYTES = 1 << 16
+BACKLOG_BYTES = 1 << 16
 """So much at once from the engine means that this process is behind."""
 
 
@@ -170,7 +170,7 @@ class Link(asyncio.Protocol):
         """Take what has arrived. After a lot of it the streams go first: more of theirs gathers in the socket."""
         for payload in self._frames.feed(data):
             self._heard(self._decode(payload))
-        if len(data) >= LOT_BYTES and self._transport is not None:
+        if len(data) >= BACKLOG_BYTES and self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._resume)
 

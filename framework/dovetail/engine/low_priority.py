@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dovetail.engine.request import Request
 from dovetail.messages import BACKGROUND
 
-GRACE_S = 1.0
+IDLE_DELAY_S = 1.0
 """For so long after the last other request background work holds back: where one was, the next is likely to come."""
-PULSE_S = 0.5
+INTERVAL_S = 0.5
 """While it holds back it takes part in one step in so many seconds where nobody else is served at the moment …"""
-BUSY_PULSE_S = 5.0
+BUSY_INTERVAL_S = 5.0
 """… and in so many where somebody is, …"""
-PULSE_ROWS = 4
+BUSY_ROWS = 4
 """… with so many requests. A step that computes more would be felt by whoever arrives during it."""
 
 
@@ -36,17 +36,17 @@ class LowPriorityThrottle:
         """
         now = self._clock()
         if is_busy:
-            self._busy_until = now + GRACE_S
+            self._busy_until = now + IDLE_DELAY_S
         elif now >= self._busy_until:
             return None
-        if now < self._last_pulse + (BUSY_PULSE_S if is_busy else PULSE_S):
+        if now < self._last_pulse + (BUSY_INTERVAL_S if is_busy else INTERVAL_S):
             return 0
         self._last_pulse = now
-        return PULSE_ROWS
+        return BUSY_ROWS
 
     def wait_s(self) -> float:
         """Seconds until the allowance changes by itself, at most."""
-        return max(0.0, min(self._busy_until, self._last_pulse + PULSE_S) - self._clock())
+        return max(0.0, min(self._busy_until, self._last_pulse + INTERVAL_S) - self._clock())
 
 
 def is_background(request: Request) -> bool:

@@ -138,9 +138,9 @@ class ProcessClient(StreamClient):
             self._lost(CLOSED)
         return super().submit(request, every=every)
 
-    def leave(self, entry: Entry, *, finished: bool) -> None:
+    def close_stream(self, entry: Entry, *, finished: bool) -> None:
         """See `StreamClient.leave`."""
-        super().leave(entry, finished=finished)
+        super().close_stream(entry, finished=finished)
         if entry is self._tried:
             self._try_next()
 

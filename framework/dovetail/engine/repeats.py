@@ -27,7 +27,7 @@ class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     output_ids: list[int] = []
     cached_tokens: int | None = None
     num_retractions: int = 0
-    grammar_step: int | None = None
+    grammar_option: int | None = None
     again: bool = False
 
     def after(self, before: Submit) -> Submit:
@@ -41,7 +41,7 @@ class Likewise(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
             output_ids=self.output_ids,
             cached_tokens=self.cached_tokens,
             num_retractions=self.num_retractions,
-            grammar_step=self.grammar_step,
+            grammar_option=self.grammar_option,
             again=self.again,
         )
 
@@ -82,7 +82,7 @@ class Writer:
                 output_ids=message.output_ids,
                 cached_tokens=message.cached_tokens,
                 num_retractions=message.num_retractions,
-                grammar_step=message.grammar_step,
+                grammar_option=message.grammar_option,
                 again=message.again,
             )
         )

@@ -139,7 +139,7 @@ def _delta(request: Request, ids: list[int], cached_len: int, finish: Finish | N
         prompt_tokens=request.num_prompt,
         cached_tokens=cached_len,
         num_retractions=request.num_retractions,
-        grammar_step=request.grammar_step,
+        grammar_option=request.grammar_option,
         grammar_ignored=request.grammar_ignored,
         times=None if finish is None else request.timing.told(),
         finish=finish,

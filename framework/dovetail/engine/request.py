@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dovetail.cache.node import Node, Pages
 from dovetail.engine.timing import Timing
 from dovetail.grammar.matching.constraint import Constraint
-from dovetail.messages import Finish, GrammarStep, Pool, SamplingParams, Submit, Thinking, TokenLogprob
+from dovetail.messages import Finish, GrammarOption, Pool, SamplingParams, Submit, Thinking, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class GrammarRequest:
         thinking: What is known of its thinking.
     """
 
-    steps: tuple[GrammarStep, ...]
+    steps: tuple[GrammarOption, ...]
     owner: str
     thinking: Thinking | None
 
@@ -45,7 +45,7 @@ class Request:
         node: Node of the tree whose path it has locked.
         branch: Leading tokens that the tree knew when it was admitted, whether it could go on from their end or not.
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
-        in_flight: Launched steps that it is part of and whose outcome has not been read.
+        in_flight: InFlightStep steps that it is part of and whose outcome has not been read.
         num_sampled: Tokens that it has, or will have once the steps in flight are read.
         on_device: Its next token is in its device row, so that it can decode.
         void_step: Number of the last step whose token for it is dropped: what it was computed from does not hold, or
@@ -59,7 +59,7 @@ class Request:
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         undecided: Its grammar is being compiled, or was refused: nothing may be sampled.
-        grammar_step: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
+        grammar_option: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
         grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.
@@ -101,7 +101,7 @@ class Request:
     is_announced: bool = False
     constraint: Constraint | None = None
     undecided: bool = False
-    grammar_step: int | None = None
+    grammar_option: int | None = None
     grammar_ignored: tuple[str, ...] = ()
     grammar: GrammarRequest | None = None
     most_drafts: int = 0
@@ -132,7 +132,7 @@ class Request:
             cached_len=-1 if message.cached_tokens is None else message.cached_tokens,
             num_retractions=message.num_retractions,
             prompt_logprobs=[] if params.prompt_logprobs is not None and not output else None,
-            grammar_step=message.grammar_step,
+            grammar_option=message.grammar_option,
             pool=message.pool,
             second=message.second,
         )

@@ -56,7 +56,7 @@ class StepBuilder:
             step=plan.number,
             decode_graph=decode_graph,
             prefill_graph=prefill_graph,
-            scrub=changes.scrub,
+            zeroed=changes.zeroed,
             cleared=changes.cleared,
             admit=tuple(_admit(chunk.request) for chunk in plan.chunks if not chunk.request.is_admitted),
             tables=changes.tables,

@@ -79,7 +79,7 @@ class Stream:
     def _leave(self, *, finished: bool) -> None:
         if self._open:
             self._open = False
-            self._client.leave(self._entry, finished=finished)
+            self._client.close_stream(self._entry, finished=finished)
 
 
 class StreamClient(ABC):
@@ -144,7 +144,7 @@ class StreamClient(ABC):
         self._dispatch(entry)
         return Stream(self, entry)
 
-    def leave(self, entry: Entry, *, finished: bool) -> None:
+    def close_stream(self, entry: Entry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
         self._entries.pop(entry.submit.handle, None)
         if not finished and self._dead is None and entry.is_sent and not entry.has_ended:
@@ -198,7 +198,7 @@ class StreamClient(ABC):
             for delta in message.deltas:
                 entry = self._entries.get(delta.handle)
                 if entry is not None and not entry.put(delta):
-                    self._give_up(entry)
+                    self._drop_slow_reader(entry)
         elif isinstance(message, CacheChanged):
             if self.cache_watch is not None:
                 self.cache_watch.changed(message.events)
@@ -220,9 +220,9 @@ class StreamClient(ABC):
         elif isinstance(message, Failed):
             self._lost(message.message, user_error=message.user_error)
 
-    def _give_up(self, entry: Entry) -> None:
+    def _drop_slow_reader(self, entry: Entry) -> None:
         """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
-        self.leave(entry, finished=False)
+        self.close_stream(entry, finished=False)
         entry.drop(
             TokenDelta(handle=entry.submit.handle, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader"))
         )

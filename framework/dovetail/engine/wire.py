@@ -20,7 +20,7 @@ from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import PluginPlan
 
 SIGN_S = 2.0
-LEAVE_S = 3.0
+SHUTDOWN_TIMEOUT_S = 3.0
 """Time for the engine to end in order when its client is gone."""
 
 
@@ -94,7 +94,7 @@ class SocketTransport:
         poller.register(self._socket, 0)  # a hang-up is always told
         poller.poll()
         # The loop sees it too, and ends in order if it comes to it. A signal ends also what never does.
-        signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
+        signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_TIMEOUT_S)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
         """See `Transport.poll`."""

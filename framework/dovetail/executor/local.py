@@ -28,7 +28,7 @@ from dovetail.runtime.memory.plan import chunk_size
 from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.runner import ModelRunner
-from dovetail.runtime.step import Launched
+from dovetail.runtime.step import InFlightStep
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class LocalExecutor:
         self.runner = ModelRunner(settings, plugins, rank)
         self.stepper = self.runner.stepper
         self._chunk_size = chunk_size(settings, self.runner.device.type, self.runner.weight_bytes)
-        self._in_flight: deque[Launched] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._rank = rank.parallel.rank
         self._profile: TorchProfile | None = None
 

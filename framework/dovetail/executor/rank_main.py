@@ -48,7 +48,7 @@ from dovetail.runtime.ranks import Communicator, Rank, communicator, parallel_of
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
-LEAVE_S = 2.0
+SHUTDOWN_TIMEOUT_S = 2.0
 """What a rank has to end in order once the first one has ended."""
 
 
@@ -77,7 +77,7 @@ def _watch(pipe: Connection) -> None:
     poller = select.poll()
     poller.register(pipe.fileno(), 0)  # a hang-up is always told
     poller.poll()
-    signal.setitimer(signal.ITIMER_REAL, LEAVE_S)
+    signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_TIMEOUT_S)
 
 
 class FollowerMeeting:

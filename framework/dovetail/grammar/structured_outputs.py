@@ -3,7 +3,7 @@
 ```python
 front = StructuredOutputs.load(plugins, tokenizer, vocab_size)
 route = front.route(read_grammar({"regex": "[0-9]+"}))      # how it will be enforced; goes out with `Submit`
-report = front.report(route, Outcome(step=delta.grammar_step, text=text, ended=True))
+report = front.report(route, Outcome(step=delta.grammar_option, text=text, ended=True))
 ```
 """
 
@@ -21,7 +21,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.validate import FinalValidator
-from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.route import Enforcement, GrammarReport, Route, Router, ToolReport
 from dovetail.grammar.spec.tool_route import ToolRouter, join
 from dovetail.plugins import LoadedPlugins
@@ -123,7 +123,7 @@ class StructuredOutputs:
             raise RequestError(text, param=param, code="invalid_value")
         return self._alone.get(name, self)
 
-    def route(self, asked: Asked) -> Route:
+    def route(self, asked: RequestedGrammar) -> Route:
         """Choose the ways to enforce a request's grammar.
 
         Raises:
@@ -149,7 +149,7 @@ class StructuredOutputs:
         """
         return ToolRouter(self._router, parser, name, param).route(tools, choice, parallel=parallel)
 
-    def either(self, asked: Asked, tools: Route, spec: FormatSpec) -> Route:
+    def either(self, asked: RequestedGrammar, tools: Route, spec: FormatSpec) -> Route:
         """Allow a text of the grammar, or the tool calls: where a request has both and `tool_choice` is auto.
 
         Args:

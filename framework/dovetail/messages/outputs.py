@@ -57,7 +57,7 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     num_retractions: int = 0
     pooled: bytes | None = None
     """What `Submit.pool` asked for, as float32 numbers in the machine's order; sent with `finish`."""
-    grammar_step: int | None = None
+    grammar_option: int | None = None
     """Sent with every delta of a request with a grammar: the index of the step that is enforced."""
     grammar_ignored: tuple[str, ...] = ()
     """With it, what was left out of the step's source, as JSON pointers."""

@@ -9,7 +9,7 @@ import msgspec
 from dovetail.messages.sampling import Pool, SamplingParams
 
 
-class GrammarStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GrammarOption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One way to enforce a request's grammar: a backend of the plan and a `GrammarSpec` as data."""
 
     backend: str
@@ -101,7 +101,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """Requests with different salts never share cached pages."""
     owner: str = ""
     """Whose request it is: what waits is shared out between owners."""
-    grammar: tuple[GrammarStep, ...] = ()
+    grammar: tuple[GrammarOption, ...] = ()
     """What the text must match: the first step that compiles is enforced. Empty: anything."""
     thinking: Thinking | None = None
     """Given where a grammar or a budget depends on it."""
@@ -111,7 +111,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     cached_tokens: int | None = None
     """That engine's word on how much of the prompt it found cached; None where it had not come to that."""
     num_retractions: int = 0
-    grammar_step: int | None = None
+    grammar_option: int | None = None
     """Which step that engine enforced."""
     pool: Pool | None = None
     """Set where nothing is generated: the one delta brings the prompt's hidden states, pooled."""

@@ -92,7 +92,7 @@ class StepInput:
         step: Its number, from 1.
         decode_graph: What is replayed for the rows that decode, …
         prefill_graph: … and for the chunks. With neither, the step runs eagerly.
-        scrub: `[2, n]` group and page: to be zeroed first.
+        zeroed: `[2, n]` group and page: to be zeroed first.
         cleared: `[n]` rows whose requests have left, then.
         admit: Who takes rows, then.
         tables: `[4, n]` group, row, column and page: page table entries that have changed.
@@ -114,7 +114,7 @@ class StepInput:
     step: int
     decode_graph: DecodeGraph | None
     prefill_graph: PrefillGraph | None
-    scrub: Ints
+    zeroed: Ints
     cleared: Ints
     admit: tuple[Admit, ...]
     tables: Ints

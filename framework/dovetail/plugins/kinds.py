@@ -67,7 +67,7 @@ class Kind(NamedTuple):
         """The group that a package of today uses: `dovetail.models.v1`."""
         return f"{self.group}.v{self.api}"
 
-    def speaks(self, api: int) -> bool:
+    def supports_api(self, api: int) -> bool:
         """Whether a plugin written for `api` can be used."""
         return self.oldest_api <= api <= self.api
 

@@ -193,7 +193,7 @@ def _static_state(
         return State.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {groups}"
     if api is None:
         return State.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
-    if not kind.speaks(api):
+    if not kind.supports_api(api):
         fix = "upgrade dovetail" if api > kind.api else f"upgrade {installed.name}"
         return State.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
     if installed.unmet is not None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.grammar.spec.fields import NAMES, Asked, read_grammar
+from dovetail.grammar.spec.fields import NAMES, RequestedGrammar, read_grammar
 from dovetail.grammar.spec.route import Route
 from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.grammar.structured_outputs import Outcome, StructuredOutputs
-from dovetail.messages import GrammarStep, Thinking
+from dovetail.messages import GrammarOption, Thinking
 from dovetail.processing.processor import Processor
 from dovetail.processing.tools import ToolOptions
 from dovetail.text.parsing.stream import OutputStream
@@ -26,7 +26,7 @@ class Constraints:
     thinking: Thinking | None = None
 
     @property
-    def steps(self) -> tuple[GrammarStep, ...]:
+    def steps(self) -> tuple[GrammarOption, ...]:
         """`Submit.grammar`."""
         return () if self.route is None else self.route.steps
 
@@ -34,7 +34,7 @@ class Constraints:
 NONE = Constraints()
 
 
-def grammar_of(request: Any) -> Asked | None:
+def grammar_of(request: Any) -> RequestedGrammar | None:
     """Read the grammar fields that a request has.
 
     Raises:
@@ -44,7 +44,7 @@ def grammar_of(request: Any) -> Asked | None:
 
 
 def text_constraints(
-    asked: Asked | None, backend: str | None, processor: Processor, *, budget: int | None = None
+    asked: RequestedGrammar | None, backend: str | None, processor: Processor, *, budget: int | None = None
 ) -> Constraints:
     """Return the constraints of a request without a conversation: the grammar holds from the first token.
 
@@ -60,7 +60,7 @@ def text_constraints(
 
 
 def chat_constraints(
-    asked: Asked | None,
+    asked: RequestedGrammar | None,
     backend: str | None,
     processor: Processor,
     *,

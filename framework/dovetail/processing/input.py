@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.messages import SamplingParams, Submit
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
 from dovetail.processing.processor import Processor
@@ -83,7 +83,7 @@ class Wanted:
     prompt_logprobs_start: int = 0
     logprob_token_ids: Sequence[int] = ()
     use_defaults: bool = True
-    grammar: Asked | None = None
+    grammar: RequestedGrammar | None = None
     grammar_backend: str | None = None
     thinking_budget: int | None = None
 

@@ -27,7 +27,7 @@ BROKEN = -1
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class StepPart:
     """Rows of a step whose logits come from one forward pass.
 
     Attributes:
@@ -65,7 +65,7 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Launched:
+class InFlightStep:
     """A step that the device is computing, or has computed.
 
     Attributes:
@@ -77,7 +77,7 @@ class Launched:
     """
 
     step: StepInput
-    parts: list[Part]
+    parts: list[StepPart]
     silent: list[tuple[npt.NDArray[np.int64], Tensor]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, Ranked]] = field(default_factory=list)
     pooled: list[tuple[int, Tensor]] = field(default_factory=list)

@@ -31,7 +31,7 @@ from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import Ranked, rank_logprobs
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
-from dovetail.runtime.step import Launched, Part
+from dovetail.runtime.step import InFlightStep, StepPart
 from dovetail.runtime.verify import Drafts
 
 LOGIT_ROWS = 256
@@ -67,13 +67,13 @@ class Stepper:
         self._processors = processors
 
     @torch.inference_mode()
-    def launch(self, step: StepInput) -> Launched:
+    def launch(self, step: StepInput) -> InFlightStep:
         """Start a step. Its tokens are chosen too, unless a row waits."""
         self._state.apply(step)
         self._pooler.apply(step)
         self._processors.apply_step(step)
-        for group in np.unique(step.scrub[0]).tolist() if step.scrub.size else ():
-            self._pool.scrub(group, step.scrub[1, step.scrub[0] == group].tolist())
+        for group in np.unique(step.zeroed[0]).tolist() if step.zeroed.size else ():
+            self._pool.zero_pages(group, step.zeroed[1, step.zeroed[0] == group].tolist())
         self._state.flush()
         if step.decode_graph is not None or step.prefill_graph is not None:
             launched = self._replay(step)
@@ -84,7 +84,7 @@ class Stepper:
         return launched
 
     @torch.inference_mode()
-    def choose(self, launched: Launched, late: StepLate) -> None:
+    def choose(self, launched: InFlightStep, late: StepLate) -> None:
         """Sample what waited for its masks. Rows that are to be skipped leave the step without a token."""
         waiting = [part for part in launched.parts if part.logits is not None]
         if not waiting:
@@ -101,14 +101,14 @@ class Stepper:
             self._sample(part, launched.step, self._masked(part, late))
         launched.start_copy()
 
-    def _masked(self, part: Part, late: StepLate) -> Masked | None:
+    def _masked(self, part: StepPart, late: StepLate) -> Masked | None:
         tokens = self._masks.mask_of(late.mask_of[part.places])
         if tokens is None:
             return None
         ends_only = late.ends_only[part.places]
         return Masked(tokens, to_device(torch.from_numpy(ends_only), part.rows.device) if ends_only.any() else None)
 
-    def read(self, launched: Launched) -> StepOutput:
+    def read(self, launched: InFlightStep) -> StepOutput:
         """Wait for what came of a step."""
         output, drafts = launched.read(), launched.step.num_drafts
         if drafts is not None:
@@ -117,7 +117,7 @@ class Stepper:
         return output
 
     @torch.inference_mode()
-    def run_eagerly(self, step: StepInput) -> Launched:
+    def run_eagerly(self, step: StepInput) -> InFlightStep:
         """Start a step in one forward pass, without graphs; `launch` does where none are named."""
         ready, num = prepare(step, self._state, self._attention, self._page_size), step.num_sampled
         batch = ready.batch
@@ -125,7 +125,7 @@ class Stepper:
         self._attention.plan_in_graph(batch)
         hidden = self._model.forward(ready.ids, batch)
         self._state.seq_lens.index_copy_(0, batch.rows, batch.seq_lens)
-        launched = Launched(step, [])
+        launched = InFlightStep(step, [])
         for want in step.prompt_logprobs:
             launched.prompt_logprobs += [(want.at, found) for found in self._rank(want, step, hidden)]
         launched.pooled = self._pooler.take(step, hidden)
@@ -148,7 +148,7 @@ class Stepper:
         check_tokens(hidden, starts, broken)
         return broken
 
-    def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[Part, RowFacts]:
+    def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[StepPart, RowFacts]:
         """The rows `first … stop - 1` of a step, once it is noted on the host how long they get."""
         mine = step.rows if stop - first == len(step.rows) else step.rows[first:stop]
         facts = self._state.params.facts_of(mine)
@@ -158,9 +158,9 @@ class Stepper:
             if row.is_banning
         )
         at = np.arange(first, stop)
-        return Part(at, at, rows, facts.rows, is_banning), facts
+        return StepPart(at, at, rows, facts.rows, is_banning), facts
 
-    def _spread(self, part: Part, step: StepInput, batch: ForwardBatch) -> None:
+    def _spread(self, part: StepPart, step: StepInput, batch: ForwardBatch) -> None:
         """Let a part of all rows have a place behind each of their drafts, too."""
         part.at = step.places
         part.places = np.arange(len(part.at))
@@ -169,7 +169,7 @@ class Stepper:
         part.broken = None if part.broken is None else part.broken[index]
         part.positions = batch.positions[batch.last_tokens] + 1 - self._state.params.num_prompt[part.rows]
 
-    def _sample(self, part: Part, step: StepInput, masked: Masked | None = None) -> None:
+    def _sample(self, part: StepPart, step: StepInput, masked: Masked | None = None) -> None:
         if part.logits is not None:
             positions = self._state.positions(part.rows) if part.positions is None else part.positions
             batch = SampleBatch(
@@ -186,16 +186,16 @@ class Stepper:
                 self._verify(part, step, sampled.ids)
             part.choose(sampled)
 
-    def _verify(self, part: Part, step: StepInput, drawn: Tensor) -> None:
+    def _verify(self, part: StepPart, step: StepInput, drawn: Tensor) -> None:
         """Go on behind the drafts that hold: keys and values behind them are written over."""
         drafts = Drafts.of(step, part.at, drawn.device)
         held, rows = drafts.num_held(drawn), part.rows[drafts.places[:, 0]]
         self._state.set_next(rows, drafts.last(drawn, held))
         self._state.seq_lens.index_add_(0, rows, held - drafts.num)
 
-    def _replay(self, step: StepInput) -> Launched:
+    def _replay(self, step: StepInput) -> InFlightStep:
         """A step of one or two graphs: the decode rows, then the prefill chunks."""
-        graphs, launched = self._graphs, Launched(step, [])
+        graphs, launched = self._graphs, InFlightStep(step, [])
         if graphs is None or (step.prefill_graph is not None and graphs.prefill is None):
             raise ValueError("the step names a graph of a kind that is never captured here")
         if step.decode_graph is not None:
@@ -204,7 +204,7 @@ class Stepper:
             self._prefill(launched, graphs.prefill, step.prefill_graph)
         return launched
 
-    def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> Part:
+    def _decode(self, step: StepInput, graphs: DecodeGraphs, key: DecodeGraph) -> StepPart:
         """Replay a decode step and draw in another graph; what that cannot do is sampled after it.
 
         That is: minimum lengths, logits processors, and masks in a step that has prompts, too.
@@ -226,7 +226,7 @@ class Stepper:
             part.choose(Sampled(ids[:num], done.broken[:num]))
         return part
 
-    def _draw_adjusted(self, part: Part, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
+    def _draw_adjusted(self, part: StepPart, done: Captured, lines: npt.NDArray[np.int32] | None) -> None:
         """Draw the rows of a decode graph in another one; `lines` `[R]` say which mask each has."""
         graphs, num, rows = self._graphs, len(part.at), part.params
         if graphs is None:
@@ -239,7 +239,7 @@ class Stepper:
             ranked = Ranked(drawn.told, asking, asking, nums, MAX_TOP, [()] * len(asking))
         part.choose(Sampled(drawn.ids[:num], done.broken[:num], ranked))
 
-    def _prefill(self, launched: Launched, graphs: PrefillGraphs, key: PrefillGraph) -> None:
+    def _prefill(self, launched: InFlightStep, graphs: PrefillGraphs, key: PrefillGraph) -> None:
         """Replay a step's prefill chunks."""
         step = launched.step
         first, stop, end = step.num_decode, step.num_sampled, len(step.rows)
@@ -260,7 +260,7 @@ class Stepper:
             part.broken = done.broken[:num]
             self._later(part, done.logits[:num], step)
 
-    def _later(self, part: Part, logits: Tensor, step: StepInput) -> None:
+    def _later(self, part: StepPart, logits: Tensor, step: StepInput) -> None:
         """Sample a part: at once, or when its masks are known."""
         part.logits = logits
         if not step.waits[part.at].any():
@@ -283,7 +283,7 @@ class Stepper:
         return found
 
 
-def _without_skipped(part: Part, launched: Launched, late: StepLate) -> Part:
+def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> StepPart:
     """Take out the rows of which it is not known what they may say: they are silent."""
     skip = late.skip[part.at]
     if not skip.any() or part.logits is None:
@@ -293,7 +293,7 @@ def _without_skipped(part: Part, launched: Launched, late: StepLate) -> Part:
     if broken is not None:
         launched.add_silent(part.at[left], broken[upload(left.tolist(), torch.int64, device)])
     index = upload(kept.tolist(), torch.int64, device)
-    return Part(
+    return StepPart(
         part.at[kept],
         part.places[kept],
         part.rows[index],
@@ -305,14 +305,14 @@ def _without_skipped(part: Part, launched: Launched, late: StepLate) -> Part:
     )
 
 
-def _join(parts: list[Part]) -> Part:
+def _join(parts: list[StepPart]) -> StepPart:
     logits = [part.logits for part in parts if part.logits is not None]
     broken = None
     if any(part.broken is not None for part in parts):
         no = [torch.zeros(len(part.params), dtype=torch.bool, device=part.rows.device) for part in parts]
         broken = torch.cat([none if part.broken is None else part.broken for part, none in zip(parts, no, strict=True)])
     at: npt.NDArray[np.int64] = np.concatenate([part.at for part in parts])
-    return Part(
+    return StepPart(
         at,
         at,
         torch.cat([part.rows for part in parts]),

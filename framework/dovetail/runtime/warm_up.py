@@ -28,7 +28,7 @@ from dovetail.messages import SamplingParams
 from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.memory.plan import NUM_SPARE
-from dovetail.runtime.step import Launched
+from dovetail.runtime.step import InFlightStep
 from dovetail.runtime.stepper import Stepper
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class EagerWarmUp:
         bounded += [other.within(self._limits) for other in self._waiting]
         self._waiting = [other for other in dict.fromkeys(bounded) if other.num_tokens < shape.num_tokens]
 
-    def _run(self, shape: Shape) -> Launched:
+    def _run(self, shape: Shape) -> InFlightStep:
         """Start a step of made-up requests, which stand in the spare rows and in no page but the null page."""
         num = shape.num_decode + shape.num_chunks
         self._state.lens[self._state.padding_row :] = min(KV_LEN, self._limits.context_len) - 1
@@ -205,7 +205,7 @@ class EagerWarmUp:
             step=0,
             decode_graph=None,
             prefill_graph=None,
-            scrub=np.empty((2, 0), dtype=np.int32),
+            zeroed=np.empty((2, 0), dtype=np.int32),
             cleared=no_ints(),
             admit=(),
             tables=no_ints(),
@@ -220,7 +220,7 @@ class EagerWarmUp:
 
     def _clear(self) -> None:
         """Leave nothing of the made-up requests behind."""
-        self._pool.scrub_null()
+        self._pool.zero_null_page()
         self._state.clear_spare()
 
 

@@ -31,7 +31,7 @@ from dovetail.contracts.output import (
     ToolEvent,
 )
 from dovetail.text.parsing.layout import Layout, Phase, make_layout
-from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
@@ -67,7 +67,7 @@ class Header(NamedTuple):
     stray: str = ""
 
 
-class MessagesParser(Machine):
+class MessagesParser(IncrementalParser):
     """The `OutputParser` of messages. Phases: OPEN in a header or between messages, then by what the message is.
 
     Attributes:

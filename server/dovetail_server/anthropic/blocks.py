@@ -16,7 +16,7 @@ from dovetail.contracts.output import ContentDelta, Event, Malformed, ReasoningD
 from dovetail_server.anthropic.schema import TextOutput, ThinkingOutput, ToolUseOutput
 from dovetail_server.responses.items import encode_reasoning
 
-Told = list[dict[str, Any]]
+Events = list[dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class BlockBuilder:
     _open: Open | None = None
     _calls: dict[int, Open] = field(default_factory=dict)
 
-    def take(self, events: Sequence[Event]) -> Told:
+    def take(self, events: Sequence[Event]) -> Events:
         """Take what a step brought, and return the stream's events."""
-        told: Told = []
+        told: Events = []
         for event in events:
             if isinstance(event, ContentDelta | Malformed):
                 self._text(event.text, told)
@@ -56,22 +56,22 @@ class BlockBuilder:
                 self._end_call(self._calls.pop(event.index), told)
         return told
 
-    def finish(self) -> Told:
+    def finish(self) -> Events:
         """End what is open."""
-        told: Told = []
+        told: Events = []
         for call in self._calls.values():
             self._end_call(call, told)
         self._calls.clear()
         self._close(told)
         return told
 
-    def _begin(self, block: TextOutput | ThinkingOutput | ToolUseOutput, told: Told) -> Open:
+    def _begin(self, block: TextOutput | ThinkingOutput | ToolUseOutput, told: Events) -> Open:
         self.blocks.append(block)
         opened = Open(len(self.blocks) - 1, block)
         told.append({"type": "content_block_start", "index": opened.index, "content_block": block})
         return opened
 
-    def _text(self, text: str, told: Told) -> None:
+    def _text(self, text: str, told: Events) -> None:
         opened = self._open
         if opened is None or not isinstance(opened.block, TextOutput):
             self._close(told)
@@ -79,7 +79,7 @@ class BlockBuilder:
         opened.pieces.append(text)
         told.append(delta(opened, "text_delta", "text", text))
 
-    def _think(self, text: str, told: Told) -> None:
+    def _think(self, text: str, told: Events) -> None:
         opened = self._open
         if opened is None or not isinstance(opened.block, ThinkingOutput):
             self._close(told)
@@ -88,7 +88,7 @@ class BlockBuilder:
         if not self.omits:
             told.append(delta(opened, "thinking_delta", "thinking", text))
 
-    def _close(self, told: Told) -> None:
+    def _close(self, told: Events) -> None:
         """End the open text or thinking. The block was told of empty, so it is replaced, not filled."""
         opened, self._open = self._open, None
         if opened is None:
@@ -102,7 +102,7 @@ class BlockBuilder:
             told.append(delta(opened, "signature_delta", "signature", sign))
         told.append({"type": "content_block_stop", "index": opened.index})
 
-    def _end_call(self, call: Open, told: Told) -> None:
+    def _end_call(self, call: Open, told: Events) -> None:
         if isinstance(call.block, ToolUseOutput):
             found = input_of("".join(call.pieces))
             self.blocks[call.index] = ToolUseOutput(id=call.block.id, name=call.block.name, input=found)

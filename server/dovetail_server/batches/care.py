@@ -102,7 +102,7 @@ class Care:
 
     async def _unlease(self, lease: Lease) -> None:
         try:
-            await self.store.unlease(lease)
+            await self.store.release_lease(lease)
         except Exception as error:  # it is this process's, which may take it again
             logger.warning("Batch %s: its lease could not be given back: %s", lease.batch_id, error)
 

@@ -181,7 +181,7 @@ class BatchService:
                 num = await self.processes.evict(other, beat)
                 if num is None:
                     continue
-                await self.responses.end_of(other)
+                await self.responses.fail_orphans(other)
                 if lock is not None:
                     await asyncio.to_thread(self.owner.forget, other)
             logger.info("Batches: %d requests of a server that is gone are run again.", num)
@@ -209,7 +209,7 @@ class BatchService:
         """Give everything back at once, so that nobody waits until this process is found to be gone."""
         try:
             await self.processes.evict(self.owner.name, await self.processes.own_beat())
-            await self.responses.end_of(self.owner.name)
+            await self.responses.fail_orphans(self.owner.name)
         except Exception as error:
             logger.warning("What this server held is free once others see that it is gone: %s", error)
 

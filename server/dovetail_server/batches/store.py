@@ -170,7 +170,7 @@ class BatchStore:
             epoch = (await db.execute(query.returning(batches.c.lease_epoch))).scalar_one_or_none()
         return None if epoch is None else Lease(batch_id, me, int(epoch))
 
-    async def unlease(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Give a batch back, unless somebody else has it."""
         async with self.database.write() as db:
             await db.execute(sa.update(batches).where(lease.is_current).values(lease_owner=None))

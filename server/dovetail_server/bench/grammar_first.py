@@ -11,7 +11,7 @@ from dovetail.contracts.grammar import GrammarSpec, Vocabulary
 from dovetail.engine.core import EngineCore
 from dovetail.errors import RequestError
 from dovetail.grammar.spec.route import Router
-from dovetail.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins
 from dovetail_server.bench.grammar_masks import SETTLE_S, points
 
@@ -53,7 +53,7 @@ class FirstTokenBench:
         ids = [(self._count * 7919 + i) % min(size, 1000) for i in range(PROMPT_LEN)]
         params = SamplingParams(max_tokens=1, temperature=0.0)
         started = time.perf_counter()
-        steps: tuple[GrammarStep, ...] = () if spec is None else self._router.route(spec, "json_schema").steps
+        steps: tuple[GrammarOption, ...] = () if spec is None else self._router.route(spec, "json_schema").steps
         core.handle(Submit(rid="", handle=self._count, prompt_ids=ids, params=params, grammar=steps))
         while not core.step().deltas:
             pass

@@ -14,13 +14,13 @@ from dovetail.client import launch
 from dovetail.client.inprocess import InProcessClient
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.messages import GrammarStep, SamplingParams, Submit
+from dovetail.messages import GrammarOption, SamplingParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.hf_config import architecture, read_config
 from dovetail.settings import EngineSettings
 from dovetail_server.bench.grammar_masks import points
 
-LONG = GrammarStep(
+LONG = GrammarOption(
     backend="llguidance",
     kind="json",
     source=json.dumps(
@@ -38,15 +38,15 @@ LONG = GrammarStep(
 )
 """A text that does not end within a measurement."""
 HOSTILE = [
-    GrammarStep(backend="llguidance", kind="regex", source="[ab]*a[ab]{20}"),
-    GrammarStep(backend="outlines", kind="regex", source="[ab]*a[ab]{20}"),
-    GrammarStep(backend="llguidance", kind="regex", source="(x+x+)+y"),
-    GrammarStep(backend="llguidance", kind="regex", source="a{100000}"),
-    GrammarStep(backend="llguidance", kind="json", source=json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
-    GrammarStep(backend="llguidance", kind="json", source='{"items":' * 10_000 + "{}" + "}" * 10_000),
-    GrammarStep(backend="llguidance", kind="json", source='{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}'),
-    GrammarStep(backend="llguidance", kind="lark", source='start: (("a"~0..100)~0..100)~0..100'),
-    GrammarStep(backend="outlines", kind="regex", source="(((a{0,60}b){0,60}c){0,60}d){0,60}"),
+    GrammarOption(backend="llguidance", kind="regex", source="[ab]*a[ab]{20}"),
+    GrammarOption(backend="outlines", kind="regex", source="[ab]*a[ab]{20}"),
+    GrammarOption(backend="llguidance", kind="regex", source="(x+x+)+y"),
+    GrammarOption(backend="llguidance", kind="regex", source="a{100000}"),
+    GrammarOption(backend="llguidance", kind="json", source=json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
+    GrammarOption(backend="llguidance", kind="json", source='{"items":' * 10_000 + "{}" + "}" * 10_000),
+    GrammarOption(backend="llguidance", kind="json", source='{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}'),
+    GrammarOption(backend="llguidance", kind="lark", source='start: (("a"~0..100)~0..100)~0..100'),
+    GrammarOption(backend="outlines", kind="regex", source="(((a{0,60}b){0,60}c){0,60}d){0,60}"),
 ]
 """What a request could bring that nobody's checks had refused; sent past the server's own."""
 WARM_S = 4.0
@@ -96,7 +96,7 @@ class StepBench:
             "added": f"{with_ / without - 1:.1%}",
         }
 
-    def _time(self, step: GrammarStep | None, num_steps: int) -> list[float]:
+    def _time(self, step: GrammarOption | None, num_steps: int) -> list[float]:
         core, clock = self._core, time.thread_time if self._on_cpu else time.perf_counter
         params = SamplingParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
         for i in range(self._num_rows):
@@ -124,13 +124,13 @@ class HostileBench:
             EngineSettings.model_validate({"model_path": str(MODEL_DIR), "device": "cpu"}), plan
         )
         self._gaps: list[float] = []
-        self.answers: list[tuple[float, str, GrammarStep]] = []
+        self.answers: list[tuple[float, str, GrammarOption]] = []
 
     async def run(self) -> dict[str, Any]:
         """Measure the gaps between others' tokens without, then with hostile requests."""
         await self._client.start()
         for backend in ("llguidance", "outlines"):
-            await self._hostile(-1, GrammarStep(backend=backend, kind="choice", source='["warm"]'))
+            await self._hostile(-1, GrammarOption(backend=backend, kind="choice", source='["warm"]'))
         tasks = [asyncio.create_task(self._background(i)) for i in range(4)]
         await asyncio.sleep(WARM_S)
         quiet, self._gaps = points(self._gaps, 1e3), []
@@ -163,7 +163,7 @@ class HostileBench:
                     last = now
             count += 1
 
-    async def _hostile(self, number: int, step: GrammarStep) -> tuple[float, str, GrammarStep]:
+    async def _hostile(self, number: int, step: GrammarOption) -> tuple[float, str, GrammarOption]:
         """Send one hostile request; returns how long its answer took, and what it was."""
         started = time.perf_counter()
         params = SamplingParams(max_tokens=30, temperature=1.0, seed=1)

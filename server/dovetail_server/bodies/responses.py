@@ -19,7 +19,7 @@ from dovetail_server.openai.responses import CompactRequest, InputTokensRequest,
 from dovetail_server.responses import compaction, translate
 from dovetail_server.responses import job as responses
 from dovetail_server.responses.items import new_response_id
-from dovetail_server.responses.keeper import Keeper
+from dovetail_server.responses.keeper import ResponseRecorder
 from dovetail_server.responses.references import Answer, references_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Entry:
             self.model,
             response_id=self.response_id,
             prompts=prompts,
-            keeper=Keeper(store, self.owner) if keeps and store is not None else None,
+            keeper=ResponseRecorder(store, self.owner) if keeps and store is not None else None,
         )
 
 

@@ -37,7 +37,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(slots=True)
-class Wish:
+class Args:
     """The command's own arguments."""
 
     device_memory: str | None
@@ -67,13 +67,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> Wish:
+def parse(argv: list[str]) -> Args:
     """Split off the command's own arguments.
 
     Raises:
         ConfigError: A value is missing.
     """
-    wish = Wish(None, False, [])
+    wish = Args(None, False, [])
     rest = list(argv)
     while rest:
         arg = rest.pop(0)
@@ -89,7 +89,7 @@ def parse(argv: list[str]) -> Wish:
     return wish
 
 
-def plan(wish: Wish) -> MemoryPlan:
+def plan(wish: Args) -> MemoryPlan:
     """Make the plan with the engine's own function.
 
     Raises:

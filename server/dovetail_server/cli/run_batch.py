@@ -25,7 +25,7 @@ Every option of `dovetail serve` that concerns the model can be given too: `dove
 
 
 @dataclass(slots=True)
-class Wish:
+class Args:
     """The command's own arguments."""
 
     source: Path
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         return 130
 
 
-def parse(argv: list[str]) -> Wish:
+def parse(argv: list[str]) -> Args:
     """Read the command's own arguments.
 
     Raises:
@@ -83,7 +83,7 @@ def parse(argv: list[str]) -> Wish:
         raise ConfigError(f"-i {str(source)!r}: no such file")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"-o {str(target)!r}: its folder does not exist")
-    return Wish(source, target, shows_progress, others)
+    return Args(source, target, shows_progress, others)
 
 
 def settings_from(argv: list[str]) -> ServeSettings:
@@ -96,7 +96,7 @@ def settings_from(argv: list[str]) -> ServeSettings:
     return load_settings(flags)
 
 
-def run(wish: Wish, settings: ServeSettings) -> int:
+def run(wish: Args, settings: ServeSettings) -> int:
     """Check what is cheap to check, then run."""
     import asyncio
 

@@ -34,7 +34,7 @@ from dovetail_server.serving.translate import OVERFLOW, fields_named, prompt_tok
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
-    from dovetail_server.responses.keeper import Keeper
+    from dovetail_server.responses.keeper import ResponseRecorder
     from dovetail_server.serving.context import ServingContext
 
 logger = logging.getLogger("dovetail.server")
@@ -64,7 +64,7 @@ class ResponsesJob:
     chat: chat.ChatJob
     head: ro.ResponseObject
     items: bytes
-    keeper: Keeper | None = None
+    keeper: ResponseRecorder | None = None
 
     @property
     def choice(self) -> Choice:
@@ -158,7 +158,7 @@ def prepare(
     *,
     response_id: str,
     prompts: Prompts,
-    keeper: Keeper | None = None,
+    keeper: ResponseRecorder | None = None,
 ) -> ResponsesJob:
     """Put a job together.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class ResponseRecorder:
     """Writes one owner's response."""
 
     store: ResponseStore

@@ -200,7 +200,7 @@ class ResponseStore:
         self._held = defaultdict(Held, {str(row[0]): Held(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 
-    async def end_of(self, process: str) -> None:
+    async def fail_orphans(self, process: str) -> None:
         """End the responses of a process that is gone."""
         await self._end(table.c.process == process)
 

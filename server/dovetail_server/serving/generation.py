@@ -82,7 +82,7 @@ class Choice:
     """Set by the engine where the request is at fault."""
     route: Route | None = None
     """How its grammar is enforced."""
-    grammar_step: int | None = None
+    grammar_option: int | None = None
     grammar_ignored: tuple[str, ...] = ()
     grammar_report: GrammarReport | None = None
     """Set when it has ended, if it has a grammar."""
@@ -124,7 +124,7 @@ class Choice:
         """Take an engine delta."""
         self.num_cached = delta.cached_tokens
         self.num_retractions = delta.num_retractions
-        self.grammar_step, self.grammar_ignored = delta.grammar_step, delta.grammar_ignored
+        self.grammar_option, self.grammar_ignored = delta.grammar_option, delta.grammar_ignored
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = self._with_first_token(delta.prompt_logprobs)
         self.pooled = delta.pooled
@@ -155,9 +155,9 @@ class Choice:
         """Say what came of its grammar, now that it has ended, or where the cause stands if it was refused."""
         if self.finish_reason == "abort" and (message := self.abort_message) is not None:
             self.explanation = await asyncio.to_thread(explained, self.route, self.abort_code, message)
-        if self.route is None or self.grammar_step is None or self.finish_reason == "abort":
+        if self.route is None or self.grammar_option is None or self.finish_reason == "abort":
             return
-        outcome = outcome_of(self.output, self.grammar_step, self.grammar_ignored, is_dropped=self.is_dropped)
+        outcome = outcome_of(self.output, self.grammar_option, self.grammar_ignored, is_dropped=self.is_dropped)
         if outcome.ended and self.route.needs_validation(outcome.step, outcome.left_out):
             self.grammar_report = await asyncio.to_thread(front.report, self.route, outcome)
         else:
@@ -265,7 +265,7 @@ class Generation:
                 output_ids=outputs[place],
                 cached_tokens=delta.cached_tokens,
                 num_retractions=delta.num_retractions,
-                grammar_step=delta.grammar_step,
+                grammar_option=delta.grammar_option,
             )
             step = choice.accept(delta)
             if step.is_last and choice.route is not None:

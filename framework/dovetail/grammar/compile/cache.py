@@ -13,7 +13,7 @@ import msgspec
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ LARGE_BYTES, IDLE_S = 1 << 20, 30.0
 """A grammar of that size is let go of once nobody has asked for it so long: hostile ones would fill the cache."""
 
 
-def key_of(steps: tuple[GrammarStep, ...]) -> bytes:
+def key_of(steps: tuple[GrammarOption, ...]) -> bytes:
     """Return what stands for the ways to enforce a grammar: their sources may take megabytes, also of a refused one."""
     return hashlib.blake2b(msgspec.msgpack.encode(steps), digest_size=16).digest()
 

@@ -36,7 +36,7 @@ from dovetail.grammar.spec.wire import (
     spec_of,
     time_left,
 )
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 
 NICE = 10
@@ -154,7 +154,7 @@ class Compiler:
         except Exception as error:  # a backend may raise anything; the job's owner is told
             return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
 
-    def _compile(self, backend: GrammarBackend, step: GrammarStep, limits: GrammarLimits) -> ChildReply:
+    def _compile(self, backend: GrammarBackend, step: GrammarOption, limits: GrammarLimits) -> ChildReply:
         """Compile, where allowed without what the backend refuses."""
         spec = spec_of(step)
         if not step.weaken:

@@ -24,7 +24,7 @@ from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.unique.tokens import TokenTexts
 from dovetail.grammar.spec.weaken import without
 from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins
 
 MAX_LOAD_S = 0.5
@@ -108,11 +108,11 @@ class Compiler:
                 self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
             return self._backends[name]
 
-    def asked(self, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:
+    def asked(self, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
         """Ask a step's backend what it enforces, where nobody has; see `asking.asked`."""
         return asked(self.backend(step.backend), step) if step.unasked else (step, ())
 
-    def inline(self, step: GrammarStep) -> Compiled:
+    def inline(self, step: GrammarOption) -> Compiled:
         """Compile in this thread.
 
         Raises:
@@ -123,7 +123,7 @@ class Compiler:
         made = backend.load(result) if isinstance(result, bytes) else result
         return Compiled(self._watched(step, made), backend)
 
-    def lighter(self, step: GrammarStep) -> Compiled | None:
+    def lighter(self, step: GrammarOption) -> Compiled | None:
         """Compile in this thread what takes too long, without what costs most; None where that is not known.
 
         Raises:
@@ -137,7 +137,7 @@ class Compiler:
         made = self.inline(msgspec.structs.replace(step, source=spec.source))
         return Compiled(made.grammar, backend, ignored=gone)
 
-    def outside(self, step: GrammarStep, deadline: float) -> Compiled:
+    def outside(self, step: GrammarOption, deadline: float) -> Compiled:
         """Compile in a process of its own, and load the result here.
 
         Raises:
@@ -160,7 +160,7 @@ class Compiler:
         made = self._watched(step, backend.load(reply.blob))
         return Compiled(made, backend, reply.load_bytes, reply.ignored)
 
-    def _watched(self, step: GrammarStep, grammar: CompiledGrammar) -> CompiledGrammar:
+    def _watched(self, step: GrammarOption, grammar: CompiledGrammar) -> CompiledGrammar:
         """Have items of arrays watched over that the backend does not know to differ."""
         if not step.unique:
             return grammar

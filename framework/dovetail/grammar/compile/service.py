@@ -27,8 +27,8 @@ from dovetail.grammar.matching.constraint import TokenSets
 from dovetail.grammar.spec.refusals import BUSY, FINAL, FULL, OWNER_FULL, TOO_COMPLEX
 from dovetail.grammar.spec.unique.matcher import UniqueGrammar
 from dovetail.grammar.spec.weaken import is_weakenable
-from dovetail.grammar.spec.wire import spec_of, step_of
-from dovetail.messages import GrammarStep
+from dovetail.grammar.spec.wire import option_of, spec_of
+from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ AGAIN = 12
 MAX_VISITS = 8
 """Grammars that wait for that: with more, there is no time for any."""
 WARM_UP = GrammarSpec(kind=Kind.JSON, source='{"type":"object","properties":{"a":{"type":"string"}}}')
-Steps = tuple[GrammarStep, ...]
+Steps = tuple[GrammarOption, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class GrammarService:
     def _warm_up(self) -> None:
         try:
             self.token_sets()
-            steps = [step_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
+            steps = [option_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
             for step in filter(self._is_inline, steps):
                 self._compiler.inline(step)
             self._compiler.warm_up()
@@ -320,7 +320,7 @@ class GrammarService:
             # Nobody waits for this thread's result: the log is the only place to say it.
             logger.exception("preparing structured outputs failed")
 
-    def _load_early(self, step: GrammarStep) -> None:
+    def _load_early(self, step: GrammarOption) -> None:
         """Have a backend that compiles elsewhere load here what its first grammar would wait for, tokens of others too.
 
         One that cannot says why to whoever asks for it.
@@ -387,7 +387,7 @@ class GrammarService:
             job.index += 1
         self._finish(job, self._why_not(job), 0)
 
-    def _compile(self, job: Job, step: GrammarStep, now: float, *, outside: bool) -> Compiled | None:
+    def _compile(self, job: Job, step: GrammarOption, now: float, *, outside: bool) -> Compiled | None:
         """Compile one way; None where that has to be done outside, and is not."""
         is_last = job.index == len(job.steps) - 1
         if not outside or (is_last and self._is_inline(step)):
@@ -416,7 +416,7 @@ class GrammarService:
             job.ticket.fill(Refused("nobody waits for it any more", BUSY))
             return True
 
-    def _is_inline(self, step: GrammarStep) -> bool:
+    def _is_inline(self, step: GrammarOption) -> bool:
         return self._compiler.backend(step.backend).inline(spec_of(step))
 
     def _has_grace(self, job: Job) -> bool:
@@ -459,7 +459,7 @@ class GrammarService:
             logger.exception("preparing a grammar failed")
 
 
-def _is_final(step: GrammarStep, error: RequestError) -> bool:
+def _is_final(step: GrammarOption, error: RequestError) -> bool:
     """Whether no other way of enforcing the same grammar would mend it."""
     has_schemas = step.kind in (Kind.JSON, Kind.STRUCTURAL)
     return error.code in FINAL and not (has_schemas and is_weakenable(error.code, error.message))

@@ -42,15 +42,15 @@ class TokenSets:
             new_row(vocabulary.size, (i for i, length in self.lead_len.items() if length <= n + 1))
             for n in range(MAX_LEAD)
         ]
-        self._going_on: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
+        self._non_eos_masks: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
 
-    def going_on(self, but: frozenset[int]) -> Words:
+    def non_eos_mask(self, but: frozenset[int]) -> Words:
         """Return the row of all tokens that are neither an end of the reply nor in `but`."""
-        found = self._going_on.get(but)
+        found = self._non_eos_masks.get(but)
         if found is None:
             found = self.not_eos & ~new_row(self.size, (i for i in but if i < self.size))
-            if len(self._going_on) < MAX_ROWS:
-                self._going_on[but] = found
+            if len(self._non_eos_masks) < MAX_ROWS:
+                self._non_eos_masks[but] = found
         return found
 
 
@@ -93,7 +93,7 @@ class Constraint:
         self._sets = sets
         self._lead = 0
         self._num_taken = self._num_matched = 0
-        self._goes_on = sets.going_on(frozenset(stop_ids) - sets.eos_ids)
+        self._non_eos_mask = sets.non_eos_mask(frozenset(stop_ids) - sets.eos_ids)
 
     @property
     def error(self) -> str | None:
@@ -145,7 +145,7 @@ class Constraint:
                     set_bit(row, token_id)
                 return True
             if gate.free and not gate.whole and self.matcher is not None:
-                row[:] = sets.going_on(gate.fence)
+                row[:] = sets.non_eos_mask(gate.forbidden_ids)
                 return True
             if matched and gate.offered is not None:
                 set_bit(row, gate.offered)
@@ -223,7 +223,7 @@ class Constraint:
 
     def only_ends(self, row: Words) -> bool:
         """Whether a filled row allows nothing but ends of the reply and stop tokens."""
-        return not np.any(row & self._goes_on)
+        return not np.any(row & self._non_eos_mask)
 
     def _take_rest(self, rest: bytes) -> str | None:
         """Text behind the end marker in the marker's last token: no mask was applied to it."""

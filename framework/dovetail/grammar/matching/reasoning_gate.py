@@ -40,12 +40,12 @@ class ReasoningGate(ABC):
         reasoning_tokens: Tokens accepted inside thinking, markers excluded.
         rest: After the token that ended thinking: its bytes behind the marker, where the marker is spelled as text.
         whole: The grammar describes the whole reply, thinking included; the gate only keeps the budget.
-        fence: Tokens that must not come while the grammar does not hold: they would end thinking in another way.
+        forbidden_ids: Tokens that must not come while the grammar does not hold: they would end thinking otherwise.
         lead: Whitespace characters that may stand before the grammar's text.
     """
 
     whole = False
-    fence: frozenset[int] = frozenset()
+    forbidden_ids: frozenset[int] = frozenset()
     lead = 0
     _SAVED: tuple[str, ...] = ()
 
@@ -146,7 +146,7 @@ class MarkerGate(ReasoningGate):
         # Beside a grammar a call that is spelled in thinking is none: it might be a quotation that does not fit.
         self._break_bytes = () if constrained else tuple(text.encode() for text in thinking.break_texts)
         self._tail_len = max([len(text) for text in (self._end_bytes, *self._break_bytes)]) - 1
-        self.fence = frozenset(thinking.breaks) if thinking.calls else self._breaks
+        self.forbidden_ids = frozenset(thinking.breaks) if thinking.calls else self._breaks
         self._at = 0
         self._tail = b""
         self._begun = False
@@ -256,7 +256,7 @@ class MessageGate(ReasoningGate):
         bodies = {mark.ids[0]: mark.text for mark in thinking.bodies}
         self._bodies = {thinking.body.ids[0]: "", **bodies}
         self._breaks = self._ends | {mark.ids[0] for mark in opens} | (self._bodies.keys() if bodies else set())
-        self.fence = frozenset(self._marks) | self._ends - {thinking.ends[0]}
+        self.forbidden_ids = frozenset(self._marks) | self._ends - {thinking.ends[0]}
         self._thinks, self._answers = re.compile(thinking.thinks), re.compile(thinking.answers)
         self.phase: str = {"in": "think", "out": "answer"}.get(thinking.state, "header")
         self._bare = re.compile(rf"(?:{thinking.bare})\Z") if thinking.bare else None

@@ -17,7 +17,7 @@ from dovetail.grammar.spec import schema
 from dovetail.grammar.spec.normal import Normal
 from dovetail.grammar.spec.weaken import leave_out
 from dovetail.grammar.spec.wire import spec_of
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 
 MAX_ROUNDS = 3
 """How often a schema from which something was left out is looked at again."""
@@ -99,7 +99,7 @@ def weakened(
     )
 
 
-def asked(backend: GrammarBackend, step: GrammarStep) -> tuple[GrammarStep, tuple[str, ...]] | None:
+def asked(backend: GrammarBackend, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
     """Ask the backend of a step that nobody has asked yet.
 
     Returns:

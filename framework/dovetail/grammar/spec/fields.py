@@ -29,14 +29,14 @@ _SPACES = re.compile(r"(?:\\[stnr]|[ \t\n\r\[\]()*+?|]|\{[0-9,]+\})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedGrammar:
     """A grammar and the field it came from."""
 
     spec: GrammarSpec
     param: str
 
 
-def read_grammar(fields: Mapping[str, Any]) -> Asked | None:
+def read_grammar(fields: Mapping[str, Any]) -> RequestedGrammar | None:
     """Return the request's grammar, checked as far as that needs no backend; None if it has none.
 
     Args:
@@ -45,7 +45,7 @@ def read_grammar(fields: Mapping[str, Any]) -> Asked | None:
     Raises:
         RequestError: Two grammars, an unknown form, or one that is wrong in itself; names the field.
     """
-    found: list[Asked] = []
+    found: list[RequestedGrammar] = []
     for name in NAMES:
         value = fields.get(name)
         if value is None:
@@ -73,7 +73,7 @@ def grammar_spec(text: str) -> GrammarSpec:
     return GrammarSpec(kind=Kind.LARK if is_lark else Kind.EBNF, source=text)
 
 
-def _response_format(value: Any, name: str) -> Asked | None:
+def _response_format(value: Any, name: str) -> RequestedGrammar | None:
     if not isinstance(value, Mapping):
         raise _wrong(name, "must be an object")
     kind = value.get("type")
@@ -82,7 +82,7 @@ def _response_format(value: Any, name: str) -> Asked | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return Asked(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), name)
+        return RequestedGrammar(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), name)
     if kind == "json_schema":
         return _openai_schema(value, name)
     if kind == "structural_tag":
@@ -91,7 +91,7 @@ def _response_format(value: Any, name: str) -> Asked | None:
     return (_regex if kind == "regex" else _grammar)(text, f"{name}.{'pattern' if kind == 'regex' else 'grammar'}")
 
 
-def _openai_schema(value: Mapping[str, Any], name: str) -> Asked:
+def _openai_schema(value: Mapping[str, Any], name: str) -> RequestedGrammar:
     inner = value.get("json_schema")
     if not isinstance(inner, Mapping):
         raise _wrong(f"{name}.json_schema", 'must be an object: {"name": …, "schema": {…}}')
@@ -101,41 +101,43 @@ def _openai_schema(value: Mapping[str, Any], name: str) -> Asked:
     strict = inner.get("strict")
     if strict not in (None, True, False):
         raise _wrong(f"{name}.json_schema.strict", "must be true or false")
-    return Asked(json_spec(schema, f"{name}.json_schema.schema", strict=bool(strict)), f"{name}.json_schema.schema")
+    return RequestedGrammar(
+        json_spec(schema, f"{name}.json_schema.schema", strict=bool(strict)), f"{name}.json_schema.schema"
+    )
 
 
-def _json(value: Any, name: str) -> Asked:
-    return Asked(json_spec(value, name), name)
+def _json(value: Any, name: str) -> RequestedGrammar:
+    return RequestedGrammar(json_spec(value, name), name)
 
 
-def _regex(value: Any, name: str) -> Asked:
+def _regex(value: Any, name: str) -> RequestedGrammar:
     if not isinstance(value, str):
         raise _wrong(name, "must be a string: a regular expression")
-    return Asked(GrammarSpec(kind=Kind.REGEX, source=value), name)
+    return RequestedGrammar(GrammarSpec(kind=Kind.REGEX, source=value), name)
 
 
-def _grammar(value: Any, name: str) -> Asked:
+def _grammar(value: Any, name: str) -> RequestedGrammar:
     if not isinstance(value, str):
         raise _wrong(name, "must be a string: a grammar in Lark's dialect or GBNF")
-    return Asked(grammar_spec(value), name)
+    return RequestedGrammar(grammar_spec(value), name)
 
 
-def _choice(value: Any, name: str) -> Asked:
+def _choice(value: Any, name: str) -> RequestedGrammar:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
         raise _wrong(name, "must be a list of one or more strings that are not empty")
-    return Asked(GrammarSpec(kind=Kind.CHOICE, source=json.dumps(value, ensure_ascii=False)), name)
+    return RequestedGrammar(GrammarSpec(kind=Kind.CHOICE, source=json.dumps(value, ensure_ascii=False)), name)
 
 
-def _structural(value: Any, name: str) -> Asked:
+def _structural(value: Any, name: str) -> RequestedGrammar:
     text = _json_text(value, name)
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         raise _wrong(name, "must be an object, or the text of one") from None
-    return Asked(GrammarSpec(kind=Kind.STRUCTURAL, source=text), name)
+    return RequestedGrammar(GrammarSpec(kind=Kind.STRUCTURAL, source=text), name)
 
 
-def _structured_outputs(value: Any, name: str) -> Asked | None:
+def _structured_outputs(value: Any, name: str) -> RequestedGrammar | None:
     if not isinstance(value, Mapping):
         raise _wrong(name, f"must be an object with one of {', '.join(_OUTPUTS)}")
     given = {key: item for key, item in value.items() if item is not None}
@@ -159,13 +161,13 @@ def _spacing(given: dict[str, Any], name: str) -> dict[str, Any]:
     return {"max_whitespace": 0} if compact else {"whitespace": pattern}
 
 
-def _output(given: Mapping[str, Any], name: str) -> Asked | None:
+def _output(given: Mapping[str, Any], name: str) -> RequestedGrammar | None:
     if len(given) > 1:
         raise _wrong(name, f"holds {' and '.join(given)}, which both constrain the output; give one")
     for key, item in given.items():
         where = f"{name}.{key}"
         if key == "json_object":
-            return Asked(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), where) if item is True else None
+            return RequestedGrammar(GrammarSpec(kind=Kind.JSON_OBJECT, source=""), where) if item is True else None
         readers = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
         return readers.get(key, _structural)(item, where)
     return None

@@ -28,8 +28,8 @@ from dovetail.grammar.spec.asking import Weakened, weakened
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import leave_out
-from dovetail.grammar.spec.wire import step_of
-from dovetail.messages import GrammarStep
+from dovetail.grammar.spec.wire import option_of
+from dovetail.messages import GrammarOption
 
 Enforcement = Literal["full", "approximate", "validate_only"]
 MAX_KEPT = 256
@@ -56,10 +56,10 @@ class EnforcementOption:
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
         normal: What the step's source was made of: where its places stood.
-        watched: Places that are enforced beside the backend (`GrammarStep.unique`).
+        watched: Places that are enforced beside the backend (`GrammarOption.unique`).
     """
 
-    step: GrammarStep
+    step: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
     normal: Places | None = field(default=None, compare=False, repr=False)
@@ -105,7 +105,7 @@ class Route:
     tools: tuple[ToolSchema, ...] = ()
 
     @property
-    def steps(self) -> tuple[GrammarStep, ...]:
+    def steps(self) -> tuple[GrammarOption, ...]:
         """What the engine gets."""
         return tuple(way.step for way in self.ways)
 
@@ -130,7 +130,7 @@ class Router:
         """
         self._compact = compact
         self._backends = dict(backends)
-        self._any_json: dict[GrammarSpec, GrammarStep | None] = {}
+        self._any_json: dict[GrammarSpec, GrammarOption | None] = {}
         self.strict_schema = strict_schema
 
     @property
@@ -167,7 +167,7 @@ class Router:
             return self._route_schema(spec, param, able, asks_all=asks_all)
         answers = [(name, backend.supports(spec)) for name, backend in able]
         ways = [
-            EnforcementOption(step_of(name, spec), "full", support.ignored)
+            EnforcementOption(option_of(name, spec), "full", support.ignored)
             for name, support in answers
             if support.level is SupportLevel.FULL
         ]
@@ -177,7 +177,7 @@ class Router:
             tags = Watched.of(root, support.ignored)
             ignored = tuple(place for place in support.ignored if place not in tags.mended)
             source = json.dumps(leave_out(root, {*support.refused, *tags.mended}), ensure_ascii=False)
-            step = step_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
+            step = option_of(name, spec, source, weaken=bool(ignored), unique=tags.unique)
             ways.append(EnforcementOption(step, "approximate" if ignored else "full", ignored))
         if spec.kind is Kind.STRUCTURAL:
             ways += [replace(way, step=_weakening(way.step)) for way in ways if way.enforcement == "full"]
@@ -223,14 +223,14 @@ class Router:
             raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
         return Route(spec, tuple(ways), param)
 
-    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarStep | None:
+    def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarOption | None:
         """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""
         if spec not in self._any_json:
             found = (name for name, backend in able if backend.supports(spec).level is SupportLevel.FULL)
             if len(self._any_json) >= MAX_KEPT:
                 self._any_json.clear()
             name = next(found, None)
-            self._any_json[spec] = None if name is None else step_of(name, spec)
+            self._any_json[spec] = None if name is None else option_of(name, spec)
         return self._any_json[spec]
 
     def _no_backend(self, kind: Kind, param: str) -> RequestError:
@@ -315,14 +315,14 @@ def not_strict(param: str, found: Sequence[Weakened]) -> RequestError:
 
 def _way(name: str, item: Weakened, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    step = step_of(name, spec, item.source, weaken=weaken, unique=item.unique)
+    step = option_of(name, spec, item.source, weaken=weaken, unique=item.unique)
     return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.watched)
 
 
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, weaken: bool = False) -> EnforcementOption:
     """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
-    return EnforcementOption(step_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
+    return EnforcementOption(option_of(name, spec, weaken=weaken, unasked=True), "full", (), normal)
 
 
-def _weakening(step: GrammarStep) -> GrammarStep:
+def _weakening(step: GrammarOption) -> GrammarOption:
     return msgspec.structs.replace(step, weaken=True)

@@ -17,7 +17,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.errors import RequestError
 from dovetail.grammar.spec.asking import Weakened, weakened
-from dovetail.grammar.spec.fields import Asked
+from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
 from dovetail.grammar.spec.normal import normalize
@@ -25,7 +25,7 @@ from dovetail.grammar.spec.route import EnforcementOption, Route, Router, ToolSc
 from dovetail.grammar.spec.schema import escape
 from dovetail.grammar.spec.unique.tags import Watched
 from dovetail.grammar.spec.weaken import schemas_with_places
-from dovetail.grammar.spec.wire import step_of
+from dovetail.grammar.spec.wire import option_of
 from dovetail.text.tool_calls.reply_grammar import answer_message, arguments_schema, chosen, other_messages
 from dovetail.text.tool_calls.schema_types import STRING, types_of
 
@@ -129,14 +129,14 @@ class ToolRouter:
             if lost and tool["function"].get("strict") and self._router.strict_schema:
                 raise not_strict(f"{self._param}: the tool {tool_name!r}", [replace(item, ignored=tuple(lost))])
             ignored += [place + at for at in dict.fromkeys(lost)]
-        step = step_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
+        step = option_of(name, spec, tags.source(root), weaken=True, unique=tags.unique)
         watched = tuple(map(places.place, tags.mended))
         return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, watched)
 
     def _free(self, way: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> EnforcementOption:
         """Return a way in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
-        step = step_of(way.step.backend, self._grammar(free, choice, parallel))
+        step = option_of(way.step.backend, self._grammar(free, choice, parallel))
         return EnforcementOption(
             step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
         )
@@ -154,7 +154,9 @@ class ToolRouter:
         return self._router.spaced(spec)
 
 
-def join(text: EnforcementOption, calls: EnforcementOption, asked: Asked, spec: FormatSpec) -> EnforcementOption | None:
+def join(
+    text: EnforcementOption, calls: EnforcementOption, asked: RequestedGrammar, spec: FormatSpec
+) -> EnforcementOption | None:
     """Return a way that allows a text or calls, None where these two cannot be put together.
 
     Args:
@@ -177,7 +179,7 @@ def join(text: EnforcementOption, calls: EnforcementOption, asked: Asked, spec: 
     # Where the one and the other begin cannot be told: what is watched over in either is not, and named.
     ignored = (*text.ignored, *text.watched, *calls.ignored, *calls.watched)
     is_full = text.enforcement == calls.enforcement == "full" and not (text.watched or calls.watched)
-    step = step_of(calls.step.backend, joined, weaken=True)
+    step = option_of(calls.step.backend, joined, weaken=True)
     return EnforcementOption(step, "full" if is_full else "approximate", ignored)
 
 

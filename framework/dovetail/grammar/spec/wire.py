@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.messages import GrammarStep
+from dovetail.messages import GrammarOption
 from dovetail.plugins import PluginPlan
 
 MIN_S = 0.1
@@ -27,7 +27,7 @@ class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compile one grammar within `timeout_s` from `sent` on, a time of the clock `time.monotonic` of both processes."""
 
-    step: GrammarStep
+    step: GrammarOption
     timeout_s: float
     sent: float = 0.0
 
@@ -68,7 +68,7 @@ def time_left(job: ChildJob | ChildCheck) -> float:
     return max(MIN_S, job.timeout_s - (time.monotonic() - job.sent))
 
 
-def spec_of(step: GrammarStep) -> GrammarSpec:
+def spec_of(step: GrammarOption) -> GrammarSpec:
     """Return a step's spec.
 
     Raises:
@@ -82,7 +82,7 @@ def spec_of(step: GrammarStep) -> GrammarSpec:
     )
 
 
-def step_of(
+def option_of(
     backend: str,
     spec: GrammarSpec,
     source: str | None = None,
@@ -90,9 +90,9 @@ def step_of(
     weaken: bool = False,
     unique: str = "",
     unasked: bool = False,
-) -> GrammarStep:
+) -> GrammarOption:
     """Return a spec as data, for the backend of this name, with another source where one is given."""
-    return GrammarStep(
+    return GrammarOption(
         backend=backend,
         kind=spec.kind.value,
         source=spec.source if source is None else source,

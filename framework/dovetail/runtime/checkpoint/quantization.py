@@ -112,12 +112,12 @@ class Place(NamedTuple):
 
 def matrices_of(plugin: type[ModelPlugin], config: ModelConfig) -> Mapping[str, int]:
     """Return the inputs of all matrices that a model asks for, by path; it is built without memory to find out."""
-    asked = Asked()
+    asked = RecordingFactory()
     plugin.build(config, BuildContext(device=torch.device("meta"), dtype=torch.bfloat16, factory=asked))
     return asked.inputs
 
 
-class Asked:
+class RecordingFactory:
     """Makes plain matrices and remembers where and how wide they are."""
 
     def __init__(self) -> None:

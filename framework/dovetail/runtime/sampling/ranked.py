@@ -1,6 +1,6 @@
-"""Log probabilities of chosen tokens and of their rivals, on their way from the device to the host.
+"""Log probabilities of chosen tokens and of their top_ids, on their way from the device to the host.
 
-N rows that ask for them, W most rivals, M most tokens that a row names, V vocabulary size.
+N rows that ask for them, W most top_ids, M most tokens that a row names, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ranked:
             most likely tokens, best first, these tokens, and the bits of the log probabilities of named tokens.
         lines: `[N]` of these P lines, those that were asked for.
         rows: Which sampled rows asked.
-        nums: Rivals that each of these wants, at most W.
+        num_top: Rivals that each of these wants, at most W.
         width: W.
         named_ids: Tokens that each of these rows names, or nothing where none does.
     """
@@ -31,7 +31,7 @@ class Ranked:
     packed: Tensor
     lines: list[int]
     rows: list[int]
-    nums: list[int]
+    num_top: list[int]
     width: int
     named_ids: list[tuple[int, ...]]
     _host: Tensor | None = None
@@ -43,14 +43,14 @@ class Ranked:
     def read(self) -> list[TokenLogprob]:
         """Return one entry per entry of `rows`; waits for the device unless the copy is known to be done."""
         host = self.packed.cpu() if self._host is None else self._host
-        width, most = self.width, max(self.nums)
+        width, most = self.width, max(self.num_top)
         numbers = host.view(torch.float32)
-        chosen, rivals = host[:, 0].tolist(), host[:, 2 + width : 2 + width + most].tolist()
+        chosen, top_ids = host[:, 0].tolist(), host[:, 2 + width : 2 + width + most].tolist()
         values, named = numbers[:, 1 : 2 + most].tolist(), numbers[:, 2 + 2 * width :].tolist()
         found = []
-        for at, num, names in zip(self.lines, self.nums, self.named_ids, strict=True):
+        for at, num, names in zip(self.lines, self.num_top, self.named_ids, strict=True):
             line = values[at]
-            top = list(map(TopLogprob, rivals[at][:num], line[1 : 1 + num]))
+            top = list(map(TopLogprob, top_ids[at][:num], line[1 : 1 + num]))
             found.append(
                 TokenLogprob(chosen[at], line[0], top, list(map(TopLogprob, names, named[at])) if names else [])
             )
@@ -58,14 +58,14 @@ class Ranked:
 
 
 def rank_logprobs(
-    logits: Tensor, chosen: Tensor, nums: list[int], rows: list[int], named_ids: list[tuple[int, ...]]
+    logits: Tensor, chosen: Tensor, num_top: list[int], rows: list[int], named_ids: list[tuple[int, ...]]
 ) -> Ranked:
-    """Log probability of `chosen[i]`, the `nums[i]` most likely tokens and `named_ids[i]` in row i of `[N, V]`."""
+    """Log probability of `chosen[i]`, the `num_top[i]` most likely tokens and `named_ids[i]` in row i of `[N, V]`."""
     logprobs = logits.float().log_softmax(dim=-1)
     picked = logprobs.gather(1, chosen[:, None])
-    width = min(max(nums, default=0), logits.shape[-1])
-    values, rivals = logprobs.topk(width, dim=-1)
-    parts = [chosen[:, None].int(), picked.view(torch.int32), values.view(torch.int32), rivals.int()]
+    width = min(max(num_top, default=0), logits.shape[-1])
+    values, top_ids = logprobs.topk(width, dim=-1)
+    parts = [chosen[:, None].int(), picked.view(torch.int32), values.view(torch.int32), top_ids.int()]
     most_named = max(map(len, named_ids), default=0)
     if most_named:
         padded = [[*ids, *[0] * (most_named - len(ids))] for ids in named_ids]
@@ -73,4 +73,4 @@ def rank_logprobs(
         named = logprobs.gather(1, index.view(len(padded), most_named))
         parts.append(named.view(torch.int32))
     packed = torch.cat(parts, dim=1)
-    return Ranked(packed, list(range(len(rows))), rows, [min(num, width) for num in nums], width, named_ids)
+    return Ranked(packed, list(range(len(rows))), rows, [min(num, width) for num in num_top], width, named_ids)

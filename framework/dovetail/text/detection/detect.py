@@ -63,7 +63,7 @@ DERIVED = "template"
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class MatchScore:
     """One parser's score. `reads_back` is None where the template does not show; `aliases` are its other names."""
 
     name: str
@@ -82,12 +82,12 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Detection:
     """What was chosen for one kind, None for none; why; and all scores above 0, best first."""
 
     name: str | None
     why: str
-    scores: tuple[Score, ...] = ()
+    scores: tuple[MatchScore, ...] = ()
 
 
 class _Vocabulary:
@@ -155,7 +155,7 @@ def detect(
     chat_template: str | None = None,
     kinds: Sequence[str] = tuple(LABELS),
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> dict[str, Found]:
+) -> dict[str, Detection]:
     """Find out which parsers a model needs. Imports every usable parser; one that fails or hangs is passed over."""
     files = TokenizerFiles.read(folder)
     said = files.tokenizer_config.get("response_template")
@@ -190,7 +190,7 @@ def _scores(
     derived: Derived,
     base: FormatSpec,
     timeout_s: float,
-) -> list[Score]:
+) -> list[MatchScore]:
     """Ask every parser of one kind; `base` is what a tool parser extends."""
     declared = _declared(files)
     if not template.source and not declared:
@@ -206,10 +206,10 @@ def _scores(
     ]
 
 
-def _ranked(scores: Sequence[Score], family: str | None = None) -> tuple[Score, ...]:
+def _ranked(scores: Sequence[MatchScore], family: str | None = None) -> tuple[MatchScore, ...]:
     """Put the best first; of equal ones, those of the tool-call parser's family."""
 
-    def kinship(score: Score) -> int:
+    def kinship(score: MatchScore) -> int:
         return max(_kinship(name, family) for name in (score.name, *score.aliases))
 
     return tuple(sorted(scores, key=lambda score: (-score.score, -kinship(score), score.name)))
@@ -226,8 +226,8 @@ def _found(
     files: TokenizerFiles,
     template: ChatTemplate,
     derived: Derived,
-    ranked: tuple[Score, ...],
-) -> Found:
+    ranked: tuple[MatchScore, ...],
+) -> Detection:
     """Choose the parser of one kind."""
     declared = _declared(files)
     if isinstance(declared, str):
@@ -236,24 +236,26 @@ def _found(
         except PluginError:
             logger.debug("response_template %r names no installed %s", declared, kind)
         else:
-            return Found(name, "named by response_template in tokenizer_config.json")
+            return Detection(name, "named by response_template in tokenizer_config.json")
     if not template.source and not declared:
-        return Found(None, "the model has no chat template")
+        return Detection(None, "the model has no chat template")
     part = "reasoning" if kind == "reasoning_parser" else "calls"
     is_known = derived.says(part)
     is_shown = is_known and part not in derived.declared
     if is_shown and not (ranked and ranked[0].reads_back):
-        return Found(DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked)
+        return Detection(
+            DERIVED, "no other parser reads back what the chat template writes; read off the template", ranked
+        )
     if is_known and (not ranked or ranked[0].score < ENOUGH):
-        return Found(DERIVED, "no other parser knows the format; read off response_template", ranked)
+        return Detection(DERIVED, "no other parser knows the format; read off response_template", ranked)
     if not ranked:
-        return Found(None, "no installed parser knows the chat template")
+        return Detection(None, "no installed parser knows the chat template")
     best = ranked[0]
     test = {True: ", and reads a rendered reply back", False: ", but does not read a rendered reply back", None: ""}
     how = f"scores {best.score:.2f} for the chat template{test[best.reads_back]}"
     if best.score < ENOUGH:
-        return Found(None, f"the best, {best.name}, only {how}", ranked)
-    return Found(best.name, f"it {how}", ranked)
+        return Detection(None, f"the best, {best.name}, only {how}", ranked)
+    return Detection(best.name, f"it {how}", ranked)
 
 
 def _kinship(name: str, family: str | None) -> int:
@@ -275,7 +277,7 @@ def _score(
     derived: Derived,
     base: FormatSpec,
     timeout_s: float,
-) -> Score | None:
+) -> MatchScore | None:
     """Ask one parser; None if it cannot be used."""
     planned = as_planned(record)
     try:
@@ -292,7 +294,7 @@ def _score(
         said = max(said, 0.4) + 0.1
     elif reads_back is False:
         said /= 2
-    return Score(record.name, min(round(said, 2), 1.0), reads_back, tuple(record.facts.aliases))
+    return MatchScore(record.name, min(round(said, 2), 1.0), reads_back, tuple(record.facts.aliases))
 
 
 def _begins_in_prompt(plugin: Any, files: TokenizerFiles, template: ChatTemplate) -> bool:

@@ -1,4 +1,4 @@
-"""`Machine`: what every output parser shares, from tokens to markers and runs of text, whatever the markers mean.
+"""`IncrementalParser`: what every output parser shares, from tokens to markers and runs of text, whatever these mean.
 
 Two stations, the same for all formats; the third, what a marker does and where text goes, is the subclass's:
 
@@ -32,7 +32,7 @@ def new_call_id() -> str:
     return f"call_{token_hex(12)}"
 
 
-class Machine(ABC):
+class IncrementalParser(ABC):
     """The stations that do not depend on the format. See `FormatParser` for the arguments.
 
     Attributes:

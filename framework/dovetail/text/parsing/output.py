@@ -35,7 +35,7 @@ from dovetail.contracts.output import (
     ToolStart,
 )
 from dovetail.text.parsing.layout import Phase, Role, compile_layout
-from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.plain import Plain
 from dovetail.text.parsing.reply import Folded, ToolCall, fold
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ MAX_NOISE = 512
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
 
 
-class FormatParser(Machine):
+class FormatParser(IncrementalParser):
     """The `OutputParser` of a `FormatSpec` without a machine of its own, for one choice."""
 
     def __init__(
@@ -375,7 +375,7 @@ def make_parser(
     skip_special_tokens: bool = True,
     keep_markers: bool = False,
     make_id: Callable[[], str] = new_call_id,
-) -> Machine:
+) -> IncrementalParser:
     """Make the machine of a format: its own, or the one of its markers. Arguments as for `FormatParser`."""
     make = FormatParser if spec.machine is None else cast("type[FormatParser]", spec.machine)
     return make(
@@ -387,6 +387,6 @@ def make_parser(
     )
 
 
-def parse_full(parser: Machine, token_ids: Sequence[int] = (), text: str | None = None) -> Folded:
+def parse_full(parser: IncrementalParser, token_ids: Sequence[int] = (), text: str | None = None) -> Folded:
     """Parse a whole reply: the only path that is not streaming, and the same one."""
     return fold([*parser.feed(token_ids, text), *parser.finish("stop")])

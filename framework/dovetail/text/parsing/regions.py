@@ -38,7 +38,7 @@ from dovetail.contracts.output import (
     ToolStart,
 )
 from dovetail.text.parsing.layout import Phase, make_layout
-from dovetail.text.parsing.machine import Machine, new_call_id
+from dovetail.text.parsing.machine import IncrementalParser, new_call_id
 from dovetail.text.parsing.stop_regex import Credit, TooSlowError
 from dovetail.text.tokenizer.detokenizer import Detokenizer
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ class _NoPlainTokens(dict[int, str]):
         return ""
 
 
-class RegionParser(Machine):
+class RegionParser(IncrementalParser):
     """The `OutputParser` of regions. Phases: IN in thinking, TOOL in a call, else OUT."""
 
     def __init__(

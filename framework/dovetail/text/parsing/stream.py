@@ -22,7 +22,7 @@ from dovetail.contracts.output import (
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.messages import Finish, TokenDelta
-from dovetail.text.parsing.machine import Machine
+from dovetail.text.parsing.machine import IncrementalParser
 from dovetail.text.parsing.output import ToolCall, make_parser
 from dovetail.text.parsing.stop_regex import make_stops
 from dovetail.text.tokenizer.tokenizer import Tokenizer
@@ -216,7 +216,7 @@ class OutputStream:
             plain = self._give_up(error)
             return [*plain.feed(self._unseen), *plain.finish(reason)]
 
-    def _give_up(self, error: Exception) -> Machine:
+    def _give_up(self, error: Exception) -> IncrementalParser:
         """Go on without the parser, and say so once for each kind of failure."""
         what = (type(self._parser).__name__, type(error).__name__, str(error))
         if what not in _FAILURES and len(_FAILURES) < MAX_FAILURES:

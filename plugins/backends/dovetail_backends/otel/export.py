@@ -76,11 +76,13 @@ def make_provider(options: OtelOptions, exporter: SpanExporter | None = None) ->
     name = options.service_name or os.environ.get("OTEL_SERVICE_NAME") or "dovetail"
     resource = Resource.create({"service.name": name, "service.version": dovetail.__version__})
     for noisy in ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # several lines for each batch; `Told` says it once
+        logging.getLogger(noisy).setLevel(
+            logging.CRITICAL
+        )  # several lines for each batch; `LoggingExporter` says it once
     try:
         target = exporter or make_exporter(options)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(Told(target)))
+        provider.add_span_processor(BatchSpanProcessor(LoggingExporter(target)))
     except Exception as error:  # of the SDK, which reads the environment here
         raise ConfigError(f"otel: {type(error).__name__}: {error}; see --otel.endpoint and OTEL_* variables") from error
     return provider
@@ -120,7 +122,7 @@ def make_exporter(options: OtelOptions) -> SpanExporter:
     return Http(endpoint=endpoint)
 
 
-class Told(SpanExporter):
+class LoggingExporter(SpanExporter):
     """An exporter that says once a minute that it fails, and how many spans that cost; and when it works again."""
 
     def __init__(self, inner: SpanExporter) -> None:

@@ -136,7 +136,7 @@ class Watched:
     Attributes:
         mended: Places of those that are watched over beside it.
         lost: And of all others.
-        unique: What is watched (`GrammarStep.unique`); empty for nothing.
+        unique: What is watched (`GrammarOption.unique`); empty for nothing.
     """
 
     mended: tuple[str, ...] = ()
