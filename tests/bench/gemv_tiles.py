@@ -11,19 +11,17 @@ import argparse
 import itertools
 import json
 import re
-import statistics
 from pathlib import Path
 
 import torch
 import triton
+from expert_tiles import BANDWIDTH, graph_us
 from torch import Tensor
 
 from dovetail.layers.ops.gemv import best_tile, gemv
 
 COLD_BYTES = 1 << 30
 """Of weights in a graph."""
-BANDWIDTH = 4.18e12
-"""Bytes a second that an H200 copies."""
 Shape = tuple[int, int, bool]
 Tile = tuple[int, int, int]
 
@@ -55,21 +53,7 @@ def candidates(n: int, k: int, gate: bool) -> list[Tile]:
 
 def time_us(weights: list[Tensor], x: Tensor, gate: bool, tile: Tile) -> float:
     """Median microseconds of a product, in a graph that walks over all weights."""
-    for _ in range(2):
-        gemv(x, weights[0], None, gate=gate, tile=tile)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weight in weights:
-            gemv(x, weight, None, gate=gate, tile=tile)
-    times = []
-    for _ in range(7):
-        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * start.elapsed_time(end) / len(weights))
-    return statistics.median(times[1:])
+    return graph_us(lambda: [gemv(x, weight, None, gate=gate, tile=tile) for weight in weights]) / len(weights)
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from expert_tiles import BANDWIDTH, graph_us
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -45,8 +45,6 @@ FORMS: dict[str, Form] = {
     "int4-32-zero": Int4(32, has_zero=True),
     "mxfp4": Mxfp4(),
 }
-BANDWIDTH = 4.18e12
-NUM_REPLAYS = 5
 CACHE_BYTES = 150 << 20
 PROCESSES = 12
 
@@ -210,26 +208,6 @@ def halves_candidates(site: Site, rows: int) -> Iterator[Any]:
         shared = (block_n * (1 + site.gate) + 2 * block_m) * 128 * stages
         if shared <= 200 << 10 and 60 <= programs <= 1100 and block_n * block_m * (1 + site.gate) <= 4096 * warps:
             yield "halves", (block_m, (block_n, 128, warps, stages, parts))
-
-
-def graph_us(run: Callable[[], Any]) -> float:
-    """Median time of a graph of `run`."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    times = []
-    for _ in range(NUM_REPLAYS):
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
 
 
 def layer_us(run: Callable[[Any], Any], weights: list[Any]) -> float:
