@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,10 +16,9 @@ import pytest
 import torch
 
 from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.messages import SamplingParams, Submit
+from dovetail.messages import SamplingParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.settings import EngineSettings
-from dovetail.testing.engine import collect
 from dovetail.testing.models import make_model
 
 pytestmark = [
@@ -39,15 +39,22 @@ def start(folder: Path, architecture: str, num: int, **changes: Any) -> ProcessC
 
 
 async def answers(client: ProcessClient, params: SamplingParams, kill: bool = False) -> list[Any]:
-    """What all prompts get, log probabilities included; with `kill`, a rank ends meanwhile."""
-    asked = [
-        asyncio.create_task(collect(client, Submit(rid=str(i), prompt_ids=ids, params=params)))
-        for i, ids in enumerate(PROMPTS)
-    ]
+    """What all prompts get, log probabilities included; with `kill`, a rank ends when all streams have begun."""
+    ranks = subprocess.run(["pgrep", "-P", str(client.pid), "-f", "rank_main"], capture_output=True).stdout.split()
+    begun = asyncio.Barrier(len(PROMPTS) + kill)
+
+    async def stream(rid: str, ids: list[int]) -> list[TokenDelta]:
+        deltas: list[TokenDelta] = []
+        async for delta in client.submit(Submit(rid=rid, prompt_ids=ids, params=params)):
+            if not deltas:
+                await begun.wait()
+            deltas.append(delta)
+        return deltas
+
+    asked = [asyncio.create_task(stream(str(i), ids)) for i, ids in enumerate(PROMPTS)]
     if kill:
-        await asyncio.sleep(0.5)
-        found = subprocess.run(["pgrep", "-P", str(client.pid), "-f", "rank_main"], capture_output=True, check=True)
-        os.kill(int(found.stdout.split()[0]), 9)
+        await begun.wait()
+        os.kill(int(ranks[0]), signal.SIGKILL)
     return await asyncio.gather(*asked)
 
 
