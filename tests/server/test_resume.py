@@ -19,7 +19,7 @@ import requests
 from gateway_process import ADMIN, KEY, OTHER, RESUME, Served
 
 import dovetail
-from dovetail_server.gateway.streams import Stream
+from dovetail_server.gateway.kept import KeptStream
 
 pytest.importorskip("smg", reason="needs dovetail[gateway]")
 pytestmark = pytest.mark.timeout(240)
@@ -400,11 +400,11 @@ def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
             server.server_close()
 
 
-def stream_of(limit: int = 1 << 30) -> tuple[Stream, SimpleNamespace]:
+def stream_of(limit: int = 1 << 30) -> tuple[KeptStream, SimpleNamespace]:
     settings = SimpleNamespace(max_queued_bytes=limit)
     state = SimpleNamespace(num_journal_bytes=0, settings=settings)
-    stream = Stream(cast(Any, state), cast(Any, None), "/v1/completions", [], b"{}")
-    stream._name = "name"
+    stream = KeptStream(cast(Any, state), "/v1/completions", b"{}")
+    stream.name = "name"
     return stream, state
 
 
@@ -416,11 +416,11 @@ def test_events_are_told_from_the_journal_wherever_pieces_end() -> None:
     )
     for size in (1, 2, 3, 7, 64, len(data)):
         stream, state = stream_of()
-        out = b"".join(stream._take(data[at : at + size]) for at in range(0, len(data), size))
+        out = b"".join(stream.take(data[at : at + size]) for at in range(0, len(data), size))
         assert out == b"".join(event + b"\n\n" for event in data.split(b"\n\n")[:-1] if not event.startswith(PREFIX))
-        assert stream._lines == [b"[0,%d]" % n for n in range(20)]
-        assert (stream._num_events, state.num_journal_bytes) == (20, sum(map(len, stream._lines)))
-        stream._forget()
+        assert stream.lines == [b"[0,%d]" % n for n in range(20)]
+        assert (stream.num_events, state.num_journal_bytes) == (20, sum(map(len, stream.lines)))
+        stream.forget()
         assert state.num_journal_bytes == 0
 
 
@@ -429,6 +429,6 @@ def test_a_journal_ends_where_memory_does(caplog: pytest.LogCaptureFixture) -> N
     stream, state = stream_of(limit=100)
     piece = PREFIX + b"[0,%b]\n\n" % (b"1" * 40) + b"data: {}\n\n"
     with caplog.at_level("WARNING", "dovetail.server"):
-        assert [stream._take(piece) for _ in range(5)] == [b"data: {}\n\n"] * 5
-    assert (stream._name, stream._lines, state.num_journal_bytes) == (None, [], 0)
+        assert [stream.take(piece) for _ in range(5)] == [b"data: {}\n\n"] * 5
+    assert (stream.name, stream.lines, state.num_journal_bytes) == (None, [], 0)
     assert sum("would end with its worker" in record.message for record in caplog.records) == 1

@@ -7,6 +7,7 @@ remembers who has seen which prefix; everything else is ours:
 - `division` is what a worker is started with, `child` its process, `relayed_log` its lines in the one log
 - `fleet` knows which workers are ready, `lookout` asks them
 - `placement` runs smg and asks it, with what `prompts` finds in a body
-- `relay` forwards a request and its reply, `fan_out` and `figures` are routes that concern every worker
+- `relay` forwards a request and its reply; `streams` moves a stream to another worker, with what is `kept` of it
+- `fan_out` and `figures` are routes that concern every worker
 - `app` and `run` put it together
 """

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from dovetail.errors import ConfigError
-from dovetail.plugin_settings import ENV_PREFIX
+from dovetail.plugin_settings import ENV_PREFIX, GivenOption
 from dovetail_server.settings import ServeSettings
 
 OURS = frozenset(
@@ -101,6 +101,8 @@ def plain(value: Any) -> Any:
     """Return a setting's value as a configuration file has it."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
+    if isinstance(value, GivenOption):
+        return plain(value.value)
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each) for each in value]
     if isinstance(value, dict):

@@ -1,9 +1,6 @@
 """A stream that outlives its worker: events to the client, its journal kept here, another worker when one is gone.
 
-What a worker writes besides events is in `dovetail_server.journal`. Only whole events are passed on, so that it is
-known which ones the client has. A stream keeps its request, its journal and the event that is coming:
-`MAX_JOURNAL_BYTES`, and all streams together `--max-queued-bytes`; one that would be over that goes on without, and
-ends with its worker.
+What is kept of it, and for how long, is in `kept`.
 """
 
 from __future__ import annotations
@@ -12,19 +9,18 @@ import logging
 from typing import TYPE_CHECKING
 
 import aiohttp
-import msgspec
 
 from dovetail_server.gateway.fleet import Worker
+from dovetail_server.gateway.kept import KeptStream
 from dovetail_server.gateway.outlet import reason
-from dovetail_server.journal import END, JOURNAL_HEADER, MAX_JOURNAL_BYTES, PATH, PREFIX
-from dovetail_server.serving.sse import COMMENT, error_event, final_error_event
+from dovetail_server.journal import JOURNAL_HEADER, PATH
+from dovetail_server.serving.sse import COMMENT
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.outlet import Outlet
     from dovetail_server.gateway.state import GatewayState
 
 logger = logging.getLogger("dovetail.server")
-MAX_EVENT_BYTES = 64 << 20
 STILL = 2
 """Workers that a stream may lose without a new token between: what ends every worker is the request itself."""
 WAIT_S = 120.0
@@ -46,20 +42,12 @@ class Stream:
         """Begin; `headers` are those of the request as they are sent to workers, with the resume key."""
         self.state = state
         self.outlet = outlet
-        self.path = path
+        self.kept = KeptStream(state, path, body)
         self._headers = headers
-        self._body = body
-        self._name: str | None = None
-        """Of the journal; None where there is none, or no more."""
-        self._lines: list[bytes] = []
-        self._num_bytes = 0
-        self._num_events = 0
-        self._rest = bytearray()
-        self._num_still = 0
 
     async def run(self, worker: Worker, reply: aiohttp.ClientResponse) -> None:
         """Send a reply's events, and those that another worker makes where this one breaks off."""
-        self._name = reply.headers.get(JOURNAL_HEADER)
+        self.kept.name = reply.headers.get(JOURNAL_HEADER)
         try:
             await self.outlet.head(reply)
             try:
@@ -68,15 +56,15 @@ class Stream:
                 await self._move(worker, str(error))
             await self.outlet.body(b"", more=False)
         finally:
-            self._forget()
+            self.kept.forget()
 
     async def _move(self, worker: Worker, why: str) -> None:
         """Have other workers go on, until one comes to the end."""
         while True:
             worker.is_lost(why)
-            self._num_still += 1
-            if self._name is None or self._num_still > STILL:
-                cause = "it cannot be moved" if self._name is None else f"{self._num_still} workers ended on it"
+            self.kept.num_still += 1
+            if self.kept.name is None or self.kept.num_still > STILL:
+                cause = "it cannot be moved" if self.kept.name is None else f"{self.kept.num_still} workers ended on it"
                 logger.error("A stream of worker %s broke off (%s), and %s.", worker.tag, why, cause)
                 await self._give_up(f"the stream broke off: {why}")
                 return
@@ -113,16 +101,13 @@ class Stream:
         Raises:
             CutError: It does not, or not to the end.
         """
-        self._rest.clear()  # the beginning of an event: it is made again, whole
-        head = {"path": self.path, "journal": self._name, "skip": self._num_events}
-        deltas = b'"deltas":[' + b",".join(self._lines) + b"]}\n"
-        body = msgspec.json.encode(head)[:-1] + b"," + deltas + self._body
+        body = self.kept.resume_body()
         try:
             async with self.state.session.post(worker.url + PATH, data=body, headers=self._headers) as reply:
                 if reply.status == 503:
                     raise CutError(f"worker {worker.tag} says {await said(reply)}")
                 if reply.status != 200:
-                    self._name = None
+                    self.kept.name = None
                     raise CutError(f"worker {worker.tag} does not go on: {await said(reply)}")
                 await self._pass_on(worker, reply)
         except (aiohttp.ClientError, OSError) as error:
@@ -148,69 +133,15 @@ class Stream:
             except (aiohttp.ClientError, OSError) as error:
                 raise CutError(reason(error)) from None
             if piece is None:
-                if self._rest:
-                    await self.outlet.body(bytes(self._rest))
+                if self.kept.rest:
+                    await self.outlet.body(bytes(self.kept.rest))
                 return
-            if events := self._take(piece):
+            if events := self.kept.take(piece):
                 await self.outlet.body(events)
-
-    def _take(self, piece: bytes) -> bytes:
-        """Add a piece; returns the events that are whole now, without the journal's lines."""
-        rest = self._rest
-        searched = max(0, len(rest) - 1)
-        rest += piece
-        at = rest.rfind(END, searched)
-        if at < 0:
-            if len(rest) > MAX_EVENT_BYTES:
-                self._stop_journal("one event is too large")
-                events = bytes(rest)
-                rest.clear()
-                return events
-            return b""
-        whole = bytes(rest[:at])
-        del rest[: at + len(END)]
-        passed = []
-        for event in whole.split(END):
-            if event.startswith(PREFIX):
-                self._note(event[len(PREFIX) :])
-                continue
-            self._num_events += not event.startswith(b":")
-            passed.append(event)
-        return END.join((*passed, b"")) if passed else b""
-
-    def _note(self, line: bytes) -> None:
-        if self._name is None:
-            return
-        self._num_still = 0
-        self._lines.append(line)
-        self._num_bytes += len(line)
-        self.state.num_journal_bytes += len(line)
-        if self._num_bytes > MAX_JOURNAL_BYTES:
-            self._stop_journal(f"its journal is over {MAX_JOURNAL_BYTES} bytes")
-        elif self.state.num_journal_bytes > self.state.settings.max_queued_bytes:
-            self._stop_journal("the journals of all streams are over --max-queued-bytes")
-
-    def _stop_journal(self, why: str) -> None:
-        logger.warning("A stream would end with its worker from now on: %s.", why)
-        self._name = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.state.num_journal_bytes -= self._num_bytes
-        self._num_bytes = 0
-        self._lines = []
 
     async def _give_up(self, why: str) -> None:
         """Tell the client in the stream's own way."""
-        from dovetail_server.errors import ServiceError
-
-        error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
-        ends = final_error_event if self.path in CHAT_LIKE else error_event
-        await self.outlet.body(END + ends(error) if self._rest else ends(error))
-
-
-CHAT_LIKE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
-"""Whose streams end with `data: [DONE]`."""
+        await self.outlet.body(self.kept.last_words(why))
 
 
 async def said(reply: aiohttp.ClientResponse) -> str:

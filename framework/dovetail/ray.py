@@ -1,0 +1,18 @@
+"""Dovetail under Ray Serve: `serve.run(dovetail.ray.deployment("MODEL"))`, or `serve run dovetail.ray:app`.
+
+This is the name that people type; what it stands for is the server's (`dovetail_server.ray`), as it serves requests.
+"""
+
+from __future__ import annotations
+
+from dovetail.errors import ConfigError
+
+try:
+    from dovetail_server.ray.application import app, deployment
+except ModuleNotFoundError as error:
+    if error.name not in ("ray", "aiohttp", "yarl"):
+        raise
+    text = f"dovetail.ray needs {error.name}, which is not installed: pip install 'dovetail[ray]'"
+    raise ConfigError(text) from None
+
+__all__ = ["app", "deployment"]

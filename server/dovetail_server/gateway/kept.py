@@ -1,0 +1,116 @@
+"""What is kept of a stream while it is relayed: its events told from its journal, so that another server can go on.
+
+What a server writes besides events is in `dovetail_server.journal`. Only whole events are passed on, so that it is
+known which ones the client has. A stream keeps its journal and the event that is coming: `MAX_JOURNAL_BYTES`, and all
+streams together `--max-queued-bytes`; one that would be over that goes on without, and ends with its server.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from dovetail_server.journal import END, MAX_JOURNAL_BYTES, PREFIX
+from dovetail_server.serving.sse import error_event, final_error_event
+
+if TYPE_CHECKING:
+    from dovetail_server.settings import ServeSettings
+
+logger = logging.getLogger("dovetail.server")
+MAX_EVENT_BYTES = 64 << 20
+CHAT_LIKE = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
+"""Whose streams end with `data: [DONE]`."""
+
+
+class JournalHolder(Protocol):
+    """Whose memory all journals are in."""
+
+    num_journal_bytes: int
+    """Of the journals of all streams."""
+
+    @property
+    def settings(self) -> ServeSettings:
+        """With `max_queued_bytes`."""
+
+
+class KeptStream:
+    """The events and the journal of one stream."""
+
+    def __init__(self, holder: JournalHolder, path: str, body: bytes) -> None:
+        """Begin; `path` and `body` are those of the request."""
+        self.holder = holder
+        self.path = path
+        self._body = body
+        self.name: str | None = None
+        """Of the journal; None where there is none, or no more."""
+        self.rest = bytearray()
+        """The beginning of an event."""
+        self.num_still = 0
+        """Servers that were lost without a new token between; whoever moves the stream counts them."""
+        self.lines: list[bytes] = []
+        self.num_events = 0
+        self._num_bytes = 0
+
+    def take(self, piece: bytes) -> bytes:
+        """Add a piece; returns the events that are whole now, without the journal's lines."""
+        rest = self.rest
+        searched = max(0, len(rest) - 1)
+        rest += piece
+        at = rest.rfind(END, searched)
+        if at < 0:
+            if len(rest) > MAX_EVENT_BYTES:
+                self._stop_journal("one event is too large")
+                events = bytes(rest)
+                rest.clear()
+                return events
+            return b""
+        whole = bytes(rest[:at])
+        del rest[: at + len(END)]
+        passed = []
+        for event in whole.split(END):
+            if event.startswith(PREFIX):
+                self._note(event[len(PREFIX) :])
+                continue
+            self.num_events += not event.startswith(b":")
+            passed.append(event)
+        return END.join((*passed, b"")) if passed else b""
+
+    def resume_body(self) -> bytes:
+        """Return the body of `/v1/resume` with which another server goes on behind what the client has."""
+        self.rest.clear()  # the beginning of an event: it is made again, whole
+        head = {"path": self.path, "journal": self.name, "skip": self.num_events}
+        deltas = b'"deltas":[' + b",".join(self.lines) + b"]}\n"
+        return msgspec.json.encode(head)[:-1] + b"," + deltas + self._body
+
+    def forget(self) -> None:
+        """Give the journal's memory back."""
+        self.holder.num_journal_bytes -= self._num_bytes
+        self._num_bytes = 0
+        self.lines = []
+
+    def last_words(self, why: str) -> bytes:
+        """Return the end of a stream that cannot go on, in its own way."""
+        from dovetail_server.errors import ServiceError
+
+        error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
+        ends = final_error_event if self.path in CHAT_LIKE else error_event
+        return END + ends(error) if self.rest else ends(error)
+
+    def _note(self, line: bytes) -> None:
+        if self.name is None:
+            return
+        self.num_still = 0
+        self.lines.append(line)
+        self._num_bytes += len(line)
+        self.holder.num_journal_bytes += len(line)
+        if self._num_bytes > MAX_JOURNAL_BYTES:
+            self._stop_journal(f"its journal is over {MAX_JOURNAL_BYTES} bytes")
+        elif self.holder.num_journal_bytes > self.holder.settings.max_queued_bytes:
+            self._stop_journal("the journals of all streams are over --max-queued-bytes")
+
+    def _stop_journal(self, why: str) -> None:
+        logger.warning("A stream would end with its worker from now on: %s.", why)
+        self.name = None
+        self.forget()

@@ -1,0 +1,391 @@
+"""The address of an application: the layers of every server, the choice of the model, and a stream's move.
+
+Ray's proxy runs this as an ASGI application. A request for a text goes to a replica of its model, chosen by Ray. When
+that replica ends, another one gets the request; of a stream it gets what the client has, and goes on behind it, as
+behind `dovetail gateway`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.errors import EngineError, RequestError
+from dovetail_server import errors
+from dovetail_server.anthropic.errors import AnthropicErrorMiddleware
+from dovetail_server.app import add_layers, handle_error, handle_http
+from dovetail_server.gateway.kept import KeptStream
+from dovetail_server.gateway.outlet import HOP
+from dovetail_server.gateway.prompts import beginning
+from dovetail_server.gateway.relay import PLACED
+from dovetail_server.gateway.streams import STILL
+from dovetail_server.hooks import ApiHooks
+from dovetail_server.journal import JOURNAL_HEADER, KEY_HEADER, PATH
+from dovetail_server.openai.models import DEFAULT_MODEL
+from dovetail_server.ray.call import Call, Head
+from dovetail_server.routes.health import answer
+from dovetail_server.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("dovetail.server")
+PROBES = ("/readyz", "/health", "/ping", "/health_generate")
+EVERYWHERE = frozenset(
+    ("/metrics", "/loads", "/v1/loads", "/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
+)
+"""Routes that mean every replica, or a certain one: Ray gives a request to one of its choice."""
+DROPPED = HOP | {"origin", "sec-fetch-site"}
+"""Headers that are this address's, or that say whose page asked, which was looked at here."""
+NO_HOST = (b"host", b"localhost")
+
+
+class Named(msgspec.Struct):
+    """The field that chooses the model; others are the replica's to check."""
+
+    model: Any = None
+
+
+named = msgspec.json.Decoder(Named).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as the front knows it: the deployment, and what requests may call it."""
+
+    deployment: str
+    names: list[str]
+
+
+class CutError(Exception):
+    """A replica ended before its reply did."""
+
+
+class FrontState:
+    """What the layers and the relay share. Used from one event loop."""
+
+    def __init__(self, settings: ServeSettings, models: Sequence[Served], resume_key: str) -> None:
+        """Hold nothing yet."""
+        self.settings = settings
+        self.models = models
+        self.resume_key = resume_key
+        self.hooks = ApiHooks()
+        self.num_held_bytes = 0
+        """Bytes of request bodies in memory."""
+        self.num_journal_bytes = 0
+        """Of the journals of all streams."""
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+
+    def handle(self, served: Served) -> Any:
+        """Return Ray's handle of a model's replicas, whose calls give a stream."""
+        found = self._handles.get(served.deployment)
+        if found is None:
+            from ray import serve
+
+            found = serve.get_deployment_handle(served.deployment).options(method_name="relay", stream=True)
+            self._handles[served.deployment] = found
+        return found
+
+    def model_of(self, body: bytes) -> Served:
+        """Return the model that a body names.
+
+        Raises:
+            RequestError: It names none of several, or one that is not here.
+        """
+        if len(self.models) == 1:
+            return self.models[0]  # the replica says what is wrong with a name
+        name = None
+        try:
+            name = named(body).model if body else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return self.models[0]  # which says what is wrong with the body
+        names = [name for served in self.models for name in served.names]
+        if name is None or name == DEFAULT_MODEL:
+            raise RequestError(f"model is missing; served: {', '.join(names)}", param="model", code="missing_field")
+        for served in self.models:
+            if name in served.names:
+                return served
+        raise errors.model_not_found(str(name)[:128], names)
+
+
+class Front:
+    """The ASGI application, built where it runs: what travels there is settings and names."""
+
+    def __init__(self, values: dict[str, Any], models: Sequence[Served], resume_key: str) -> None:
+        """Note what it is to serve."""
+        self.values, self.models, self.resume_key = values, list(models), resume_key
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self._app is None:
+            self._app = create_app(FrontState(ServeSettings(**self.values), self.models, self.resume_key))
+
+        async def send_unnamed(message: Message) -> None:
+            if message["type"] == "http.response.start":  # Ray's proxy names requests, and adds the name to the reply
+                del MutableHeaders(scope=message)["x-request-id"]
+            await send(message)
+
+        await self._app(scope, receive, send_unnamed)
+
+
+def create_app(state: FrontState) -> Starlette:
+    """Build the application."""
+    relay = Relay(state)
+    app = Starlette(
+        routes=[
+            Route("/livez", live, methods=["GET"]),
+            *(Route(path, relay.ready, methods=["GET", "POST"] if path == "/ping" else ["GET"]) for path in PROBES),
+            Route("/v1/models", relay.list_models, methods=["GET"]),
+            Mount("/", app=relay),
+        ],
+        exception_handlers={
+            **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
+            HTTPException: handle_http,
+        },
+    )
+    app.state.server = state
+    add_layers(app, state, {})
+    app.add_middleware(AnthropicErrorMiddleware)
+    return app
+
+
+async def live(request: Request) -> Response:
+    """Whether this process answers."""
+    return answer(None)
+
+
+class Relay:
+    """Gives requests to replicas."""
+
+    def __init__(self, state: FrontState) -> None:
+        """Relay for `state`."""
+        self.state = state
+
+    async def ready(self, request: Request) -> Response:
+        """Whether every model has a replica that answers and is ready."""
+        for served in self.state.models:
+            head, _ = await self._whole(served, self._call(request, b"", "/readyz"))
+            if head.status != 200:
+                return answer(f"{served.names[0]}: no replica is ready")
+        return answer(None)
+
+    async def list_models(self, request: Request) -> Response:
+        """Put the models' lists together."""
+        rows: list[Any] = []
+        for served in self.state.models:
+            head, body = await self._whole(served, self._call(request, b"", "/v1/models"))
+            if head.status != 200:
+                return Response(body, head.status, media_type="application/json")
+            rows += msgspec.json.decode(body)["data"]
+        return Response(msgspec.json.encode({"object": "list", "data": rows}), media_type="application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request.
+
+        Raises:
+            RequestError: The route cannot be had here, or the model is none of those served.
+            ServiceError: No replica answers.
+            ClientGoneError: Nobody reads the reply.
+        """
+        if scope["type"] != "http":
+            raise RequestError("websockets are not served under Ray", code="not_found", status=404)
+        if scope["path"] in EVERYWHERE or scope["path"] == PATH:
+            text = f"{scope['path']} is not served under Ray, which gives a request to one replica of its own choice"
+            raise RequestError(f"{text}; Ray's own metrics tell the load of each", code="unsupported_route", status=404)
+        request = Request(scope, receive)
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            raise errors.ClientGoneError("the client left before the end of its request") from None
+        served = self.state.model_of(body) if request.method == "POST" else self._by_path(scope["path"])
+        call = self._call(request, body, prompt=beginning(body) if scope["path"] in PLACED else None)
+        await self._deliver(served, call, send)
+
+    def _by_path(self, path: str) -> Served:
+        """Return the model that a path names, or the first: all keep files in one place."""
+        name = path.removeprefix("/v1/models/")
+        return next((served for served in self.state.models if name in served.names), self.state.models[0])
+
+    def _call(self, request: Request, body: bytes, path: str | None = None, prompt: str | None = None) -> Call:
+        headers = [(n, v) for n, v in request.scope["headers"] if n.decode("latin-1") not in DROPPED]
+        headers += [NO_HOST, (b"x-request-id", request.scope["state"]["request_id"].encode())]
+        if prompt is not None:
+            headers.append((KEY_HEADER.encode(), self.state.resume_key.encode()))
+        query = request.scope["query_string"]
+        return Call(request.method, path or request.scope["path"], query, headers, body, prompt)
+
+    async def _whole(self, served: Served, call: Call) -> tuple[Head, bytes]:
+        """Return a small reply."""
+        pieces = Pieces(self.state.handle(served), call)
+        try:
+            return await pieces.head(), b"".join([piece async for piece in pieces.body()])
+        except CutError as error:
+            raise lost(str(error)) from None
+        finally:
+            pieces.close()
+
+    async def _deliver(self, served: Served, call: Call, send: Send) -> None:
+        """Give a request to a replica, and to another one where that one ends before it has answered.
+
+        Raises:
+            ServiceError: Several ended on it.
+        """
+        for _ in range(STILL + 1):
+            pieces = Pieces(self.state.handle(served), call)
+            try:
+                head = await pieces.head()
+                if call.prompt is not None and is_stream(head):
+                    await Stream(self.state, served, call, send).run(head, pieces)
+                else:
+                    await send_whole(head, pieces, send, is_asked_again=call.prompt is not None)
+                return
+            except CutError as error:
+                if call.prompt is None and call.method != "GET":
+                    raise lost(str(error)) from None  # it may have been done
+                logger.warning("A replica of %s ended (%s); another one gets its request.", served.names[0], error)
+            finally:
+                pieces.close()
+        raise lost(f"{STILL + 1} replicas ended while they had this request")
+
+
+class Pieces:
+    """A replica's reply as it comes; closing it tells the replica that nobody reads it."""
+
+    def __init__(self, handle: Any, call: Call) -> None:
+        """Ask. Ray's router sees positional arguments only: a call without a prompt has none."""
+        self._reply = handle.remote(call) if call.prompt else handle.remote(call=call)
+
+    async def head(self) -> Head:
+        """Return the reply's head.
+
+        Raises:
+            CutError: The replica ended.
+        """
+        found = await self._next()
+        if not isinstance(found, Head):
+            raise CutError("it sent no reply")
+        return found
+
+    async def body(self) -> Any:
+        """Yield the pieces of its body.
+
+        Raises:
+            CutError: The replica ended before.
+        """
+        while (piece := await self._next()) is not None:
+            yield piece
+
+    async def _next(self) -> Any:
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            return await anext(self._reply)
+        except StopAsyncIteration:
+            return None
+        except (RayError, RayServeException) as error:
+            raise CutError(str(error).strip().splitlines()[0][:200] or type(error).__name__) from None
+
+    def close(self) -> None:
+        """End the request if it has not ended."""
+        self._reply.cancel()
+
+
+class Stream:
+    """One stream, on its way from one replica after the other to its client."""
+
+    def __init__(self, state: FrontState, served: Served, call: Call, send: Send) -> None:
+        """Begin."""
+        self.state, self.served, self.call, self._send = state, served, call, send
+        self.kept = KeptStream(state, call.path, call.body)
+
+    async def run(self, head: Head, pieces: Pieces) -> None:
+        """Send a reply's events, and those that another replica makes where this one ends."""
+        names = [value.decode() for name, value in head.headers if name.decode().lower() == JOURNAL_HEADER]
+        self.kept.name = names[0] if names else None
+        await self._send(start(head))
+        try:
+            while True:
+                try:
+                    await self._pass_on(pieces)
+                    break
+                except CutError as error:
+                    pieces.close()
+                    self.kept.num_still += 1
+                    if self.kept.name is None or self.kept.num_still > STILL:
+                        logger.error("A stream of %s broke off: %s", self.served.names[0], error)
+                        await self._body(self.kept.last_words(f"the stream broke off: {error}"))
+                        break
+                    logger.warning("A stream of %s goes on with another replica: %s", self.served.names[0], error)
+                    pieces = self._resumed()
+            await self._body(b"", more=False)
+        finally:
+            pieces.close()
+            self.kept.forget()
+
+    def _resumed(self) -> Pieces:
+        call = self.call
+        again = Call("POST", PATH, call.query, call.headers, self.kept.resume_body(), call.prompt)
+        return Pieces(self.state.handle(self.served), again)
+
+    async def _pass_on(self, pieces: Pieces) -> None:
+        async for piece in pieces.body():
+            if isinstance(piece, Head):
+                if piece.status != 200:
+                    self.kept.name = None if piece.status != 503 else self.kept.name
+                    raise CutError(f"another replica answers {piece.status}")
+            elif events := self.kept.take(piece):
+                await self._body(events)
+        if self.kept.rest:
+            await self._body(bytes(self.kept.rest))
+
+    async def _body(self, data: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def is_stream(head: Head) -> bool:
+    """Whether a reply is a stream with a journal."""
+    names = {name.decode("latin-1").lower(): value for name, value in head.headers}
+    return JOURNAL_HEADER in names and names.get("content-type", b"").startswith(b"text/event-stream")
+
+
+def start(head: Head) -> dict[str, Any]:
+    """Return the message that begins a reply to the client."""
+    headers = [(n.lower(), v) for n, v in head.headers if n.lower().decode("latin-1") not in HOP or is_length(n)]
+    return {"type": "http.response.start", "status": head.status, "headers": headers}
+
+
+def is_length(name: bytes) -> bool:
+    """Whether a header is the length of a body, which is passed on as it is."""
+    return name.lower() == b"content-length"
+
+
+async def send_whole(head: Head, pieces: Pieces, send: Send, *, is_asked_again: bool) -> None:
+    """Send a reply as it comes; one that is asked again if it breaks off is held until it has begun."""
+    body = pieces.body()
+    first = await anext(body, b"") if is_asked_again else b""
+    await send(start(head))
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    try:
+        async for piece in body:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except CutError as error:
+        raise EngineError(f"the reply broke off: {error}") from None  # it has begun: the connection ends
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def lost(why: str) -> errors.ServiceError:
+    """Return the error of a request that no replica answered."""
+    return errors.ServiceError(f"{why}; try again", code="no_worker", retry_after_s=1)

@@ -1,0 +1,105 @@
+"""An application of Ray Serve in a Ray cluster of its own on this machine, as `serve run` starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import requests
+
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+class RayServed:
+    """`serve run` of a configuration file whose `args` are those of `dovetail.ray:app`."""
+
+    def __init__(self, folder: Path, **args: Any) -> None:
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "serve.log"
+        self.temp = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets below it: their paths have to be short
+        application = {"name": "dovetail", "route_prefix": "/", "import_path": "dovetail.ray:app", "args": args}
+        config = folder / "serve.json"  # JSON is YAML
+        config.write_text(json.dumps({"http_options": {"port": self.port}, "applications": [application]}))
+        command = [str(Path(sys.executable).with_name("serve")), "run", str(config)]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, **QUIET, "RAY_TMPDIR": self.temp},
+            )
+
+    def text(self) -> str:
+        return self.log.read_text("utf-8", "replace")
+
+    def wait(self, limit_s: float = 150.0) -> RayServed:
+        self.until(self._is_ready, limit_s)
+        return self
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.get("/readyz").status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    def until(self, is_so: Callable[[], bool], limit_s: float = 90.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            assert self.process.poll() is None, self.text()[-6000:]
+            assert time.monotonic() < deadline, self.text()[-6000:]
+            time.sleep(0.2)
+
+    def post(self, path: str, body: dict[str, Any], **more: Any) -> requests.Response:
+        return requests.post(self.base + path, json=body, timeout=120, **more)
+
+    def get(self, path: str, **more: Any) -> requests.Response:
+        return requests.get(self.base + path, timeout=60, **more)
+
+    def replicas(self, name: str = "dovetail-demo") -> list[int]:
+        """The processes of a model's replicas that are of this cluster."""
+        found = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(None, 1) for line in found.splitlines()]
+        mine = [int(pid) for pid, args in rows if args.startswith(f"ray::ServeReplica:dovetail:{name}")]
+        return [pid for pid in mine if self.temp in environment_of(pid)]
+
+    def close(self) -> None:
+        """End the cluster, and what is left of it."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        deadline = time.monotonic() + 20
+        while left := [int(p.name) for p in Path("/proc").glob("[0-9]*") if self.temp in environment_of(int(p.name))]:
+            if time.monotonic() > deadline:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+
+def environment_of(pid: int) -> str:
+    """Return a process's environment, as far as it may be read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
