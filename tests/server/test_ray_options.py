@@ -55,7 +55,7 @@ def test_a_wrong_key_is_not_shown() -> None:
         (
             {"tensor_parallel_size": 2},
             [GPU, GPU],
-            "tensor_parallel_size 2: a replica needs 2 GPUs, and the largest machine ",
+            "tensor_parallel_size 2: a replica needs 2 GPUs, and the largest",
         ),
         ({"num_gpus": 1, "device": "cpu"}, [EIGHT], "num_gpus 1: device is 'cpu'; leave one of them out"),
         ({"num_gpus": 0, "device": "cuda"}, [EIGHT], "num_gpus 0: device is 'cuda'; give num_gpus=1"),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ROOM = "dovetail_server.ray"
 FRONT = "dovetail"
 MAX_FRONT_REQUESTS = 1 << 16
+MAX_STARTS = 3
+"""Of the first replicas: what the user can fix is said after so many tries, not after Ray's twenty."""
 PREFIX_CHARACTERS = 4_000_000
 """Of prompts, which Ray's tree of prefixes keeps for all replicas of a model."""
 
@@ -110,6 +112,7 @@ def replica_deployment(model: Model, reserved: dict[str, Any], follows: dict[str
         max_ongoing_requests=settings.max_running_requests + settings.max_queued_requests,
         graceful_shutdown_timeout_s=settings.drain_timeout,
         graceful_shutdown_wait_loop_s=0.5,
+        max_constructor_retry_count=MAX_STARTS,
     ).bind(replica_values(model, follows, key))
 
 

@@ -170,11 +170,23 @@ class Replica:
         Raises:
             ConfigError: What the user can fix; Ray shows it as the reason why the deployment failed.
         """
+        self._server: Server | None = None
         try:
-            self.server = Server(ServeSettings(**values))
-            await self.server.start()
+            self._server = Server(ServeSettings(**values))
+            await self._server.start()
         except ConfigError as error:
             raise ConfigError(" ".join(str(error).split())) from None
+
+    @property
+    def server(self) -> Server:
+        """The server; Ray asks nothing of a replica whose constructor failed.
+
+        Raises:
+            EngineError: It failed.
+        """
+        if self._server is None:
+            raise EngineError("this replica has not started")
+        return self._server
 
     async def relay(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
         """Answer a request: its `Head`, then the pieces of its body."""
@@ -209,4 +221,5 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the server: Ray calls and awaits this when the replica's last request has ended."""
-        await self.server.close()
+        if self._server is not None:
+            await self._server.close()
