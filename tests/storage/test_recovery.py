@@ -200,15 +200,15 @@ def test_an_engine_that_dies_costs_no_line(api: Api) -> None:
 def test_faults_of_the_server_are_tried_again_and_then_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that fails for a reason of ours ends in the error file as a 500 without details."""
     from dovetail.messages import Finish
-    from dovetail_server.batches import runner
+    from dovetail_server.batches import execute
 
-    monkeypatch.setattr(runner, "BUSY_WAIT_S", 0.01)
+    monkeypatch.setattr(execute, "BUSY_WAIT_S", 0.01)
     api.harness.engine.give_up = Finish("abort", None, "the parser broke")
     outputs, errors = api.results(api.run(line("a")))
     assert not outputs
     assert errors[0]["response"]["status_code"] == 500
     assert errors[0]["response"]["body"]["error"]["code"] == "request_failed"
-    assert len(api.harness.engine.submits) == runner.MAX_FAULTS
+    assert len(api.harness.engine.submits) == execute.MAX_FAULTS
 
 
 def test_an_expired_batch_keeps_what_is_done(api: Api) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import RequestError
+from dovetail.errors import EngineDeadError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server import errors
 from dovetail_server.anthropic import messages
@@ -15,6 +15,7 @@ from dovetail_server.auth import CALLER
 from dovetail_server.batches.result import Result, decode_head, refusal, result_line
 from dovetail_server.bodies import responses as response_bodies
 from dovetail_server.bodies import tasks
+from dovetail_server.bodies.pool import DIED
 from dovetail_server.bodies.work import read_line
 from dovetail_server.native.score import ScoreRequest
 from dovetail_server.openai.chat import ChatRequest
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
 Reply = Callable[[], Awaitable[bytes]]
+MAX_FAULTS = 3
+"""A line that fails for a reason of ours is tried so often."""
+BUSY_WAIT_S = 0.25
 
 
 async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes) -> Result:
@@ -59,6 +63,33 @@ async def run_line(state: ReadingContext, endpoint: str, custom_id: str, raw: by
             raise errors.draining() from error  # cut off by the server's end: it is run again
         return refusal(custom_id, error)
     return Result(result_line(custom_id, 200, body), False, decode_head(body).usage.as_chat())
+
+
+async def run_to_end(state: ReadingContext, endpoint: str, custom_id: str, raw: bytes) -> Result:
+    """Run a line until it has a result; faults of ours are tried again, a few times.
+
+    Raises:
+        ServiceError: The server ends.
+        EngineDeadError: The engine is gone.
+    """
+    faults = 0
+    while True:
+        try:
+            return await run_line(state, endpoint, custom_id, raw)
+        except EngineDeadError:
+            raise
+        except errors.ServiceError as error:
+            if error.status == 503 and error.code != DIED:
+                raise
+            if error.status != 429:
+                faults += 1
+            if faults >= MAX_FAULTS:
+                return refusal(custom_id, error)
+        except Exception as error:
+            faults += 1
+            if faults >= MAX_FAULTS:
+                return refusal(custom_id, error)
+        await asyncio.sleep(BUSY_WAIT_S)
 
 
 async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:

@@ -14,7 +14,7 @@ from sqlalchemy.engine import RowMapping
 
 from dovetail.errors import EngineDeadError
 from dovetail_server.auth import run_as
-from dovetail_server.batches.execute import run_line
+from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.lines import Leased, LineStore, at_once
 from dovetail_server.batches.pause import Pause, UnreadableError
 from dovetail_server.batches.processes import LeaseLostError
@@ -22,7 +22,6 @@ from dovetail_server.batches.result import Result, lost_line, refusal
 from dovetail_server.batches.shares import FairQueue, quotas
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import Writer
-from dovetail_server.bodies.pool import DIED
 from dovetail_server.errors import ServiceError
 from dovetail_server.origin import ORIGIN, Origin
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at
@@ -36,11 +35,8 @@ logger = logging.getLogger("dovetail.server")
 POLL_S = 1.0
 SHORT_POLL_S = 0.05
 LINE_TIMEOUT_S = 3600.0
-MAX_FAULTS = 3
-"""A line that fails for a reason of ours is tried so often."""
 MAX_LEASES = 20
 """A line that was begun so often without a result is given up: it may be what ends the process."""
-BUSY_WAIT_S = 0.25
 MAX_READS = 10
 """A request that cannot be read is tried so often, unless the reason is one that passes."""
 LOST_S = 10.0
@@ -239,7 +235,7 @@ class Runner:
             return refusal(line.custom_id, ServiceError(str(error), code="request_unreadable", status=500))
         try:
             async with asyncio.timeout(LINE_TIMEOUT_S):
-                return await self._attempts(line, raw)
+                return await run_to_end(self.state, line.endpoint, line.custom_id, raw)
         except TimeoutError:
             text = f"no reply within {LINE_TIMEOUT_S:g} s"
             return Result(lost_line(line.custom_id, "request_timeout", text), True)
@@ -264,32 +260,6 @@ class Runner:
             raise UnreadableError(f"the request could not be read from the input file: {error.strerror}") from error
         self._pause.end()
         return raw
-
-    async def _attempts(self, line: Leased, raw: bytes) -> Result:
-        """Run a line until it has a result; faults of ours are tried again, a few times.
-
-        Raises:
-            ServiceError: The server ends.
-            EngineDeadError: The engine is gone.
-        """
-        faults = 0
-        while True:
-            try:
-                return await run_line(self.state, line.endpoint, line.custom_id, raw)
-            except EngineDeadError:
-                raise
-            except ServiceError as error:
-                if error.status == 503 and error.code != DIED:
-                    raise
-                if error.status != 429:
-                    faults += 1
-                if faults >= MAX_FAULTS:
-                    return refusal(line.custom_id, error)
-            except Exception as error:
-                faults += 1
-                if faults >= MAX_FAULTS:
-                    return refusal(line.custom_id, error)
-            await asyncio.sleep(BUSY_WAIT_S)
 
     async def close(self) -> None:
         """Stop; what has no durable result is given back."""

@@ -19,6 +19,10 @@ Answer the requests of a file, in the format of the batches of OpenAI's API, and
   -i, --input-file FILE     one request per line: {"custom_id", "method", "url", "body"}
   -o, --output-file FILE    appears when everything is answered; refused requests are in it with their error
   --no-progress             show no progress bar
+  --ray                     on the actors of a Ray cluster (RAY_ADDRESS, else this machine); needs dovetail[ray].
+                            -i and -o may be folders: every *.jsonl of the one becomes a file of the other.
+                            A run that was ended goes on where it was when it is given again
+  --replicas N              of --ray: actors, each with its own engine; as many as there are devices for if not given
 
 Every option of `dovetail serve` that concerns the model can be given too: `dovetail serve --help=all`.
 """
@@ -32,6 +36,8 @@ class Args:
     target: Path
     shows_progress: bool
     others: list[str]
+    uses_ray: bool = False
+    num_replicas: int | None = None
 
 
 def main(argv: list[str]) -> int:
@@ -62,13 +68,18 @@ def parse(argv: list[str]) -> Args:
     paths: dict[str, str] = {}
     names = {"-i": "-i", "--input-file": "-i", "-o": "-o", "--output-file": "-o"}
     others: list[str] = []
-    shows_progress = True
+    shows_progress, uses_ray = True, False
+    num_replicas: int | None = None
     rest = list(argv)
     while rest:
         arg = rest.pop(0)
         name, equals, value = arg.partition("=")
         if name == "--no-progress":
             shows_progress = False
+        elif name == "--ray" and not equals:
+            uses_ray = True
+        elif name == "--replicas":
+            num_replicas = count(value if equals else rest.pop(0) if rest else "")
         elif name in names:
             if not equals and not rest:
                 raise ConfigError(f"{name}: expected a file")
@@ -79,11 +90,42 @@ def parse(argv: list[str]) -> Args:
         if name not in paths:
             raise ConfigError(f"{name} is missing; give {what}")
     source, target = Path(paths["-i"]), Path(paths["-o"])
+    if num_replicas is not None and not uses_ray:
+        raise ConfigError(f"--replicas {num_replicas}: only --ray has replicas; give it, too")
+    check_paths(source, target, may_be_folders=uses_ray)
+    return Args(source, target, shows_progress, others, uses_ray, num_replicas)
+
+
+def count(text: str) -> int:
+    """Read a number of replicas.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--replicas {text!r}: expected a number from 1")
+    return int(text)
+
+
+def check_paths(source: Path, target: Path, *, may_be_folders: bool) -> None:
+    """Refuse an input or an output that is not there or of the wrong kind.
+
+    Raises:
+        ConfigError: Naming the flag.
+    """
+    if source.is_dir() and may_be_folders:
+        if not target.is_dir():
+            raise ConfigError(f"-o {str(target)!r}: -i is a folder, so this has to be one that exists")
+        if source.resolve() == target.resolve():
+            raise ConfigError(f"-o {str(target)!r}: that is the folder of the inputs; give another one")
+        return
     if not source.is_file():
-        raise ConfigError(f"-i {str(source)!r}: no such file")
+        hint = "a folder needs --ray" if source.is_dir() else "no such file"
+        raise ConfigError(f"-i {str(source)!r}: {hint}")
+    if target.is_dir():
+        raise ConfigError(f"-o {str(target)!r}: a folder; give a file")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"-o {str(target)!r}: its folder does not exist")
-    return Args(source, target, shows_progress, others)
 
 
 def settings_from(argv: list[str]) -> ServeSettings:
@@ -107,7 +149,25 @@ def run(wish: Args, settings: ServeSettings) -> int:
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
     log.setup(settings.log_level, form=settings.log_format)
+    if wish.uses_ray:
+        return run_on_ray(wish, settings)
     prepared = prepare(preflight.with_model(settings))
     from dovetail_server.offline_batch import run_file
 
     return asyncio.run(run_file(prepared.settings, prepared.plan, wish.source, wish.target, wish.shows_progress))
+
+
+def run_on_ray(wish: Args, settings: ServeSettings) -> int:
+    """Run on a Ray cluster.
+
+    Raises:
+        ConfigError: Ray is not installed, or something that the user can fix.
+    """
+    try:
+        from dovetail_server.ray.batch import run_files
+    except ModuleNotFoundError as error:
+        if error.name not in ("ray", "aiohttp", "yarl"):
+            raise
+        text = f"--ray needs {error.name}, which is not installed: pip install 'dovetail[ray]'"
+        raise ConfigError(text) from None
+    return run_files(settings, wish.source, wish.target, wish.num_replicas, wish.shows_progress)

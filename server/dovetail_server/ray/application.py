@@ -6,13 +6,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from dovetail.errors import ConfigError
 from dovetail_server.ray.front import Front, Served
-from dovetail_server.ray.options import Model, Node, actor_options, check_models, read_model, replica_values
+from dovetail_server.ray.options import (
+    Model,
+    actor_options,
+    check_models,
+    cluster_nodes,
+    read_model,
+    replica_values,
+)
 from dovetail_server.ray.replica import Replica
 from dovetail_server.ray.router import IMBALANCE
 
@@ -132,11 +138,3 @@ def _plain(value: Any) -> Any:
     from dovetail_server.gateway.division import plain
 
     return plain(value)
-
-
-def cluster_nodes() -> list[Node]:
-    """Return the machines of the cluster that live."""
-    if not ray.is_initialized():
-        ray.init(namespace="serve")
-    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(float(has.get("CPU", 0)), float(has.get("GPU", 0))) for has in found]

@@ -188,9 +188,20 @@ def actor_options(model: Model, nodes: Sequence[Node]) -> tuple[dict[str, Any], 
     return reserved, follows
 
 
-def replica_values(model: Model, follows: Mapping[str, Any], resume_key: str) -> dict[str, Any]:
+def replica_values(model: Model, follows: Mapping[str, Any], resume_key: str | None) -> dict[str, Any]:
     """Return the settings that a replica is started with, as plain values."""
     given = model.settings.model_fields_set - RAYS - {"config"}
     values = {name: plain(getattr(model.settings, name)) for name in given}
     # The front has looked at names and origins; what is between the two is Ray's.
-    return {"resume_key": resume_key, **values, **follows, "allowed_hosts": ["*"], "allow_origins": []}
+    key = {} if resume_key is None else {"resume_key": resume_key}
+    return {**key, **values, **follows, "allowed_hosts": ["*"], "allow_origins": []}
+
+
+def cluster_nodes() -> list[Node]:
+    """Return the machines of the cluster that live; connects to it, or starts a local one."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(namespace="serve")
+    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Node(float(has.get("CPU", 0)), float(has.get("GPU", 0))) for has in found]

@@ -73,7 +73,8 @@ class Server:
         state.bodies.warm_up()
         state.text.grammar.warm_up()
         self.tasks.keep("stat loggers", lambda: hooks.observers.log_stats(engine))
-        phases.show()
+        if self.settings.log_level in ("debug", "info"):
+            phases.show()
 
     async def close(self) -> None:
         """End the engine and everything that was started."""
