@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
+from gateway_process import Served
 
 from .conftest import Api, line
 from .processes import Killable
@@ -242,3 +246,42 @@ def test_other_databases_are_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give postgresql") as caught:
         database_url(url, tmp_path)
     assert "x" not in str(caught.value).split("'")[1]
+
+
+@pytest.mark.timeout(240)
+def test_workers_behind_one_address_share_it(postgres: Postgres, tmp_path: Path) -> None:
+    """`--data-parallel-size 2`: a batch survives `kill -9` of a worker, each id once; all of them know every file."""
+    pytest.importorskip("smg", reason="needs dovetail[gateway]")
+    flags = ["--database-url", postgres.url, "--file-storage-path", str(tmp_path / "files"), "--device", "cpu"]
+    running = Served(tmp_path, "serve", "--data-parallel-size", "2", *flags, "--max-batch-requests", "4", key=None)
+    try:
+        running.wait()
+        ids = [f"n{i}" for i in range(200)]
+        url = "/v1/completions"
+        body = {"prompt": "The capital of", "max_tokens": 8, "ignore_eos": True}
+        rows = [{"custom_id": each, "method": "POST", "url": url, "body": body} for each in ids]
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        upload = running.session.post(
+            f"{running.base}/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}, timeout=60
+        )
+        wish = {"input_file_id": upload.json()["id"], "endpoint": url, "completion_window": "24h"}
+        batch = running.post("/v1/batches", wish).json()["id"]
+
+        def counts() -> dict[str, int]:
+            found: dict[str, int] = running.get(f"/v1/batches/{batch}").json()["request_counts"]
+            return found
+
+        running.until(lambda: counts()["completed"] >= 40)
+        os.kill(running.pids()[0], signal.SIGKILL)
+        assert counts()["completed"] < len(ids)
+        running.until(lambda: running.get(f"/v1/batches/{batch}").json()["status"] == "completed", 120)
+        assert counts() == {"total": 200, "completed": 200, "failed": 0}
+        output = running.get(f"/v1/batches/{batch}").json()["output_file_id"]
+        found = running.get(f"/v1/files/{output}/content").text.splitlines()
+        assert [json.loads(row)["custom_id"] for row in found] == ids
+        running.until(lambda: all(worker["ready"] for worker in running.workers()))
+        for worker in running.workers():  # each of them, not the one that the relay asks
+            assert requests.get(f"{worker['url']}/v1/files/{output}/content", timeout=60).text.splitlines() == found
+    finally:
+        running.close()
+    assert not (tmp_path / "files" / "dovetail.db").exists()

@@ -51,6 +51,8 @@ ELSEWHERE = frozenset({"draining", "starting", "engine_dead", "no_worker"})
 """Codes of a 503 after which another worker may do better."""
 BACKGROUND = b'"background"'
 """A response that goes on by itself is asked about later, where all such questions go."""
+READING = frozenset({"GET", "HEAD"})
+"""Methods that change nothing: such a request is given to another worker when one could not answer it."""
 WAIT_S = 20.0
 """So long a request waits for a worker when none is ready: one that is started again takes some seconds."""
 PIECE = 1 << 16
@@ -116,22 +118,31 @@ class Relay:
         raise ServiceError(text, code="request_lost")
 
     async def _through(self, request: Request, send: Send, held: bytes | None = None) -> None:
-        """Give a request that is not held to a worker: what is asked twice is asked of the same one.
+        """Give a request that is not held to a worker: what is asked twice is asked of the same one, while it lives.
+
+        What only reads is asked of another one when that worker ends before it has answered.
 
         Raises:
             ServiceError: No worker answers.
         """
-        worker = self.state.fleet.ready()[0] if self.state.fleet.ready() else await self.state.fleet.wait_ready(WAIT_S)
-        if worker is None:
-            raise self.state.fleet.nobody()
-        try:
-            has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-            body = held if held is not None else request.stream() if has_body else None
-            await self._exchange(request, send, worker, body)
-        except UnreachableError as error:
-            worker.is_lost(str(error))
-            text = f"worker {worker.tag} cannot be reached ({error}); try again"
-            raise ServiceError(text, code="no_worker", retry_after_s=1) from None
+        fleet = self.state.fleet
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        body = held if held is not None else request.stream() if has_body else None
+        num_left = STILL if request.method in READING and body is None else 0
+        while True:
+            worker = fleet.ready()[0] if fleet.ready() else await fleet.wait_ready(WAIT_S)
+            if worker is None:
+                raise fleet.nobody()
+            try:
+                await self._exchange(request, send, worker, body)
+                return
+            except UnreachableError as error:
+                worker.is_lost(str(error))
+                if not num_left:
+                    text = f"worker {worker.tag} cannot be reached ({error}); try again"
+                    raise ServiceError(text, code="no_worker", retry_after_s=1) from None
+                logger.warning("Worker %s did not answer a request (%s); another one gets it.", worker.tag, error)
+                num_left -= 1
 
     async def _exchange(
         self, request: Request, send: Send, worker: Worker, body: bytes | AsyncIterator[bytes] | None
