@@ -35,8 +35,11 @@ from dovetail.contracts.grammar import (
 from dovetail.errors import RequestError
 from dovetail.grammar.bits import Words, draw_ids
 from dovetail.grammar.spec.weaken import schemas_with_places
+from dovetail_grammar.call_states import Texts, followed, states_of
 from dovetail_grammar.choices import UNREADABLE
 from dovetail_grammar.gbnf import UnreadableError
+from dovetail_grammar.json_states import Shared, State, States
+from dovetail_grammar.kept_masks import KeptMasks
 from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_errors import first_line, worded
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spacing
@@ -81,6 +84,8 @@ class LlguidanceBackend(GrammarBackend):
         self._ends: Ends | None = None
         self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1)
         self._executor: Any = None
+        self._kept: KeptMasks | None = None
+        self._texts: Texts | None = None
         self._library = import_library()
 
     def supports(self, spec: GrammarSpec) -> Support:
@@ -109,15 +114,15 @@ class LlguidanceBackend(GrammarBackend):
             code = "unsupported_grammar" if isinstance(error, UnreadableError) else "invalid_grammar"
             raise RequestError(f"the grammar cannot be read: {error}", code=code) from None
         if not self.inline(spec):
-            return f"{spec.kind} {source}".encode()
-        return self._build(source, spec.kind)
+            return json.dumps([spec.kind, source, followed(spec)]).encode()
+        return self._build(source, spec.kind, followed(spec))
 
     def load(self, blob: bytes) -> CompiledGrammar:
-        """Build from the library's form, before which its kind stands."""
-        kind, _, source = blob.decode().partition(" ")
-        return self._build(source, Kind(kind))
+        """Build from the library's form, with which its kind stands, and what tells its states."""
+        kind, source, told_by = json.loads(blob)
+        return self._build(source, Kind(kind), told_by)
 
-    def _build(self, source: str, kind: Kind) -> LlguidanceGrammar:
+    def _build(self, source: str, kind: Kind, told_by: str) -> LlguidanceGrammar:
         """Build, and compute the first mask, so that the lexer's first states are made outside the engine's loop."""
         self._shared()  # made once, and not part of what follows
         began = time.thread_time()
@@ -132,7 +137,8 @@ class LlguidanceBackend(GrammarBackend):
             text = f"the grammar cannot be enforced: {worded(matcher.get_error(), kind)}"
             raise RequestError(text, code="unsupported_grammar")
         build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
-        return LlguidanceGrammar(matcher, len(source), self._made_ends(), build)
+        tell = (lambda: states_of(kind, told_by, self._made_texts())) if told_by else None
+        return LlguidanceGrammar(matcher, len(source), self._made_ends(), build, tell)
 
     def _matcher(self, source: str) -> Any:
         library = self._library
@@ -140,28 +146,66 @@ class LlguidanceBackend(GrammarBackend):
 
     def warm_up(self, grammar: CompiledGrammar, timeout_s: float) -> None:
         """Walk over plausible texts: what the lexer meets for the first time costs many times what it costs later."""
+        if isinstance(grammar, LlguidanceGrammar):
+            grammar.follow()
         for seed in range(NUM_WALKS):
             self._walk(grammar.matcher(), random.Random(seed), time.perf_counter() + timeout_s / NUM_WALKS)
 
     def fill_batch(self, matchers: Sequence[GrammarMatcher], mask: Mask, rows: Sequence[int]) -> list[bool]:
-        """Fill many rows in the library's threads, without the GIL; few one by one, as threads take time to wake."""
-        if len(matchers) < MIN_PARALLEL or self._num_threads < 2:
-            return super().fill_batch(matchers, mask, rows)
-        with self._lock:
-            if self._executor is None:
-                self._executor = self._library.LLExecutor(self._num_threads)
+        """Copy the masks of states that are known, and compute each other state's once; called by one thread only."""
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = KeptMasks(self._vocabulary.mask_words)
         going: list[tuple[LlguidanceMatcher, int]] = []
+        found: list[tuple[int, int]] = []
+        first: dict[Shared, int] = {}
+        equal: list[tuple[LlguidanceMatcher, int, int]] = []
         for matcher, row in zip(matchers, rows, strict=True):
-            if isinstance(matcher, LlguidanceMatcher) and not matcher.is_over:
-                going.append((matcher, row))
-            else:
+            if not isinstance(matcher, LlguidanceMatcher) or matcher.is_over:
                 matcher.fill(mask, row)
-        work = [(matcher.inner, row) for matcher, row in going]
-        self._executor.unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.strides[0], mask.shape[0])
-        for matcher, row in going:
-            if matcher.inner.is_error():
-                mask[row] = 0
+                continue
+            shared = matcher.shared
+            if shared is None:
+                going.append((matcher, row))
+            elif shared.slot >= 0:
+                found.append((shared.slot, row))
+                shared.is_used = True
+            elif shared in first:
+                equal.append((matcher, row, first[shared]))
+            else:
+                first[shared] = row
+                going.append((matcher, row))
+        kept.copy(found, mask)
+        failed = self._compute(going, mask)
+        for shared, row in first.items():
+            if row not in failed:
+                kept.keep(shared, mask[row])
+        for matcher, row, at in equal:
+            if at in failed:
+                matcher.fill(mask, row)
+            else:
+                mask[row] = mask[at]
         return [True] * len(matchers)
+
+    def _compute(self, going: Sequence[tuple[LlguidanceMatcher, int]], mask: Mask) -> set[int]:
+        """Fill many rows in the library's threads, without the GIL; few one by one, as threads take time to wake.
+
+        Returns:
+            The rows of matchers that have failed; they allow nothing.
+        """
+        if len(going) < MIN_PARALLEL or self._num_threads < 2:
+            for matcher, row in going:
+                matcher.fill(mask, row)
+        else:
+            with self._lock:
+                if self._executor is None:
+                    self._executor = self._library.LLExecutor(self._num_threads)
+            work = [(matcher.inner, row) for matcher, row in going]
+            self._executor.unsafe_compute_mask_ptr(work, mask.ctypes.data, mask.strides[0], mask.shape[0])
+        failed = {row for matcher, row in going if matcher.inner.is_error()}
+        for row in failed:
+            mask[row] = 0
+        return failed
 
     def _walk(self, matcher: GrammarMatcher, rng: random.Random, deadline: float) -> None:
         """Follow the masks, closing strings soon, and leaving out mere whitespace where something else may come.
@@ -192,6 +236,11 @@ class LlguidanceBackend(GrammarBackend):
             self._ends = Ends.of(self._vocabulary)
         return self._ends
 
+    def _made_texts(self) -> Texts:
+        if self._texts is None:
+            self._texts = Texts(self._vocabulary)
+        return self._texts
+
     def _shared(self) -> Any:
         with self._lock:
             if self._tokenizer is None:
@@ -206,11 +255,34 @@ class LlguidanceGrammar:
     masks of many requests take turns at it. So every `PER_BASE` requests at a time have a matcher of their own to copy.
     """
 
-    def __init__(self, base: Any, num_source: int, ends: Ends, build: Callable[[], Any] | None) -> None:
-        """`build` makes another matcher like `base`, where that is known to be cheap."""
+    def __init__(
+        self,
+        base: Any,
+        num_source: int,
+        ends: Ends,
+        build: Callable[[], Any] | None,
+        tell: Callable[[], States | None] | None,
+    ) -> None:
+        """Keep what matchers are made of.
+
+        Args:
+            base: A matcher at the start.
+            num_source: Characters of the grammar.
+            ends: The tokens that end a reply.
+            build: Makes another matcher like `base`, where that is known to be cheap.
+            tell: Makes the states of the grammar's texts, where they may be told.
+        """
         self._lanes: list[tuple[Any, WeakSet[LlguidanceMatcher]]] = [(base, WeakSet())]
         self._ends, self._build = ends, build
         self._num_source = num_source
+        self._tell = tell
+        self.states: States | None = None
+
+    def follow(self) -> None:
+        """Have the matchers know their states from now on, where the grammar tells them."""
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            self.states = tell()
 
     @property
     def num_bytes(self) -> int:
@@ -223,7 +295,7 @@ class LlguidanceGrammar:
         if len(taken) >= PER_BASE and len(self._lanes) < MAX_BASES and self._build is not None:
             base, taken = self._build(), WeakSet()
             self._lanes.append((base, taken))
-        made = LlguidanceMatcher(base.deep_copy(), self._ends)
+        made = LlguidanceMatcher(base.deep_copy(), self._ends, self)
         taken.add(made)
         return made
 
@@ -231,9 +303,26 @@ class LlguidanceGrammar:
 class LlguidanceMatcher(EndingMatcher):
     """One request's state."""
 
-    def __init__(self, inner: Any, ends: Ends, *, terminated: bool = False) -> None:
+    def __init__(self, inner: Any, ends: Ends, grammar: LlguidanceGrammar, *, terminated: bool = False) -> None:
         super().__init__(ends, terminated=terminated)
         self.inner = inner
+        self._grammar = grammar
+        self._taken: list[int] = []
+        self._states: list[State | None] = []
+
+    @property
+    def shared(self) -> Shared | None:
+        """What this state has in common with others that are followed by the same texts, where that is known."""
+        known, followed = self._grammar.states, self._states
+        if known is None:
+            return None
+        if not followed:
+            followed.append(known.start)
+        state = followed[-1]
+        for token_id in self._taken[len(followed) - 1 :]:
+            state = known.after(state, token_id) if state is not None else None
+            followed.append(state)
+        return None if state is None else state.shared
 
     @property
     def error(self) -> str | None:
@@ -254,7 +343,9 @@ class LlguidanceMatcher(EndingMatcher):
 
     def fork(self) -> LlguidanceMatcher:
         """Copy."""
-        return LlguidanceMatcher(self.inner.deep_copy(), self._ends, terminated=self._terminated)
+        made = LlguidanceMatcher(self.inner.deep_copy(), self._ends, self._grammar, terminated=self._terminated)
+        made._taken, made._states = self._taken.copy(), self._states.copy()
+        return made
 
     def _complete(self) -> bool:
         return bool(self.inner.is_accepting())
@@ -265,10 +356,15 @@ class LlguidanceMatcher(EndingMatcher):
             line[:] = 0
 
     def _advance(self, token_id: int) -> bool:
-        return not self.inner.is_stopped() and bool(self.inner.try_consume_tokens([token_id]))
+        if self.inner.is_stopped() or not self.inner.try_consume_tokens([token_id]):
+            return False
+        self._taken.append(token_id)
+        return True
 
     def _retreat(self, num_tokens: int) -> None:
         self.inner.rollback(num_tokens)
+        del self._taken[-num_tokens:]
+        del self._states[len(self._taken) + 1 :]
 
 
 def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:

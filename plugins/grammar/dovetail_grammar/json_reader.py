@@ -1,0 +1,194 @@
+"""Reads a JSON text in pieces that may end anywhere, and keeps of it what tells where it stands in its schema.
+
+What is read was allowed by a grammar before: it is not judged again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail_grammar.local_schemas import Schemas
+
+MAX_RAW = 256
+"""Bytes of a string that counts letter by letter, or of a number, up to which it is followed."""
+_SPACE = frozenset(b" \t\r\n")
+_SCALAR = frozenset(b"-+.0123456789eEtrufalsn")
+_QUOTE, _ESCAPE = b'"'[0], b"\\"[0]
+_STOPS = re.compile(rb'["\\]')
+_DIGITS = re.compile(rb"[0-9]+")
+
+VALUE, ITEM_OR_END, KEY_OR_END, KEY, IN_KEY, COLON, STRING, SCALARS, AFTER = range(9)
+"""What comes next, or goes on; `AFTER`: what may stand behind a value."""
+
+Frame = tuple[Schemas, tuple[bytes, ...] | int]
+"""An open container: what may hold for it, and an object's keys or an array's count of items, which may be capped."""
+Place = tuple[tuple[Frame, ...], int, Any]
+START: Place = ((), VALUE, b"")
+
+
+def schemas_at(root: Schemas, frames: Sequence[Frame]) -> Schemas:
+    """Return what may hold for the value that stands or comes at a place."""
+    if not frames:
+        return root
+    schemas, said = frames[-1]
+    return schemas.items if isinstance(said, int) else schemas.value(json.loads(said[-1]))
+
+
+class Reader:
+    """Goes on from a place with what the library has allowed."""
+
+    def __init__(self, root: Schemas, place: Place) -> None:
+        self._root = root
+        frames, self.phase, self.part = place
+        self.frames = list(frames)
+
+    def read(self, data: bytes) -> int | None:
+        """Go on; returns up to where, or None where what is written is too long to be followed."""
+        at, end = 0, len(data)
+        while at < end:
+            if self.phase == STRING or self.phase == IN_KEY:
+                at = self._in_quotes(data, at)
+            elif self.phase == SCALARS and data[at] in _SCALAR:
+                self.part = self._collapsed(self.part + data[at : at + 1])
+                at += 1
+            elif not self._is_taken(data[at]):
+                return at
+            else:
+                at += 1
+            if len(self.part if isinstance(self.part, bytes) else self.part[1]) > MAX_RAW:
+                return None
+        return at
+
+    def _is_taken(self, byte: int) -> bool:
+        """Take a byte outside strings and scalars."""
+        if self.phase == SCALARS:
+            self._close()
+        if byte in _SPACE:
+            self.part += bytes((byte,))
+            return True
+        written, self.part = self.part, b""
+        if self._steps(byte):
+            return True
+        self.part = written
+        return False
+
+    def _steps(self, byte: int) -> bool:
+        """Take what is no whitespace there."""
+        phase = self.phase
+        if phase in (VALUE, ITEM_OR_END) and byte != b"]"[0]:
+            return self._begins(byte)
+        if byte == _QUOTE and phase in (KEY, KEY_OR_END):
+            self.phase, self.part = IN_KEY, b'"'
+            return True
+        if byte == b":"[0] and phase == COLON:
+            self.phase = VALUE
+            return True
+        if not self.frames:
+            return False
+        is_array = isinstance(self.frames[-1][1], int)
+        if byte == b","[0] and phase == AFTER:
+            self.phase = VALUE if is_array else KEY
+            return True
+        if byte == b"]"[0] and is_array and phase in (AFTER, ITEM_OR_END):
+            self._end()
+            return True
+        if byte == b"}"[0] and not is_array and phase in (AFTER, KEY_OR_END):
+            self._end()
+            return True
+        return False
+
+    def _begins(self, byte: int) -> bool:
+        """Take the first byte of a value."""
+        held = schemas_at(self._root, self.frames)
+        if byte == _QUOTE:
+            self.phase, self.part = STRING, b'"' if held.reads_strings else (0, b"")
+        elif byte == b"{"[0]:
+            self.frames.append((held, ()))
+            self.phase = KEY_OR_END
+        elif byte == b"["[0]:
+            self.frames.append((held, 0))
+            self.phase = ITEM_OR_END
+        elif byte in _SCALAR:
+            self.phase, self.part = SCALARS, self._collapsed(bytes((byte,)))
+        else:
+            return False
+        return True
+
+    def _end(self) -> None:
+        self.frames.pop()
+        self._close()
+
+    def _close(self) -> None:
+        """A value is complete: of an array it counts."""
+        self.phase, self.part = AFTER, b""
+        schemas, count = self.frames[-1] if self.frames else (None, ())
+        if schemas is not None and isinstance(count, int):
+            bounds = schemas.counts
+            if schemas.has_places or (bounds and count <= bounds[-1]):
+                self.frames[-1] = (schemas, count + 1)
+
+    def _collapsed(self, number: bytes) -> bytes:
+        """Write a number that is free in its shortest form that may go on alike."""
+        if schemas_at(self._root, self.frames).reads_numbers:
+            return number
+        return _DIGITS.sub(lambda run: b"0" if run[0][:1] == b"0" and not _is_behind(run) else b"1", number)
+
+    def _in_quotes(self, data: bytes, at: int) -> int:
+        """Go on in a string or a key; returns up to where."""
+        if _is_escaping(self.part if isinstance(self.part, bytes) else self.part[1]):
+            self._write(data[at : at + 1])
+            return at + 1
+        stop = _STOPS.search(data, at)
+        until = len(data) if stop is None else stop.start()
+        if until > at:
+            self._write(data[at:until])
+        if stop is None:
+            return until
+        if data[until] == _ESCAPE:
+            self._write(b"\\")
+        elif self.phase == STRING:
+            self._close()
+        else:
+            schemas, keys = self.frames[-1]
+            self.frames[-1] = (schemas, (*(keys if isinstance(keys, tuple) else ()), self.part + b'"'))
+            self.phase, self.part = COLON, b""
+        return until + 1
+
+    def _write(self, text: bytes) -> None:
+        """Add to a string or key what is no quote that ends it."""
+        if isinstance(self.part, bytes):
+            self.part += text
+            return
+        count, rest = self.part
+        if rest[:1] == b"\\" or text[:1] == b"\\":
+            # From the first escape on everything counts as it is written.
+            self.part = (count, rest + text)
+            return
+        bounds = schemas_at(self._root, self.frames).lengths
+        if bounds:
+            count = min(count + sum(byte & 0xC0 != 0x80 for byte in text), bounds[-1] + 1)
+        self.part = (count, _unfinished(rest + text))
+
+
+def _is_behind(run: re.Match[bytes]) -> bool:
+    """Whether digits are a fraction's or an exponent's, where a zero in front says nothing."""
+    before = run.string[: run.start()]
+    return before[-1:] in (b".", b"e", b"E", b"+") or before[-2:-1] in (b"e", b"E")
+
+
+def _is_escaping(text: bytes) -> bool:
+    """Whether the next byte is the one behind a backslash."""
+    return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+
+
+def _unfinished(text: bytes) -> bytes:
+    """Return the bytes at the end that begin a character whose others are to come."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte & 0xC0 != 0x80:
+            needs = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return text[-back:] if needs > back else b""
+    return text[-3:]

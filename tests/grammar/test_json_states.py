@@ -1,0 +1,252 @@
+"""Masks of equal states are computed once, and are what the library computes for each of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from random_pairs import Maker
+
+from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
+from dovetail.errors import RequestError
+from dovetail.grammar.bits import ids_of
+from dovetail.grammar.spec.route import Router
+from dovetail.grammar.spec.wire import spec_of
+from dovetail.grammar.structured_outputs import StructuredOutputs
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.testing.conformance.grammar_samples import small_vocabulary
+from dovetail_grammar import json_states, kept_masks
+from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar, LlguidanceMatcher
+from dovetail_grammar.local_schemas import is_local
+
+ROW = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 9},
+        "kind": {"enum": ["city", "river", "ci"]},
+        "year": {"type": "integer"},
+        "at": {"type": "number", "minimum": 3, "maximum": 17.5},
+        "more": {"anyOf": [{"type": "string"}, {"type": "null"}, {"$ref": "#/$defs/pair"}]},
+    },
+    "required": ["name", "year"],
+    "additionalProperties": False,
+}
+SCHEMAS: list[Any] = [
+    {"type": "array", "items": ROW, "minItems": 3, "maxItems": 40, "$defs": {"pair": {"type": "array", "maxItems": 2}}},
+    {"type": "array", "items": {"type": "number"}, "maxItems": 300},
+    {"type": "array", "items": {"type": "string", "maxLength": 60}, "minItems": 2},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}, {"enum": [1, 12, "x"]}]},
+    {"type": "object", "patternProperties": {"^a": {"type": "string", "pattern": "^(ab)*$"}}, "minProperties": 1},
+    {"type": "object", "additionalProperties": {"type": ["integer", "boolean", "null"]}, "maxProperties": 3},
+    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}},
+    {"type": "string", "minLength": 3, "maxLength": 5},
+    {"type": "number"},
+    {"enum": [1, 10, 100, "a", "ab", None, True]},
+    {"type": "object"},
+    {},
+]
+OBJECT = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"type": "array", "items": {"type": "integer"}}},
+    "additionalProperties": False,
+}
+NAMES, ACROSS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]"), (b'": {"', b"}}", b'"}}\n', b"]}; {", b"} \n", b"1]}")
+
+
+def with_calls() -> Vocabulary:
+    """Tokens of bytes, tokens that reach over a call's ends, and tokens that are names."""
+    made = small_vocabulary()
+    first = made.size + len(ACROSS)
+    tokens = [*made.tokens, *[b""] * (made.size - len(made.tokens)), *ACROSS]
+    return replace(
+        made,
+        tokens=[*tokens, *[b""] * len(NAMES)],
+        size=first + len(NAMES),
+        added=dict(zip(NAMES, range(first, first + 3), strict=True)),
+        special_ids=made.special_ids | set(range(first, first + len(NAMES))),
+        fingerprint="with calls",
+    )
+
+
+NUM_RANDOM = 150
+
+
+def made(backend: LlguidanceBackend, schema: Any) -> LlguidanceGrammar | None:
+    """Compile a schema as a request would have it; None where it is refused."""
+    try:
+        route = Router({"llguidance": backend}).route(GrammarSpec(kind=Kind.JSON, source=json.dumps(schema)), "json")
+        found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
+        grammar = backend.load(found) if isinstance(found, bytes) else found
+    except RequestError:
+        return None
+    assert isinstance(grammar, LlguidanceGrammar)
+    grammar.follow()
+    return grammar
+
+
+def walk(backend: LlguidanceBackend, grammar: LlguidanceGrammar, rng: random.Random, num: int, rows: int) -> int:
+    """Follow random texts side by side and compare every mask with the library's; returns how many were told."""
+    size, told = backend._vocabulary.mask_words, 0
+    matchers = [grammar.matcher() for _ in range(rows)]
+    mask, want = (np.zeros((rows, size), dtype=np.int32) for _ in range(2))
+    for _ in range(num):
+        told += sum(matcher.shared is not None for matcher in matchers)
+        backend.fill_batch(matchers, mask, range(rows))
+        for row, matcher in enumerate(matchers):
+            matcher.fill(want, row)
+            at = "".join(chr(b) for t in matcher._taken for b in backend._vocabulary.tokens[t])
+            assert ids_of(mask[row]) == ids_of(want[row]), f"{at!r} {matcher._taken}"
+        for row, matcher in enumerate(matchers):
+            _go_on(matcher, ids_of(want[row]), rng, backend._vocabulary)
+    return told
+
+
+def _go_on(matcher: LlguidanceMatcher, allowed: list[int], rng: random.Random, vocabulary: Vocabulary) -> None:
+    """Take an allowed token, seldom whitespace; go back now and then."""
+    drawn = [token for token in rng.sample(allowed, min(3, len(allowed))) if token not in vocabulary.eos_ids]
+    drawn.sort(key=lambda token: vocabulary.tokens[token].isspace())
+    if matcher.terminated or not drawn:
+        return
+    assert matcher.accept(drawn[:1]) == 1
+    if rng.random() < 0.05:
+        matcher.rollback(rng.randint(1, min(4, len(matcher._taken))))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
+def test_masks_of_equal_states_are_the_librarys(schema: Any, small: Vocabulary) -> None:
+    """For texts of every kind of schema, at counts near and far from their bounds."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, schema)
+    assert grammar is not None
+    assert grammar.states is not None
+    assert walk(backend, grammar, random.Random(1), 60, 12) > 12 * 30
+
+
+def test_masks_of_random_schemas_are_the_librarys(small: Vocabulary) -> None:
+    """Over every keyword, draft and format; a good part of them can be told."""
+    backend, told, num = LlguidanceBackend(small), 0, 0
+    for seed in range(NUM_RANDOM):
+        grammar = made(backend, Maker(seed).schema())
+        if grammar is not None:
+            num += 1
+            told += walk(backend, grammar, random.Random(seed), 12, 4) > 0
+    assert told > 0.2 * num
+
+
+def test_keys_count_though_the_last_is_the_same(small: Vocabulary) -> None:
+    """An object with as many keys as it may have gets no other."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, {"type": "object", "additionalProperties": {"type": "integer"}, "maxProperties": 2})
+    assert grammar is not None
+    matchers = [grammar.matcher(), grammar.matcher()]
+    assert small.encode is not None
+    for matcher, text in zip(matchers, ('{"a":1', '{"b":1,"a":1'), strict=True):
+        ids = small.encode(text)
+        assert matcher.accept(ids) == len(ids)
+    mask = np.zeros((2, small.mask_words), dtype=np.int32)
+    backend.fill_batch(matchers, mask, range(2))
+    [comma] = small.encode(",")
+    assert [comma in ids_of(line) for line in mask] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_masks_of_calls_are_the_librarys(name: str, parallel: bool) -> None:
+    """For two tools, called once or one call behind the other, with a token around them or without."""
+    backend = LlguidanceBackend(with_calls())
+    parser = load(make_plan(Registry.scan(), tool_parser=name), "api").get("tool_parser", name)()
+    tools = [
+        {"type": "function", "function": {"name": tool, "parameters": {**OBJECT, "required": required}}}
+        for tool, required in (("put", ["a"]), ("putter", []))
+    ]
+    front = StructuredOutputs({"llguidance": backend})
+    try:
+        route = front.tools(parser, name, tools, "required", parallel=parallel, param="tools")
+    finally:
+        front.close()
+    found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
+    grammar = backend.load(found) if isinstance(found, bytes) else found
+    assert isinstance(grammar, LlguidanceGrammar)
+    grammar.follow()
+    assert grammar.states is not None
+    assert walk(backend, grammar, random.Random(1), 160, 8) > 8 * 100
+
+
+def test_a_full_memory_gives_up_masks_that_nobody_asked_for(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for a few masks and states: right all the same."""
+    monkeypatch.setattr(kept_masks, "MAX_BYTES", 5 * 4 * small.mask_words)
+    monkeypatch.setattr(json_states, "MAX_STATES", 7)
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, SCHEMAS[0])
+    assert grammar is not None
+    walk(backend, grammar, random.Random(1), 60, 12)
+    assert backend._kept is not None
+    assert len(backend._kept._owners) == 5
+    assert [owner.slot for owner in backend._kept._owners] == list(range(5))
+
+
+def test_a_mask_is_computed_once_for_rows_in_one_state(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four rows that say other things of the same length, far from bounds, need one mask, and then none."""
+    backend = LlguidanceBackend(small)
+    grammar = made(backend, SCHEMAS[2])
+    assert grammar is not None
+    assert small.encode is not None
+    matchers = []
+    for row in range(64):
+        matchers.append(grammar.matcher())
+        ids = small.encode("[" + '"abcd",' * (row % 3 + 3) + f'"{chr(97 + row % 26)}')
+        assert matchers[-1].accept(ids) == len(ids)
+    asked: list[int] = []
+    compute = backend._compute
+
+    def counted(going: Any, mask: Any) -> set[int]:
+        asked.append(len(going))
+        return compute(going, mask)
+
+    monkeypatch.setattr(backend, "_compute", counted)
+    mask = np.zeros((64, small.mask_words), dtype=np.int32)
+    backend.fill_batch(matchers, mask, range(64))
+    backend.fill_batch(matchers, mask, range(64))
+    assert asked == [1, 0]
+    assert (mask == mask[0]).all()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": True},
+        {"type": "array", "contains": {"const": 1}},
+        {"enum": [{"a": 1}, {"a": 2}]},
+        {"const": [1, 2]},
+        {"if": {"required": ["a"]}, "then": False},
+        {"not": {"required": ["a"]}},
+        {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b"]}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": ["object", "null"]}], "$defs": {"a": {"type": "object"}}},
+        {"items": [{"type": "integer"}]},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "elsewhere"},
+        {"type": "object", "properties": {"a": {"dependentRequired": {"a": ["b"]}}}},
+        {"anyOf": [{"properties": {"a": {"const": 1}}}, {"minItems": 1}]},
+    ],
+)
+def test_what_one_value_says_of_another_is_not_told(schema: Any) -> None:
+    """Such schemas are left to the library alone."""
+    assert not is_local(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "string"}, {"enum": [1, None]}]},
+        {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "object"}}},
+        {"allOf": [{"required": ["a"]}, {"properties": {"a": {"minLength": 2}}}]},
+        {"$ref": "#"},
+    ],
+)
+def test_alternatives_that_begin_differently_are_told(schema: Any) -> None:
+    """What stands open says which one holds."""
+    assert is_local(schema)
