@@ -146,6 +146,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+TOGETHER = ("tests/peers/test_gateways.py", "tests/peers/test_sglang_frontend.py", "tests/peers/test_npm.py",
+    "tests/peers/test_llm_comply.py")  # fmt: skip
+"""Files that one process runs, for they share servers; each process that ran one of them would start its own."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give files that share servers to one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return TOGETHER[0] if file in TOGETHER else file
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Undo what a command that a test ran in this process did to Dovetail's logger: its streams end with the test."""
